@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 UNMEASURED = e2e bench fuzz vm keeper/test_every_interleaving.py
 STORIES ?=
 KUBELET ?= $(TOPOPROXY_KUBELET)
-ROOM ?= place
+ROOM ?= allocation
 N ?= 60
 MUTATE_ARGS ?=
 RUNTIMES ?= build/runtimes
@@ -137,7 +137,7 @@ lint: venv ## check style, types, and the import layers of packages
 	@output=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$output"; exit 1; }
 	@echo "lint: clean"
 
-mutate: venv ## change code on purpose to check its tests: ROOM=place N=60 (N=0: all), MUTATE_ARGS="..."
+mutate: venv ## change code on purpose to check its tests: ROOM=allocation N=60 (N=0: all), MUTATE_ARGS="..."
 	@$(BIN)/python tests/mutation/mutate.py $(ROOM) -n $(N) $(MUTATE_ARGS)
 
 # Without SEED, each run has another seed. A failure is printed with the command that repeats it.
@@ -181,9 +181,9 @@ drift: venv e2e-tools ## measure how soon a foreign write to a cpuset is repaire
 bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=directory
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
 
-proto: venv ## generate proxy/*/pb from proto/*/*.proto
-	@for pair in cri:cri kubelet:kubelet containerd:apply koordinator:hooks; do \
-	  from=proto/$${pair%:*}; to=proxy/$${pair#*:}/pb; \
+proto: venv ## generate proxy/api/ from proto/*/*.proto
+	@for peer in cri kubelet containerd koordinator; do \
+	  from=proto/$$peer; to=proxy/api/$$peer; \
 	  $(BIN)/python -m grpc_tools.protoc -I $$from --python_out=$$to --pyi_out=$$to $$(cd $$from && ls *.proto); \
 	done
 

@@ -50,7 +50,7 @@ from frames import (
     unpadded,
 )
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 
 STREAM_WINDOW = CONNECTION_WINDOW = 65_535  # the protocol's defaults: held bodies meet them at once
 CONTAINERS = 110

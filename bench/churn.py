@@ -26,7 +26,7 @@ from faulty_node import KINDS, Node, node
 from procs import BenchError
 from table import render
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.demo.calls import CallRefused
 from proxy.demo.client import CriClient
 from proxy.model.errors import RuntimeCallError, TopoproxyError
@@ -35,15 +35,15 @@ CALLS, HANDS, TOLD = 20_000, 8, 2000
 RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
 GROWTH_MB, LEDGER_KB = 5.0, 1024
 LIMITS = {
-    "proxy.keeper.history.History._gone": 500,
-    "proxy.keeper.history.History._named": 500,
+    "proxy.controller.history.History._gone": 500,
+    "proxy.controller.history.History._named": 500,
     "proxy.telemetry.problems.Problems._known": 100,
-    "proxy.keeper.bad_input.BadInput._seen": 4096,
-    "proxy.keeper.news.News._left": 2048,
-    "proxy.keeper.retries.Retries._open": 256,
+    "proxy.controller.bad_input.BadInput._seen": 4096,
+    "proxy.controller.change_sequence.News._left": 2048,
+    "proxy.controller.retries.Retries._open": 256,
     "proxy.telemetry.throttle.Throttle._windows": 512,
-    "proxy.apply.search.Finder._found": 1024,
-    "proxy.cri.rewrite._create_suffixes": 256,
+    "proxy.backends.cgroup.search.Finder._found": 1024,
+    "proxy.frontends.cri.rewrite._create_suffixes": 256,
 }
 """What may grow while containers come and go, and how far."""
 SOME = 64

@@ -35,7 +35,7 @@ from faulty_node import KINDS, Node, node
 from procs import BenchError
 from table import number, render
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import CriClient
 from proxy.model.errors import TopoproxyError, UnavailableError
 

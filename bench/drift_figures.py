@@ -37,7 +37,7 @@ SHARERS, ROUNDS = 12, 5
 SOON_S, CLOCK_S, LIMIT_S = 1.0, 10.0, 60.0
 DEAF = """#!{python}
 import sys
-import proxy.apply.inotify
+import proxy.backends.cgroup.inotify
 from proxy.model.errors import CgroupError
 
 
@@ -45,7 +45,7 @@ def refuse(*_):
     raise CgroupError("cannot watch cpusets for writes by others: not in this measurement", 24)
 
 
-proxy.apply.inotify.InotifyWrites.__init__ = refuse
+proxy.backends.cgroup.inotify.InotifyWrites.__init__ = refuse
 from proxy.__main__ import main
 
 sys.exit(main())

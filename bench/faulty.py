@@ -31,12 +31,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from proxy.apply.folder_rules import FolderFiles
-from proxy.cri.call import Call
-from proxy.cri.interceptors import Interceptors
-from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.keeper import Keeper
-from proxy.ledger import journal
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.fake.cpuset_rules import FolderFiles
+from proxy.backends.ledger import journal
+from proxy.controller.controller import Keeper
+from proxy.frontends.cri.call import Call
+from proxy.frontends.cri.interceptors import Interceptors
 from proxy.model.idset import CpuSet
 
 MOVE_SHARES = 777

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from procs import BENCH, BenchError, environment
 
 from proxy.admin.client import ask
-from proxy.apply.folder import FolderCgroups
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.records import ContainerRecord
 from proxy.demo.runtime import StandInRuntime
+from proxy.demo.runtime_records import ContainerRecord
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos

@@ -39,7 +39,7 @@ from procs import BenchError
 from table import number, render
 
 from proxy.demo.client import CriClient
-from proxy.demo.records import ContainerRecord
+from proxy.demo.runtime_records import ContainerRecord
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import grpc
 
-from proxy.hooks.pb import hook_pb2 as pb
+from proxy.api.koordinator import hook_pb2 as pb
 
 
 def answer(

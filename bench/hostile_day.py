@@ -46,8 +46,8 @@ from procs import ROOT, BenchError, checkout, environment
 from table import number, render
 
 from proxy.admin.client import ask
-from proxy.apply.folder import FolderCgroups
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.model.errors import TopoproxyError
 from proxy.topology.build import described
 from proxy.topology.sysfs_tree import write_sysfs

@@ -43,8 +43,8 @@ from messages import identifier
 from procs import BENCH, ROOT, BenchError, checkout, start
 from table import number, render
 
-from proxy.apply.folder import FolderCgroups
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.model.idset import CpuSet
 
 CONTAINERS, HOSTILE, OWNERS = 1000, 200, 20

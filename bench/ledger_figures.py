@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from pools_figures import full
 from table import number, render
 
-from proxy.keeper.codec import dump
-from proxy.ledger import open_ledger
+from proxy.backends.ledger import open_ledger
+from proxy.controller.codec import dump
 from proxy.model.workload import Pool
 
 BAR_MS = 0.3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 
 SERVICE = b"/runtime.v1.RuntimeService/"
 SMALL_ENVS, LARGE_ENVS, HUGE_ENVS = 115, 6_000, 420_000

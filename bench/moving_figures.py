@@ -27,15 +27,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from figures import Figures
 from table import number, render
 
-from proxy.apply.files import OsFiles
-from proxy.apply.kernel import KernelCgroups, open_cgroups
-from proxy.keeper.enforce import Enforcer
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
+from proxy.backends.cgroup.files import OsFiles
+from proxy.controller.enforce import Enforcer
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
-from proxy.place.cputopo import CpuTopology
-from proxy.plan.node import Node
-from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
 HEAD = (

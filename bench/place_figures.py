@@ -23,17 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from place_merge import bare_loop, hints
 from table import number, render
 
-from proxy.model.asks import Ask, PodAsk
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.allocation.merge import merge
+from proxy.engine.create import Plan, place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.model.options import Policy
+from proxy.model.requests import Ask, PodAsk
 from proxy.model.workload import Phase, Pod, Request
-from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import RegisteredDevice
-from proxy.place.merge import merge
-from proxy.plan.node import Node
-from proxy.plan.place import Plan, place
-from proxy.plan.state import NodeState
 
 HEAD = ("deciding, in this process", "p50", "p99", "p50 in loops", "bar")
 ROUNDS = 200

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from proxy.allocation.distance import Distances
+from proxy.allocation.merge import merge
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.distance import Distances
-from proxy.place.merge import merge
 
 ROUNDS = 15
 BARS = {2: 2.0, 3: 3.0, 4: 5.0}

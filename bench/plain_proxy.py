@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import grpc
 import grpc.aio
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 
 CPUS, MEMS = "2-3", "0"
 STREAMS = frozenset({"GetContainerEvents", "StreamContainers", "StreamPodSandboxes", "StreamContainerStats"})

@@ -24,16 +24,16 @@ from place_figures import Timed, machine, sampled
 from place_merge import bare_loop
 from table import number, render
 
-from proxy.keeper.enforce import Enforcer
-from proxy.keeper.kernel_ports import CpusetValue
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.controller.enforce import Enforcer
+from proxy.controller.kernel_ports import CpusetValue
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.rebalance import moves
+from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos, Phase, Pod, QosClass, Request
-from proxy.place.cputopo import CpuTopology
-from proxy.plan.moves import moves
-from proxy.plan.node import Node
-from proxy.plan.place import place
-from proxy.plan.state import NodeState
 
 HEAD = (
     "pools after a change, in this process",

@@ -174,7 +174,7 @@ PROGRAM = [str(_BESIDE)] if _BESIDE.exists() else [sys.executable, "-m", "proxy"
 
 
 def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
-    from proxy.apply.folder import FolderCgroups
+    from proxy.backends.cgroup.fake.cpuset import FolderCgroups
     from proxy.model.idset import CpuSet, Mask
 
     online = Path("/sys/devices/system/cpu/online").read_text().strip()
@@ -209,7 +209,7 @@ def checkout(name: str, root: Path) -> Target:
         BenchError: There are none, or others would be run.
     """
     more = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": ""}
-    argv = [sys.executable, "-c", "import proxy.serving; print(proxy.__file__)"]
+    argv = [sys.executable, "-c", "import proxy.process; print(proxy.__file__)"]
     env = environment(malloc=False) | more
     done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:

@@ -33,13 +33,13 @@ from procs import BENCH, TOPOPROXY, BenchError, Process, ended, start, wait_unti
 from table import number, render
 
 from proxy.admin.client import ask
-from proxy.apply.folder import FolderCgroups
-from proxy.apply.kernel import KernelCgroups, open_cgroups
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.demo.client import CriClient
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet, Mask
-from proxy.report.parts import as_list
+from proxy.observe.json_access import as_list
 
 CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
 STATUSES = 5  # so many containers are asked about every second

@@ -11,12 +11,12 @@ import sys
 import time
 from collections import Counter
 
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
-from proxy.kubelet.podspec import pod_spec
 from proxy.model.idset import Mask
-from proxy.place.devices.state import RegisteredDevice
-from proxy.simulate.guests import Guest, mould_of
 from proxy.simulate.machines import Named, copies
+from proxy.simulate.pods import Guest, mould_of
 from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
 from proxy.simulate.summary import find
 from proxy.topology.build import described

@@ -30,7 +30,7 @@ from procs import BENCH, BenchError, ended, start
 from reconcile_figures import paths_of
 from table import render
 
-from proxy.apply.folder import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.topology.build import described

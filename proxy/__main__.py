@@ -1,6 +1,6 @@
 """The program ``topoproxy``: a command line, and for ``serve`` the daemon after it.
 
-The two are kept apart so that the daemon's process can forget the command line: see ``proxy.lean``.
+The two are kept apart so that the daemon's process can forget the command line: see ``proxy.memory_trim``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from proxy import lean
+from proxy import memory_trim
 
 
 def main() -> NoReturn:
     """Run a command and end the process with its exit code."""
-    lean.without_tls()
+    memory_trim.without_tls()
     from proxy.cli.main import command_line
 
     end = command_line()
@@ -22,10 +22,10 @@ def main() -> NoReturn:
     del command_line
     import proxy.relay.huffman  # noqa: F401  takes what it needs of a module that is not to stay
 
-    lean.drop_start_only_modules()
-    lean.one_arena()
-    lean.without_python_messages()
-    from proxy.serving import run_to_end
+    memory_trim.drop_start_only_modules()
+    memory_trim.one_arena()
+    memory_trim.without_python_messages()
+    from proxy.process import run_to_end
 
     sys.exit(run_to_end(end))
 

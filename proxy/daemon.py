@@ -14,35 +14,35 @@ import errno
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from proxy import lean, logs
+from proxy import logs, memory_trim
 from proxy.config.checks import check_start
 from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
-from proxy.cri.lock import Lock
-from proxy.cri.socket import Listener, mirror_mode, open_listener
-from proxy.keeper.ending import CLOSE_S, Ending
-from proxy.keeper.tasks import tended
-from proxy.keeper.turns import Turns
+from proxy.controller.shutdown import CLOSE_S, Ending
+from proxy.controller.tasks import tended
+from proxy.controller.time_slices import Turns
+from proxy.frontends.cri.instance_lock import Lock
+from proxy.frontends.cri.socket import Listener, mirror_mode, open_listener
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.notify import Notifier
-from proxy.release.making import Leaving
-from proxy.takeover.making import Late
+from proxy.release.lazy import Leaving
+from proxy.takeover.lazy import Late
 from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
     from proxy.admin.server import AdminServer
-    from proxy.cri.wire import Front
-    from proxy.hooking import Hooking
-    from proxy.keeper.be.suppression import Suppression
-    from proxy.keeper.keeper import Keeper
-    from proxy.keeper.kernel_ports import Cgroups
-    from proxy.keeper.launch import Launch
-    from proxy.keeper.ports import Ledger
-    from proxy.keeper.settle import Settler
-    from proxy.keeper.sync import Sync
+    from proxy.admin_routes import Pages
+    from proxy.controller.be.suppression import Suppression
+    from proxy.controller.controller import Keeper
+    from proxy.controller.kernel_ports import Cgroups
+    from proxy.controller.ports import Ledger
+    from proxy.controller.reconciler import Sync
+    from proxy.controller.runtime_sync import Settler
+    from proxy.controller.start_update import Launch
+    from proxy.frontends.cri.acceptor import Front
+    from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
-    from proxy.pages import Pages
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
@@ -121,15 +121,15 @@ class Daemon:
         machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
         away = check_start(config, machine)
         self._listener = open_listener(config.listen, config.runtime)
-        from proxy.cri.wire import Front
+        from proxy.frontends.cri.acceptor import Front
 
         self._telemetry = telemetry = logs.telemetry()
-        lean.keep_large_blocks()
+        memory_trim.keep_large_blocks()
         if config.mode is Mode.PASSTHROUGH:
             self._front = Front(str(config.runtime), _Nothing(), (), report=telemetry.problem)
         else:
             self._front = await self._wire(machine, away, telemetry)
-        lean.freeze_modules()
+        memory_trim.freeze_modules()
         await self._front.start(self._listener.socket)
         await self._start_admin()
         self._task(self._mirror)
@@ -141,9 +141,9 @@ class Daemon:
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
     async def _wire(self, machine: Machine, away: list[str], telemetry: Telemetry) -> Front:
-        from proxy.cri.interceptors import METHODS, Interceptors
-        from proxy.cri.wire import Front
-        from proxy.wiring import keeper_of, suppression_of
+        from proxy.assembly import keeper_of, suppression_of
+        from proxy.frontends.cri.acceptor import Front
+        from proxy.frontends.cri.interceptors import METHODS, Interceptors
 
         config = self.config
         enforce = config.mode is Mode.ENFORCE
@@ -175,7 +175,7 @@ class Daemon:
         self._leaving.recover(entries)
         interceptors = Interceptors(keeper, self.sync, keeper.launch)
         if enforce and (config.hooks.enabled or config.hooks.serve is not None):
-            from proxy.hooking import Hooking
+            from proxy.hooks_setup import Hooking
 
             self.hooking = Hooking(
                 config.hooks, keeper, self.sync, keeper.launch, interceptors, config.state_dir / "hooks"
@@ -188,7 +188,7 @@ class Daemon:
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
         """Open the ledger; gives what it tells, and what has to be told of it."""
-        from proxy.ledger import open_ledger, read_entries
+        from proxy.backends.ledger import open_ledger, read_entries
 
         folder = self.config.state_dir
         # A node without a proxy is worse than a proxy that asks the runtime after each start.
@@ -215,7 +215,7 @@ class Daemon:
 
     async def _start_admin(self) -> None:
         from proxy.admin.server import AdminServer
-        from proxy.pages import Pages
+        from proxy.admin_routes import Pages
 
         takeover = self._takeover or Late(self.config, None, None)
         leaving = self._leaving or Leaving(self.config, None, None)
@@ -264,15 +264,15 @@ class Daemon:
             return
         await self.keeper.synced.wait()
         await asyncio.sleep(0.2)
-        lean.freeze()
+        memory_trim.freeze()
         from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
 
         telemetry, seen, begin = self.keeper.telemetry, (-1, -1), 6
         while True:
             now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
             if now != seen:
-                await asyncio.to_thread(lean.trim)
-                await asyncio.to_thread(lean.drop_clean_pages, "cygrpc")
+                await asyncio.to_thread(memory_trim.trim)
+                await asyncio.to_thread(memory_trim.drop_clean_pages, "cygrpc")
                 seen = now
             await asyncio.sleep(0.3 if begin > 0 else 2)
             begin -= 1

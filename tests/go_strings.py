@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.demo.calls import METHODS
 from proxy.demo.runtime import StandInRuntime
 

@@ -33,7 +33,7 @@ def texts() -> Iterator[tuple[str, str]]:
     files = [file for name in SOURCES for file in sorted((ROOT / name).rglob("*")) if file.suffix in SUFFIXES]
     for file in [*files, *sorted(ROOT.glob("*.md"))]:
         path = file.relative_to(ROOT).as_posix()
-        if "/pb/" not in path and file != Path(__file__) and file.is_file():
+        if "/api/" not in path and file != Path(__file__) and file.is_file():
             yield path, file.read_text(encoding="utf-8", errors="replace")
 
 

@@ -7,7 +7,7 @@ from tests.testkit.coverage_table import package_of, table
 
 def test_packages_are_directories_below_proxy() -> None:
     assert package_of("proxy/relay/session.py") == "relay"
-    assert package_of("proxy/hooks/engine/chain.py") == "hooks"
+    assert package_of("proxy/hooks/engine/dispatch.py") == "hooks"
     assert package_of("proxy/daemon.py") == "proxy"
 
 
@@ -16,7 +16,7 @@ def test_a_line_for_each_package_and_the_sum() -> None:
         "proxy/relay/session.py": (100, 10),
         "proxy/relay/flow.py": (100, 0),
         "proxy/daemon.py": (50, 50),
-        "proxy/hooks/pb/__init__.py": (0, 0),
+        "proxy/hooks/remote/__init__.py": (0, 0),
     }
     summaries = {
         file: {"summary": {"num_statements": whole, "missing_lines": missing}}

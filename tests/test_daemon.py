@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from proxy.cli.main import cli
 from proxy.demo.client import CriClient, PodSpec
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
-from proxy.pools.nodekeys import RESERVATION
-from proxy.serving import _serve
+from proxy.pools.node_keys import RESERVATION
+from proxy.process import _serve
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 

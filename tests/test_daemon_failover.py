@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.topology.build import described
 from tests.hooks.remote.conftest import METHODS, HookServer
 from tests.testkit.daemon import DaemonNode

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy import ledger
+from proxy.backends import ledger
+from proxy.backends.ledger import open_ledger
 from proxy.demo.client import PodSpec
-from proxy.ledger import open_ledger
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from proxy.controller.controller import Keeper
 from proxy.daemon import Daemon
 from proxy.demo.client import PodSpec
-from proxy.keeper.keeper import Keeper
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
@@ -136,7 +136,7 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
         raise CannotCreateError("cannot open the ledger: Read-only file system")
 
     node.live(ISOLATED, first)
-    monkeypatch.setattr("proxy.ledger.open_ledger", refuse)
+    monkeypatch.setattr("proxy.backends.ledger.open_ledger", refuse)
     node.live(NONE, second)
 
 

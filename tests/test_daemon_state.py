@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from proxy.backends.ledger import open_ledger, read_entries
 from proxy.daemon import Daemon
 from proxy.demo.client import PodSpec
-from proxy.ledger import open_ledger, read_entries
 from proxy.model.errors import CannotCreateError, LockedError
 from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
 

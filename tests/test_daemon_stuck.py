@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from proxy.admin.client import ask
-from proxy.apply.folder import FolderCgroups
-from proxy.apply.hierarchies import MARKER
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.hierarchies import MARKER
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import TopoproxyError
@@ -34,20 +34,20 @@ SLACK_S = 0.5
 PROGRAM = """
 import functools, sys, threading
 from pathlib import Path
-from proxy import daemon, serving
-from proxy.apply.folder import FolderCgroups
+from proxy import daemon, process
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.config.load import parse
-from proxy.keeper import context, health, worker
+from proxy.controller import context, worker_health as health, worker
 from proxy.topology.build import described
 
 root = Path(sys.argv[1])
 context.STUCK_S = 0.3
-health.PERIOD_S = 0.1
+worker_health.PERIOD_S = 0.1
 parts = dict(machine=described(2, 1, 4, 2), cgroups=FolderCgroups.open(root / "cgroup"))
-serving.Daemon = functools.partial(daemon.Daemon, **parts)
+process.Daemon = functools.partial(daemon.Daemon, **parts)
 config = parse(sys.argv[2], "test")
 {more}
-sys.exit(serving.run_to_end(config))
+sys.exit(process.run_to_end(config))
 """
 CONFIG = """
 listen: unix://{0}/cri.sock
@@ -192,7 +192,7 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
         ear.bind(str(node.folder / "notify"))
         ear.settimeout(0.5)
         node.start(
-            "health.RESTART_S, health.STEADY_S = 1.5, 0.1",
+            "worker_health.RESTART_S, worker_health.STEADY_S = 1.5, 0.1",
             NOTIFY_SOCKET=str(node.folder / "notify"),
             WATCHDOG_USEC="200000",
         )

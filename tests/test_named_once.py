@@ -16,10 +16,10 @@ PROXY = Path(__file__).parents[1] / "proxy"
 RENAMES = {
     "atomic_write.py": "it is the helper",
     "cli/hooks/file_commands.py": "a symbolic link",
-    "cri/socket.py": "a socket",
-    "hooks/serving/place.py": "a socket",
-    "ledger/opening.py": "a damaged file is kept under another name",
-    "apply/folder.py": "directories",
+    "frontends/cri/socket.py": "a socket",
+    "frontends/hookserver/socket_path.py": "a socket",
+    "backends/ledger/opening.py": "a damaged file is kept under another name",
+    "backends/cgroup/fake/cpuset.py": "directories",
 }
 """Where something is renamed or linked, and why that is no atomic write of a file."""
 

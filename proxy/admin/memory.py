@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.report.parts import as_list, as_map, one_line
+from proxy.observe.json_access import as_list, as_map, one_line
 
 MIB = 1 << 20
 HEAD = ("CONTAINER", "DECIDED", "IN FORCE", "NODE", "ANON", "CACHE", "HUGE", "")

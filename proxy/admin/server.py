@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl
 
-from proxy.cri.socket import bind_at
+from proxy.frontends.cri.socket import bind_at
 from proxy.logs import log
 from proxy.model.errors import InputError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from proxy.report.parts import as_list, as_map, cut, one_line, table
+from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
 
 def short(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:

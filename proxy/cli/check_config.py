@@ -19,7 +19,7 @@ from proxy.model.machine import Machine
 
 if TYPE_CHECKING:
     from proxy.config.hooks import HooksConfig
-    from proxy.hooks.files.folders import Candidate
+    from proxy.hooks.loader.directories import Candidate
 
 
 @click.command()
@@ -66,7 +66,7 @@ def _machine(config: Config) -> str:
 
 def _floor(config: Config, machine: Machine) -> str:
     """Say how many CPUs of the shared pool no owner may take."""
-    from proxy.keeper.node import node_of
+    from proxy.controller.node_rules import node_of
 
     least = max(
         (floor.least for floor in node_of(config, machine).floors.each if floor.node is None), default=0
@@ -92,8 +92,8 @@ def _files(file: Path | None, config: Config) -> Iterator[str]:
 def _hooks(config: Config) -> Iterator[str]:
     """List the hook files, and problems of them that can be found without running them."""
     from proxy.cli.hooks.file_commands import shipped
-    from proxy.config.trees import meant
-    from proxy.hooks.files.folders import survey
+    from proxy.config.nested_values import meant
+    from proxy.hooks.loader.directories import survey
 
     found = survey(config.hooks)
     if found.candidates:
@@ -112,7 +112,7 @@ def _hooks(config: Config) -> Iterator[str]:
 
 def _server_lack(candidate: Candidate, hooks: HooksConfig) -> str:
     """Say why the socket of a hook server is not trusted."""
-    from proxy.hooks.files.reading import read_settled
+    from proxy.hooks.loader.safe_read import read_settled
     from proxy.hooks.remote.servers import socket_lack
 
     if not candidate.server or candidate.null:

@@ -65,8 +65,8 @@ def demo(
     Pods of every QoS class come and go through the real proxy; after each step the cgroup files are read and
     compared with the rules. Ends with exit status 1 if anything is not as claimed.
     """
-    from proxy.demo.play import Options, play
-    from proxy.demo.screen import Screen
+    from proxy.demo.demonstration import Options, play
+    from proxy.demo.terminal import Screen
 
     if sys.stdout is None:
         raise UsageError("cannot show anything: standard output is closed")

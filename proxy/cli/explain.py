@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.model.errors import TopoproxyError
-from proxy.report.page import Told, known_names, newest, read_records, render, render_pods
-from proxy.report.words import clean
+from proxy.observe.explain_text import Told, known_names, newest, read_records, render, render_pods
+from proxy.observe.value_text import clean
 
 _NEAR = 3
 

@@ -168,7 +168,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command, the daemon included, in this process as it is, and end it."""
     end = command_line(args)
     if not isinstance(end, int):
-        from proxy.serving import run_to_end
+        from proxy.process import run_to_end
 
         end = run_to_end(end)
     sys.exit(end)

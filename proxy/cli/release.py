@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.asking import RUNS, ask_daemon, config_for
+from proxy.cli.admin_query import RUNS, ask_daemon, config_for
 from proxy.cli.settings import read_config, setting_options
 from proxy.config import Config
 from proxy.model.errors import TopoproxyError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 
 FORMATS = ("koordinator",)
 

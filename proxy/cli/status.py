@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from proxy.admin.page import render
-from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.admin.status_text import render
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.config import Config
 from proxy.model.errors import UsageError
-from proxy.report.parts import table
+from proxy.observe.json_access import table
 
 
 @click.command()
@@ -79,8 +79,8 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
 
 def _groups(config: Config) -> list[dict[str, str]]:
     """Read all groups below the root: what they may use in effect."""
-    from proxy.apply.kernel import open_cgroups
-    from proxy.apply.survey import survey
+    from proxy.backends.cgroup.cpuset import open_cgroups
+    from proxy.backends.cgroup.survey import survey
 
     return [
         {"cgroup": path, "cpus": str(value.effective_cpus), "mems": str(value.effective_mems)}

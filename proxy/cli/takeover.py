@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.model.errors import TopoproxyError
 from proxy.takeover.text import done_text, plan_text, status_text
 

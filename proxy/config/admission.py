@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from proxy.config.kinds import TRUTH, Kind, choice
+from proxy.config.nested_values import Tree
 from proxy.config.setting import key
-from proxy.config.trees import Tree
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 
 AUTO = "auto"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
-from proxy.config.structures import EVICTION_DEFAULT
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine, NumaNode

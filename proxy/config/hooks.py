@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from proxy.config.admission import NAMESPACES
-from proxy.config.fixed import Fixed
+from proxy.config.enums import FailurePolicy
+from proxy.config.frozen_mapping import Fixed
 from proxy.config.kinds import DIRECTORY, OPTIONAL_FILE, OPTIONAL_SOCKET, TRUTH, Kind, choice, duration, whole
+from proxy.config.nested_values import Tree, meant
 from proxy.config.setting import key
-from proxy.config.trees import Tree, meant
-from proxy.config.words import FailurePolicy
 from proxy.model.admission import Namespaces
 
 TIMEOUT = duration(0.001, 100)

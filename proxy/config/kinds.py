@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.config.endpoint import parse_address, parse_endpoint, show_endpoint
-from proxy.config.trees import meant
+from proxy.config.nested_values import meant
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import parse_quantity, show_quantity

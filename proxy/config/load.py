@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.config.checks import check, refuse
+from proxy.config.nested_values import SettingError, Tree, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
-from proxy.config.trees import SettingError, Tree, clash, meant
 from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
 from proxy.permissions import Trust
 

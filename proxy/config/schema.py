@@ -11,21 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.config.admission import AdmissionConfig
-from proxy.config.fixed import Fixed
-from proxy.config.hooks import HooksConfig
-from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
-from proxy.config.sections import (
-    ApplyConfig,
-    BeSuppressConfig,
-    KoordinatorConfig,
-    KubeletConfig,
-    LogConfig,
-    ReserveConfig,
-    SettleConfig,
-)
-from proxy.config.setting import Setting, key, keys, section
-from proxy.config.structures import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
-from proxy.config.words import (
+from proxy.config.enums import (
     CpuManagerPolicy,
     FailurePolicy,
     LogFormat,
@@ -36,6 +22,20 @@ from proxy.config.words import (
     OnError,
     Partitions,
 )
+from proxy.config.frozen_mapping import Fixed
+from proxy.config.hooks import HooksConfig
+from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
+from proxy.config.list_kinds import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
+from proxy.config.sections import (
+    ApplyConfig,
+    BeSuppressConfig,
+    KoordinatorConfig,
+    KubeletConfig,
+    LogConfig,
+    ReserveConfig,
+    SettleConfig,
+)
+from proxy.config.setting import Setting, key, keys, section
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 

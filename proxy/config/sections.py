@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxy.config.enums import LogFormat, LogLevel, Partitions
 from proxy.config.kinds import (
     BYTES,
     CPU_AMOUNT,
@@ -19,7 +20,6 @@ from proxy.config.kinds import (
     whole,
 )
 from proxy.config.setting import key
-from proxy.config.words import LogFormat, LogLevel, Partitions
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy, SuppressMode
 

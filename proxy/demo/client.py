@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import grpc
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.demo.calls import METHODS
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from proxy.demo.screen import CLASS_COLOURS, Screen
 from proxy.demo.snapshot import Seen, Snapshot
+from proxy.demo.terminal import CLASS_COLOURS, Screen
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 
-from proxy.apply.folder import FolderCgroups
-from proxy.demo.records import Resources
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.demo.runtime_records import Resources
 
 
 class RuncError(Exception):

@@ -1,9 +1,9 @@
 """A small CRI runtime of ours, on a unix socket, that behaves as containerd with runc does.
 
 It is what ``topoproxy demo`` and many tests place behind the real proxy. Pods and containers are records, and
-a running container is a cgroup in the tree that is given to it; see ``engine`` for the calls and ``runc`` for
-what they do to the tree. The records belong to the object, so they outlive ``stop`` and ``kill``, as
-containers outlive containerd.
+a running container is a cgroup in the tree that is given to it; see ``runtime_service`` for the calls and
+``runc`` for what they do to the tree. The records belong to the object, so they outlive ``stop`` and
+``kill``, as containers outlive containerd.
 
 For tests it keeps a log of the calls, and a call can be delayed or made to fail::
 
@@ -24,12 +24,12 @@ from typing import Any, Self
 
 import grpc
 
-from proxy.apply.folder import FolderCgroups
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.demo.calls import METHODS, CallRefused
-from proxy.demo.engine import Engine
-from proxy.demo.records import ContainerRecord, PodRecord
 from proxy.demo.runc import Runc
+from proxy.demo.runtime_records import ContainerRecord, PodRecord
+from proxy.demo.runtime_service import Engine
 
 SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
 IMAGES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")

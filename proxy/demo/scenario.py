@@ -7,12 +7,12 @@ ends by comparing the cgroup files with the rules; a difference raises.
 from __future__ import annotations
 
 from proxy.demo.client import PodSpec
-from proxy.demo.parts import Parts
-from proxy.demo.performance import Performance, Step, reported
+from proxy.demo.failure_steps import Troubles
 from proxy.demo.snapshot import DemoError
-from proxy.demo.troubles import Troubles
+from proxy.demo.step_runner import Performance, Step, reported
+from proxy.demo.story_cpus import Parts
 from proxy.model.idset import CpuSet
-from proxy.model.wording import cpus as named
+from proxy.model.phrases import cpus as named
 from proxy.model.workload import KubeQos
 
 

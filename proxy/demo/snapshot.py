@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from proxy.controller.kernel_ports import Cgroups
 from proxy.demo.client import Started
-from proxy.keeper.kernel_ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.wording import cpus as named
+from proxy.model.phrases import cpus as named
 
 
 class DemoError(Exception):

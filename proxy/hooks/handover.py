@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from proxy.hooks.events import Configure, Point, Shutdown, Synchronize
-from proxy.hooks.files.versions import Version
 from proxy.hooks.hook import Hook
+from proxy.hooks.loader.versions import Version
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
 

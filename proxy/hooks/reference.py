@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from proxy.hooks.answers import FIELDS, MAPS, Adjustment, Update, Veto
-from proxy.hooks.documented import Row, documented, type_words
+from proxy.hooks.docstrings import Row, documented, type_words
 from proxy.hooks.events import POINTS, VALIDATES, Point
 from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
 from proxy.model.machine import Cpu, Machine, NumaNode

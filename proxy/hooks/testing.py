@@ -58,16 +58,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from proxy.config.fixed import Fixed
+from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import samples
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
 from proxy.hooks.engine import Engine
 from proxy.hooks.events import POINTS, Configure, Point
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
-from proxy.hooks.files.loading import Loaded, load_file
 from proxy.hooks.hook import Hook, Outcome
-from proxy.hooks.told import read_only
+from proxy.hooks.loader.loading import Loaded, load_file
+from proxy.hooks.readonly import read_only
 from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine

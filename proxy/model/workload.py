@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from proxy.model.asks import PodAsk
 from proxy.model.defects import InputDefect
 from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, Mask
@@ -13,6 +12,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, 
 from proxy.model.memory import Blocks
 from proxy.model.options import Policy
 from proxy.model.quoting import printable
+from proxy.model.requests import PodAsk
 
 LONGEST_NAME = 63
 """Characters of a namespace's or container's name (a DNS label)."""

@@ -26,7 +26,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, 
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.options import Policy
 from proxy.model.quoting import quoted
-from proxy.pools.fields import LARGEST_STATUS, LARGEST_WISH, Fields, amount, short
+from proxy.pools.go_json import LARGEST_STATUS, LARGEST_WISH, Fields, amount, short
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
@@ -93,7 +93,7 @@ class ResourceStatus:
     def nodes(self) -> tuple[int, ...]:
         """NUMA nodes whose pools the pod is bound to, in their order; none where it is bound to none.
 
-        All listed nodes count once any of them gives CPU (``rows``, rows 3 and 4).
+        All listed nodes count once any of them gives CPU (``decision_table``, rows 3 and 4).
         """
         if any(share.cpu != 0 or share.batch_cpu > 0 for share in self.shares):
             return tuple(share.node for share in self.shares)

@@ -1,7 +1,7 @@
 """What a container may claim: exclusive CPUs, or a pool.
 
-Koordinator's decision table (``rows``) says which; this is what its rows come to on a node whose pools are
-ours, with Kubernetes' own classes beside it:
+Koordinator's decision table (``decision_table``) says which; this is what its rows come to on a node whose
+pools are ours, with Kubernetes' own classes beside it:
 
 1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Of the QoS
 classes (``proxy.pools``) only LSE
@@ -17,7 +17,7 @@ classes (``proxy.pools``) only LSE
    CPUs), kubelet's choice stands. All others share.
 
 LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a whole when their sandbox is made
-(``plan.owners``); where that could not be done, their containers are treated as rule 4 says.
+(``engine.owners``); where that could not be done, their containers are treated as rule 4 says.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dataclasses import dataclass
 
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.wording import listed
-from proxy.model.wording import nodes as named_nodes
+from proxy.model.phrases import listed
+from proxy.model.phrases import nodes as named_nodes
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
-from proxy.pools.rows import Row, row_of
+from proxy.pools.decision_table import Row, row_of
 
 STRICT = (QosClass.LSE, QosClass.LSR)
 """Classes that would rather not run than run on CPUs that are not theirs."""

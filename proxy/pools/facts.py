@@ -27,7 +27,7 @@ from proxy.pools.annotations import (
     resource_status,
     volcano_wish,
 )
-from proxy.pools.fields import short
+from proxy.pools.go_json import short
 
 QOS_LABEL = "koordinator.sh/qosClass"
 POD_KEYS = (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from proxy.model.admission import AdmissionRules, Breach, Rule
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.model.wording import counted
+from proxy.model.phrases import counted
 
 PERCENT = 5
 

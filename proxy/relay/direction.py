@@ -11,8 +11,8 @@ from typing import Final
 
 from proxy.relay import frames
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
+from proxy.relay.frame_reader import KEEP, LARGEST_BLOCK, Walker, too_long
 from proxy.relay.frames import STREAM_ID
-from proxy.relay.walker import KEEP, LARGEST_BLOCK, Walker, too_long
 
 MOST_EMPTY: Final = 1000
 """Frames without content that may follow each other where one would do."""

@@ -10,10 +10,10 @@ from proxy.relay import frames
 from proxy.relay.direction import Direction
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError, Unusual
 from proxy.relay.flow import Outgoing
+from proxy.relay.frame_reader import CUT, KEEP, LAST
 from proxy.relay.headers import Follower
 from proxy.relay.stream import ARRIVING, Stream
 from proxy.relay.streams import Streams
-from proxy.relay.walker import CUT, KEEP, LAST
 
 MOST_STREAMS: Final = 1 << 14
 """Streams that may be open on one connection; kubelet has some dozens."""

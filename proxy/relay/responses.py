@@ -7,11 +7,11 @@ from typing import Final
 from proxy.relay import frames
 from proxy.relay.direction import Direction
 from proxy.relay.events import RelayError
+from proxy.relay.frame_reader import CUT, KEEP
 from proxy.relay.headers import Follower
 from proxy.relay.requests import Requests
 from proxy.relay.stream import ARRIVING, Stream
 from proxy.relay.streams import Streams
-from proxy.relay.walker import CUT, KEEP
 
 TEE_BYTES: Final = 1 << 20  # answers of intercepted methods are ids; a longer one is not read
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.relay import frames
+from proxy.relay.body_budget import Room
 from proxy.relay.events import Handler
 from proxy.relay.requests import Requests
 from proxy.relay.responses import Responses
-from proxy.relay.room import Room
 from proxy.relay.streams import Streams
 
 

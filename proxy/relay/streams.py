@@ -34,9 +34,9 @@ from typing import Final
 
 from proxy.model.grpc_status import GrpcStatus
 from proxy.relay import frames
+from proxy.relay.body_budget import Room
 from proxy.relay.events import Handler, RelayError, Unusual
 from proxy.relay.flow import Books, joined
-from proxy.relay.room import Room
 from proxy.relay.stream import SENDING, WAITING, Stream
 
 HELD_BYTES: Final = 64 << 20

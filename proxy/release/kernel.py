@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from proxy.keeper.be.groups import CLASS
-from proxy.keeper.enforce import LIVE, Enforcer
-from proxy.keeper.kernel_ports import Cgroups, CpusetValue
-from proxy.keeper.pauses import idle_groups
+from proxy.controller.be.groups import CLASS
+from proxy.controller.enforce import LIVE, Enforcer
+from proxy.controller.kernel_ports import Cgroups, CpusetValue
+from proxy.controller.sandbox_cgroups import idle_groups
+from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos
-from proxy.plan.state import NodeState
 from proxy.release.targets import Target
 
 

@@ -12,16 +12,16 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from proxy.assembly import keeper_of, suppression_of
+from proxy.backends.ledger import open_ledger
+from proxy.backends.ledger.journal import NAME
 from proxy.config.schema import BeSuppressConfig, Config, Mode
-from proxy.cri.lock import Lock
-from proxy.ledger import open_ledger
-from proxy.ledger.journal import NAME
+from proxy.frontends.cri.instance_lock import Lock
 from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.release.record import KEY
 from proxy.release.service import RELEASED, Release
 from proxy.topology.reader import read_machine
-from proxy.wiring import keeper_of, suppression_of
 
 LOOK_S = 0.2
 NOT_RELEASED = "cannot undo the release: the node is not released"

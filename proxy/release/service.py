@@ -17,16 +17,16 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
-from proxy.keeper.keeper import Keeper
-from proxy.keeper.worker import Worker
+from proxy.controller.controller import Keeper
+from proxy.controller.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.kernel import Given, give_back
 from proxy.release.record import KEY
+from proxy.release.runtime_updates import Progress, Telling
 from proxy.release.targets import target_of
-from proxy.release.telling import Progress, Telling
 from proxy.telemetry import metrics
 
 RELEASING, RELEASED = NodeMode.RELEASING.value, NodeMode.RELEASED.value

@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
 from proxy.model.explanation import Explanation
 from proxy.model.workload import Container
-from proxy.plan.rehearse import DryRunOutcome, dry_run
-from proxy.simulate.guests import Guest
 from proxy.simulate.hosts import Host
+from proxy.simulate.pods import Guest
 
 NO_SUCH_MACHINE = "NoSuchMachine"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.model.wording import counted
-from proxy.report.words import clean
+from proxy.model.phrases import counted
+from proxy.observe.value_text import clean
 from proxy.simulate.cluster import Fate, Result
 from proxy.simulate.data import Data
-from proxy.simulate.measure import Lie
 from proxy.simulate.picture import columns
+from proxy.simulate.quality import Lie
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings
 from proxy.simulate.text import ALL, fate_text, numbers, short_text

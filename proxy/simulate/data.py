@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from proxy.model.workload import Container, Pool
-from proxy.report.data import to_data
+from proxy.observe.explain_data import to_data
 from proxy.simulate.cluster import Result
 from proxy.simulate.hosts import Host
-from proxy.simulate.measure import Left, Lie
+from proxy.simulate.node_rows import Row, rows_of
+from proxy.simulate.quality import Left, Lie
 from proxy.simulate.rehearsal import Rehearsal
-from proxy.simulate.rows import Row, rows_of
 from proxy.simulate.summary import Findings
 
 SCHEMA = "topoproxy-simulate/1"

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from proxy.config import Config
 from proxy.config.checks import usable_memory
+from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import MemoryManagerPolicy
-from proxy.config.structures import EVICTION_DEFAULT
-from proxy.model.asks import MEMORY
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
-from proxy.plan.node import Node
-from proxy.plan.state import NodeState
+from proxy.model.requests import MEMORY
 
 PODS = "pods"
 MAX_PODS = 110

@@ -9,7 +9,7 @@ from pathlib import Path
 from proxy.model.errors import InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
-from proxy.model.wording import cpus as named
+from proxy.model.phrases import cpus as named
 from proxy.topology.description import load_machine
 from proxy.topology.facts import section
 from proxy.topology.reader import read_machine

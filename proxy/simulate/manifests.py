@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Never
 
-from proxy.kubelet.podspec import pod_spec
+from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.model.errors import InputError
 from proxy.simulate.documents import Document, documents
 from proxy.simulate.files import found_files, read_bytes
-from proxy.simulate.guests import Guest, Mould, mould_of
+from proxy.simulate.pods import Guest, Mould, mould_of
 
 MOST_PODS = 1_000_000
 _LISTS = ("List", "PodList")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from proxy.model.asks import in_bytes
-from proxy.model.wording import counted
-from proxy.report.words import clean
+from proxy.model.phrases import counted
+from proxy.model.requests import in_bytes
+from proxy.observe.value_text import clean
 from proxy.simulate.hosts import PODS, Host
-from proxy.simulate.measure import left_of
-from proxy.simulate.rows import Row, rows_of
-from proxy.topology.words import size_text
+from proxy.simulate.node_rows import Row, rows_of
+from proxy.simulate.quality import left_of
+from proxy.topology.text import size_text
 
 OWNED, RESERVED, LEFT = "#", "=", "."
 LEGEND = f"{OWNED} owned by one container or pod, {RESERVED} reserved, {LEFT} shared and left to be owned"

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Never
 
+from proxy.allocation.devices.state import RegisteredDevice
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
-from proxy.place.devices.state import RegisteredDevice
 from proxy.simulate.documents import Document, documents
 from proxy.simulate.files import read_bytes
 from proxy.simulate.machines import Named

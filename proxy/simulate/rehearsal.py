@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import Config, check_against
-from proxy.keeper.node import node_of
-from proxy.place.devices.state import RegisteredDevice
-from proxy.plan.node import Node
+from proxy.controller.node_rules import node_of
+from proxy.engine.node import Node
 from proxy.simulate.cluster import Cluster, Result
-from proxy.simulate.guests import Guest
 from proxy.simulate.hosts import MAX_PODS, Host, host_of, reserve_of
 from proxy.simulate.machines import Named
+from proxy.simulate.pods import Guest
 
 Plugins = Mapping[str, Mapping[str, RegisteredDevice]]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from proxy.simulate.cluster import Fate, Result
 from proxy.simulate.hosts import Host
-from proxy.simulate.measure import Judge, Left, Lie, left_of, lies_of
+from proxy.simulate.quality import Judge, Left, Lie, left_of, lies_of
 from proxy.simulate.rehearsal import Rehearsal
 
 

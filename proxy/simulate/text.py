@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.model.wording import counted
-from proxy.report.sentences import tell
-from proxy.report.words import clean
+from proxy.model.phrases import counted
+from proxy.observe.sentences import tell
+from proxy.observe.value_text import clean
 from proxy.simulate.cluster import NO_SUCH_MACHINE, Fate, Result
 from proxy.simulate.picture import LEGEND, columns, lines_of
 from proxy.simulate.rehearsal import Rehearsal

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
-from proxy.model.wording import counted
+from proxy.model.phrases import counted
+from proxy.takeover.inputs import STRICT, Owning, Scene
+from proxy.takeover.kubelet_state import truth
 from proxy.takeover.record import Pending, Record, Stage
-from proxy.takeover.scene import STRICT, Owning, Scene
-from proxy.takeover.truth import truth
 
 TARGETS = ("none", "static")
 

@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.keeper.runtime_ports import SOURCE
-from proxy.keeper.store import Follow
-from proxy.keeper.worker import Worker
-from proxy.kubelet.checkpoints import CheckpointError, read_memory
-from proxy.kubelet.small_file import read_small
+from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
+from proxy.backends.kubelet.small_file import read_small
+from proxy.controller.runtime_ports import SOURCE
+from proxy.controller.store import Follow
+from proxy.controller.worker import Worker
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
-from proxy.takeover.pages import after_revert, plan_page, status_page
+from proxy.takeover.inputs import File, Scene, elsewhere_of, owning_of, pods_of
+from proxy.takeover.kubelet_running import signs
 from proxy.takeover.record import Record
 from proxy.takeover.rules import TARGETS, Outcome, StepRefusedError, finish, revert, start
-from proxy.takeover.running import signs
-from proxy.takeover.scene import File, Scene, elsewhere_of, owning_of, pods_of
+from proxy.takeover.status_data import after_revert, plan_page, status_page
 from proxy.takeover.writer import Writer, text_in
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
+    from proxy.controller.controller import Keeper
 
 MEMORY_STATE = "memory_manager_state"
 

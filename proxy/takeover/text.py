@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from proxy.report.parts import as_list, as_map, one_line, table
+from proxy.observe.json_access import as_list, as_map, one_line, table
 
 
 def plan_text(answer: object) -> str:

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from proxy.keeper.ports import Ledger
-from proxy.kubelet.checkpoints import CheckpointError
-from proxy.kubelet.rewriting import NAME, read_text, replace, sweep, write_text
+from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, sweep, write_text
+from proxy.backends.kubelet.checkpoints import CheckpointError
+from proxy.controller.ports import Ledger
 from proxy.model.errors import CannotCreateError, TopoproxyError
 from proxy.takeover.record import KEY, Record, completed, dump, load, settled
 from proxy.takeover.rules import Outcome, StepRefusedError

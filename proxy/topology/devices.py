@@ -1,9 +1,9 @@
 """The NUMA nodes that the devices of a container are near to.
 
 In a create request devices are paths of the host and CDI names. A path is a device file, or a directory,
-which means all device files in it; a CDI name means the device files that its spec lists. ``places`` finds
-their location in sysfs. A path without a location, judging by its name (``device_files``), is left out of the
-answer, and a directory in which nothing has a location is one entry.
+which means all device files in it; a CDI name means the device files that its spec lists. ``device_location``
+finds their location in sysfs. A path without a location, judging by its name (``device_files``), is left out
+of the answer, and a directory in which nothing has a location is one entry.
 
 Nothing here fails: a device that cannot be found is one whose NUMA nodes are unknown.
 """
@@ -21,7 +21,7 @@ from proxy.model.workload import Near
 from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
 from proxy.topology.device_files import below, device_file, worth_a_look
-from proxy.topology.places import Place, Places, joined
+from proxy.topology.device_location import Place, Places, joined
 
 _VFIO_GROUP = re.compile(r"vfio/(?:noiommu-)?(\d{1,6})")
 _NVIDIA = re.compile(r"nvidia(\d{1,4})")

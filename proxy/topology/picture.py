@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
-from proxy.model.wording import counted
-from proxy.topology.cores import Tags, core_lines, shape
+from proxy.model.phrases import counted
+from proxy.topology.core_picture import Tags, core_lines, shape
 from proxy.topology.facts import has_nodes, has_packages
-from proxy.topology.words import cache_size_text, distance_lines, ids_text, memory_text, size_text
+from proxy.topology.text import cache_size_text, distance_lines, ids_text, memory_text, size_text
 
 _LONG = 40
 """Lines of tree from which on alike neighbours are drawn once."""

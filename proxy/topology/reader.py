@@ -21,7 +21,7 @@ from proxy.topology.caches import read_caches
 from proxy.topology.cpus import CPU_DIR, CpuLists, Levels, read_cpu_lists, read_levels
 from proxy.topology.files import Tree
 from proxy.topology.groups import lowest
-from proxy.topology.kinds import read_files, read_kinds, read_node_masks, read_smt, read_versions
+from proxy.topology.machine_details import read_files, read_kinds, read_node_masks, read_smt, read_versions
 from proxy.topology.memory import machine_hugepages, mem_total, meminfo
 from proxy.topology.nodes import Nodes, read_nodes
 

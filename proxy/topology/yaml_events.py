@@ -1,7 +1,7 @@
 """Reading a small YAML file of another program, long after the start of the process.
 
 ``yaml.load`` has two faults for that. Its C loader recurses on the C stack, so a file of nothing but brackets
-ends the process. And the daemon unloads ``yaml`` once it has its configuration (``lean``); when it is
+ends the process. And the daemon unloads ``yaml`` once it has its configuration (``memory_trim``); when it is
 imported again, its C part still creates nodes of the unloaded classes, which its Python part then does not
 recognise. The parser below both has neither fault: it returns a flat sequence of events, which are
 distinguished by name here. Every scalar stays text; tags are ignored.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from proxy.admin_routes import Pages
 from proxy.config.load import parse
-from proxy.hooking import Hooking
-from proxy.pages import Pages
+from proxy.hooks_setup import Hooking
 
 
 class Told(Hooking):

@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.page import render
 from proxy.admin.status_sections import (
     drift,
     hooks,
@@ -19,10 +18,11 @@ from proxy.admin.status_sections import (
     short,
     suppression,
 )
+from proxy.admin.status_text import render
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.files.entries import Entry, State
-from proxy.hooks.page import hooks_page
-from proxy.report.metrics import metrics
+from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.status_data import hooks_page
+from proxy.observe.metrics import metrics
 
 WAR = {
     "container": "ns/ls/c",

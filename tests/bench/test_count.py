@@ -17,7 +17,7 @@ a docstring"""
 def work():  # another
     """Do it."""
     from proxy.model import errors
-    import proxy.plan
+    import proxy.engine
 
     def inner():
         from proxy.model import errors

@@ -11,8 +11,8 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 def test_the_machine_is_full_of_all_classes() -> None:
     import pools_figures as figures
 
+    from proxy.engine.invariants import violations
     from proxy.model.workload import Pool, QosClass
-    from proxy.plan.invariants import violations
 
     state = figures.full()
     there = state.containers.values()
@@ -43,8 +43,8 @@ def test_a_change_is_held_against_its_bar_and_its_counts() -> None:
 def test_what_a_change_comes_to() -> None:
     import pools_figures as figures
 
+    from proxy.engine.state import NodeState
     from proxy.model.workload import QosClass
-    from proxy.plan.state import NodeState
 
     state = figures.full()
     pod = figures.guest(5000, QosClass.LSR, figures.GUARANTEED, figures.owned(60))

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli.explain import explain
-from proxy.keeper.history import History
+from proxy.controller.history import History
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError, UsageError
-from proxy.report.answer import history_page
-from proxy.report.data import from_data
+from proxy.observe.explain_answer import history_page
+from proxy.observe.explain_data import from_data
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDS = ROOT / "tests" / "report" / "records"
+RECORDS = ROOT / "tests" / "observe" / "records"
 DOCUMENT = ROOT / "docs" / "explain.md"
 BEGIN = 1795164800
 # Which records there are, when they came (seconds after BEGIN) and whose id they have.

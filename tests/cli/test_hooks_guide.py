@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from proxy.admin.client import ask
-from proxy.apply.folder import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.cli.hooks.file_commands import TEMPLATE, shipped
 from proxy.config.load import parse
 from proxy.config.schema import HooksConfig
@@ -176,7 +176,7 @@ def test_every_explained_message_exists_in_the_code() -> None:
     sources = [
         re.sub(r'"\s*\n\s*f?"', "", path.read_text())  # strings in several pieces
         for path in [*ROOT.glob("proxy/**/*.py")]
-        if "/pb/" not in str(path)
+        if "/api/" not in str(path)
     ]
     said = "\n".join(sources)
     said += said.replace("{what}", "hook")

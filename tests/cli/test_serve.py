@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from proxy.cli.main import command_line
 from proxy.config import Config
 from proxy.model.errors import LockedError
-from proxy.serving import run_to_end
+from proxy.process import run_to_end
 
 if TYPE_CHECKING:
     import pytest
@@ -47,7 +47,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, end: object) -> int:
             raise end
         return end
 
-    monkeypatch.setattr("proxy.serving.run", run)
+    monkeypatch.setattr("proxy.process.run", run)
     return run_to_end(Config())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from proxy.apply.folder import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.cli.status import status
 from proxy.model.errors import UnavailableError, UsageError
 from proxy.model.idset import CpuSet, Mask

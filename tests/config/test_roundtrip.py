@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Config, as_yaml, parse
-from proxy.config.fixed import Fixed
+from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HookSettings
 from proxy.config.kinds import OPTIONAL_ADDRESS
 from proxy.config.schema import FailurePolicy, Setting, keys

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.allocation.cpu_topology import CpuRow, CpuTopology
+from proxy.allocation.koordinator.bind_request import BindRequest
+from proxy.allocation.koordinator.hints import Answer, ScoredHint
+from proxy.allocation.koordinator.scored_merge import NodeStatus
 from proxy.model.idset import Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
-from proxy.place.binding.hints import Answer, ScoredHint
-from proxy.place.binding.merging import NodeStatus
-from proxy.place.binding.wish import BindRequest
-from proxy.place.cputopo import CpuRow, CpuTopology
 from tests.conformance.cases import BadCaseError, Case
 
 

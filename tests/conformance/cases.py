@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.allocation.cpu_topology import Counts, CpuRow, CpuTopology
 from proxy.model.idset import CpuSet
-from proxy.place.cputopo import Counts, CpuRow, CpuTopology
 
 Kind = type | tuple[type, ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.allocation.distance import Distances
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.distance import Distances
 
 
 def hint(raw: Mapping[str, Any] | None) -> TopologyHint:

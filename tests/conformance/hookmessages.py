@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
-from proxy.cri import views
-from proxy.cri.hooked.facts import container_facts, existing_facts, pod_facts
-from proxy.cri.hooked.memory import Memory
-from proxy.cri.pb import api_pb2 as cri
+from proxy.api.cri import api_pb2 as cri
+from proxy.api.koordinator import hook_pb2 as hook
+from proxy.frontends.cri import decode
+from proxy.frontends.cri.hook_bridge.facts import container_facts, existing_facts, pod_facts
+from proxy.frontends.cri.hook_bridge.object_cache import Memory
+from proxy.frontends.hookserver.messages import create_request, run_request
 from proxy.hooks.facts import ContainerFacts, PodFacts
-from proxy.hooks.pb import hook_pb2 as hook
-from proxy.hooks.serving.messages import create_request, run_request
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools import facts
@@ -68,11 +68,11 @@ def _encoded(entry: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pod_of(config: cri.PodSandboxConfig, sandbox_id: str = "") -> Pod:
-    return views.pod_of(cri.SandboxFacts.FromString(config.SerializeToString()), sandbox_id)
+    return decode.pod_of(cri.SandboxFacts.FromString(config.SerializeToString()), sandbox_id)
 
 
 def _request_of(resources: cri.LinuxContainerResources) -> Request:
-    return views.request_of(cri.ResourceFacts.FromString(resources.SerializeToString()))
+    return decode.request_of(cri.ResourceFacts.FromString(resources.SerializeToString()))
 
 
 def told_container(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, ContainerFacts]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.allocation.memory.state import MemoryState, NodeMemory, NumaMemory, ResourceTable
 from proxy.model.idset import Mask
 from proxy.model.memory import Block
-from proxy.place.memory.state import MemoryState, NodeMemory, NumaMemory, ResourceTable
 from tests.conformance.cases import Case
 
 _AMOUNTS = ("total", "system_reserved", "allocatable", "reserved", "free")

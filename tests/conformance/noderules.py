@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.model.idset import CpuSet
-from proxy.pools.rule import Rule
+from proxy.pools.node_rule import Rule
 from proxy.pools.shared import NodePool
 from tests.conformance.cases import BadCaseError, Case
 from tests.oracles.koordinator_hook import Asker

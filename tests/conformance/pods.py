@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.model.asks import Ask, Kind, PodAsk
+from proxy.model.requests import Ask, Kind, PodAsk
 from tests.conformance.cases import BadCaseError, Case
 
 MANAGED = "PodLevelResourceManagers"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.allocation.cpu_policy import Assignments, CpuPolicy, CpuState
 from proxy.model.idset import CpuSet
 from proxy.model.options import parse_cpu_options
-from proxy.place.cpu_policy import Assignments, CpuPolicy, CpuState
 from tests.conformance.cases import Case, Topologies
 
 

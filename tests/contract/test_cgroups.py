@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
-from proxy.apply.kernel import KernelCgroups
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet, Mask
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.apply.cpu_groups import KernelCpuGroups, open_cpu_groups
-from proxy.apply.folder import FolderCgroups
+from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 

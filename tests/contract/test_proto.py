@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ def test_committed_classes_are_what_the_proto_file_says(tmp_path: Path) -> None:
     options = ["-I", "proto/cri", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "api.proto"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options], cwd=ROOT, check=True)
     for name in ("api_pb2.py", "api_pb2.pyi"):
-        committed = (ROOT / "proxy" / "cri" / "pb" / name).read_text()
+        committed = (ROOT / "proxy" / "api" / "cri" / name).read_text()
         assert committed == (tmp_path / name).read_text(), f"{name} is outdated: run `make proto`"
 
 

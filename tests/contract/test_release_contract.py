@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
-from proxy.apply.kernel import KernelCgroups
-from proxy.apply.memory import open_memory
-from proxy.keeper.enforce import Enforcer
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.memory import open_memory
+from proxy.controller.enforce import Enforcer
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
-from proxy.place.cputopo import CpuTopology
-from proxy.plan.node import Node
-from proxy.plan.state import NodeState
 from proxy.release.kernel import Given, give_back
 from proxy.release.targets import target_of
 from proxy.topology.build import described

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.apply.usage import CgroupUsage, open_usage
-from proxy.keeper.be.rates import rates
-from proxy.keeper.kernel_ports import UsageGroup
+from proxy.backends.cgroup.cpu_usage import CgroupUsage, open_usage
+from proxy.controller.be.rates import rates
+from proxy.controller.kernel_ports import UsageGroup
 from proxy.model.errors import CgroupError
 
 MOUNT = Path("/sys/fs/cgroup")

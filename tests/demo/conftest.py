@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet, Mask

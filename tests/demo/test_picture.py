@@ -5,8 +5,8 @@ import io
 import pytest
 
 from proxy.demo.picture import Picture
-from proxy.demo.screen import Screen
 from proxy.demo.snapshot import Seen, Snapshot
+from proxy.demo.terminal import Screen
 from proxy.model.idset import CpuSet, Mask
 from proxy.topology.build import described
 

@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.demo.calls import CallRefused
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime

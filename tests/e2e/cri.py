@@ -19,7 +19,7 @@ os.environ.setdefault(
 
 import grpc
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet, Mask
 
 RpcError = grpc.RpcError

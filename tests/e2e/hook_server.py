@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from proxy.hooks.pb import hook_pb2 as pb
+from proxy.api.koordinator import hook_pb2 as pb
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 SEEN = "example.com/seen-by"

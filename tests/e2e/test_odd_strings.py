@@ -9,7 +9,7 @@ import pytest
 from bed import Bed, wait_for
 from cri import cpuset_of, online
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet
 from tests.go_strings import MARK, ODD, on_wire
 

@@ -24,7 +24,7 @@ from cri import CREATED, EXITED, RUNNING, Cri
 from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, Daemon, as_seen, node_cpus, place_in, step, wait
 from vm_pools import BATCH, KINDS, SHARED, Node, frozen_runtime
 
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet, Mask
 
 OTHERS = (*SHARED, *BATCH)

@@ -23,7 +23,7 @@ import grpc
 from cri import Cri, code, cpuset_root, is_v2, online
 
 from proxy.admin.client import ask
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet, Mask
 
 RUNTIME = Path(os.environ.get("TOPOPROXY_RUNTIME") or "/run/containerd/containerd.sock")

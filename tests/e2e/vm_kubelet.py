@@ -40,8 +40,8 @@ from vm_guest import (
     wait,
 )
 
-from proxy.kubelet.client import KubeletClient
-from proxy.kubelet.settings import KubeletSettings
+from proxy.backends.kubelet.client import KubeletClient
+from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.model.idset import CpuSet, Mask
 
 MIB = 1 << 20

@@ -14,12 +14,12 @@ import json
 import random
 from typing import Any, Final
 
-from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.options import Options
-from proxy.plan.invariants import violations
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.options import Options
+from proxy.engine.invariants import violations
 from proxy.telemetry import metrics
+from tests.controller.conftest import PlayedCall, World
 from tests.fuzz.outcome import Outcome
-from tests.keeper.conftest import PlayedCall, World
 
 CALLS: Final = 60
 ANSWER_S: Final = 20.0

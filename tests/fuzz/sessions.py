@@ -15,8 +15,8 @@ import random
 import struct
 from typing import Any
 
+from proxy.relay.body_budget import Room
 from proxy.relay.events import RelayError, Unusual
-from proxy.relay.room import Room
 from proxy.relay.session import Session
 from proxy.relay.stream import ARRIVING
 from tests.fuzz import wires

@@ -128,7 +128,7 @@ def test_a_hook_file_that_forks_while_it_is_loaded() -> None:
         """
         from proxy.config.hooks import HooksConfig
         from pathlib import Path
-        from proxy.hooks.files.loading import load
+        from proxy.hooks.loader.loading import load
 
         text = b"import os\\nAPI_VERSION = 1\\nchild = os.fork()\\ndef pre_create_container(event): pass\\n"
         loaded = load("10-x", Path(folder, "10-x.py"), text, HooksConfig())

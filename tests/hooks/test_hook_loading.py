@@ -16,9 +16,9 @@ import pytest
 
 from proxy.config import parse
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.files.faults import said
-from proxy.hooks.files.loading import Attempt, Loaded, load, load_file
 from proxy.hooks.hook import Policy
+from proxy.hooks.loader.hook_errors import said
+from proxy.hooks.loader.loading import Attempt, Loaded, load, load_file
 from proxy.model.errors import HookError
 
 HEAD = "API_VERSION = 1\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.files import purity
-from proxy.hooks.files.loading import load
+from proxy.hooks.loader import purity
+from proxy.hooks.loader.loading import load
 from proxy.model.errors import HookError
 
 GOOD = """

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.hooks import api, reference
 from proxy.hooks.answers import FIELDS, Adjustment, Update
-from proxy.hooks.documented import documented, type_words
+from proxy.hooks.docstrings import documented, type_words
 from proxy.hooks.events import POINTS, PreCreateContainer, Shutdown
 
 PAGE = Path(__file__).parents[2] / "docs/hook-points.md"

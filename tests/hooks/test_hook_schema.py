@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.fixed import Fixed
-from proxy.hooks.files.schema import keys_of, settings_of
+from proxy.config.frozen_mapping import Fixed
+from proxy.hooks.loader.schema import keys_of, settings_of
 from proxy.model.errors import HookError
 
 WHERE = "hooks.settings.10-x.config"

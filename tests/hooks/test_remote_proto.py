@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proxy.cri.pb import api_pb2 as cri
-from proxy.hooks.pb import hook_pb2 as pb
+from proxy.api.cri import api_pb2 as cri
+from proxy.api.koordinator import hook_pb2 as pb
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -24,7 +24,7 @@ def test_committed_classes_are_what_the_proto_file_says(tmp_path: Path) -> None:
     options = ["-I", "proto/koordinator", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "hook.proto"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options], cwd=ROOT, check=True)
     for name in ("hook_pb2.py", "hook_pb2.pyi"):
-        committed = (ROOT / "proxy" / "hooks" / "pb" / name).read_text()
+        committed = (ROOT / "proxy" / "api" / "koordinator" / name).read_text()
         assert committed == (tmp_path / name).read_text(), f"{name} is outdated: run `make proto`"
 
 

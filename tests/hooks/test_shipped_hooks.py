@@ -14,8 +14,8 @@ import pytest
 from proxy.hooks import samples, testing
 from proxy.hooks.events import POINTS
 from proxy.hooks.facts import Decision, Mount, Pools, Resources
-from proxy.hooks.files.loading import load_file
-from proxy.hooks.files.schema import keys_of
+from proxy.hooks.loader.loading import load_file
+from proxy.hooks.loader.schema import keys_of
 from proxy.model.idset import CpuSet, Mask
 
 FOLDER = Path(__file__).resolve().parents[2] / "hooks"

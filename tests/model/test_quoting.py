@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.phrases import ROOM, cpus, listed, nodes
 from proxy.model.quoting import MESSAGE, escaped, kept, message, printable, quoted, shown
-from proxy.model.wording import ROOM, cpus, listed, nodes
 
 ANY = st.text(st.characters() | st.sampled_from("\ud800\udfff\u202e\x00\n\x1b'\"\\"))
 

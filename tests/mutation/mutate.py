@@ -4,7 +4,7 @@ Theory. A mutant is a copy of the program in which one node of one syntax tree i
 operator, a number, a dropped ``not``, a statement that is gone. A test suite that passes on a mutant says
 nothing about that line. What survives is either a missing test or a mutant that behaves like the original.
 
-    python tests/mutation/mutate.py place -n 60
+    python tests/mutation/mutate.py allocation -n 60
     python tests/mutation/mutate.py relay --at proxy/relay/flow.py --at proxy/relay/stream.py:30
 
 The mutants are tried in copies of the tree, so that the work in the clone can go on.
@@ -44,14 +44,14 @@ def files_of(room: str, names: str) -> list[str]:
     return [f"proxy/{room}/{name}.py" for name in names.split()]
 
 
-CALLS = files_of("cri", "interceptors pod_calls create_calls container_calls trips rewrite")
-HOOKED = files_of("cri/hooked", "calls following lines updates way")
-NARROWED = ["proxy/keeper/hooked.py", *files_of("plan", "narrowing pool_placement")]
+CALLS = files_of("frontends/cri", "interceptors pod_calls create_calls container_calls call_context rewrite")
+BRIDGE = files_of("frontends/cri/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
+NARROWED = ["proxy/controller/hook_overrides.py", *files_of("plan", "narrowing pool_placement")]
 ENGINE_TESTS = "claims errors breaker checks asking telling runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
-    "place": [(["proxy/place"], ["tests/place"])],
+    "allocation": [(["proxy/allocation"], ["tests/allocation"])],
     "pools": [(["proxy/pools"], ["tests/pools"])],
-    "plan": [(["proxy/plan"], ["tests/plan"])],
+    "engine": [(["proxy/engine"], ["tests/engine"])],
     "simulate": [(["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"])],
     "relay": [
         (
@@ -59,18 +59,24 @@ ROOMS: dict[str, list[Part]] = {
             tests_of("relay", "frames huffman flow headers session windows garbage splits"),
         )
     ],
-    "keeper": [
-        (["proxy/keeper", *CALLS], tests_of("keeper", "parts enforce rare day bad_days random")),
+    "controller": [
+        (["proxy/controller", *CALLS], tests_of("controller", "parts enforce rare day bad_days random")),
     ],
-    "hooked": [
+    "hook_bridge": [
         (
-            [*HOOKED, *NARROWED],
-            tests_of("plan", "narrowing")
-            + tests_of("keeper", "keeper_hooked hooked_updates hooked_following hooked_calls"),
+            [*BRIDGE, *NARROWED],
+            tests_of("engine", "narrowing")
+            + tests_of(
+                "controller",
+                "hook_overrides hook_bridge_updates hook_bridge_lifecycle_events hook_bridge_calls",
+            ),
         ),
         (
-            files_of("cri/hooked", "lazy facts parts adjust suffix memory"),
-            tests_of("cri", "hooked_lazy hooked_adjust hooked_facts hooked_memory"),
+            files_of("frontends/cri/hook_bridge", "lazy facts config_fields adjust suffix object_cache"),
+            tests_of(
+                "frontends/cri",
+                "hook_bridge_lazy hook_bridge_adjust hook_bridge_facts hook_bridge_object_cache",
+            ),
         ),
     ],
     "hooks": [
@@ -79,17 +85,17 @@ ROOMS: dict[str, list[Part]] = {
             [f"tests/hooks/engine/test_engine_{name}.py" for name in ENGINE_TESTS.split()],
         ),
         (
-            ["proxy/hooks/serving"],
+            ["proxy/frontends/hookserver"],
             [
-                f"tests/hooks/serving/test_serving_{name}.py"
-                for name in ("messages", "place", "day", "daemon", "faults", "random")
+                f"tests/frontends/hookserver/test_hookserver_{name}.py"
+                for name in ("messages", "socket_path", "day", "daemon", "faults", "random")
             ],
         ),
         (["proxy/hooks/remote"], ["tests/hooks/remote"]),
-        (files_of("hooks", "library handover"), tests_of("hooks", "hook_library")),
+        (files_of("hooks", "registry handover"), tests_of("hooks", "hook_registry")),
         (
-            ["proxy/hooks/files"],
-            tests_of("hooks", "hook_folders hook_reading hook_loading hook_library"),
+            ["proxy/hooks/loader"],
+            tests_of("hooks", "hook_directories hook_safe_read hook_loading hook_registry"),
         ),
         (["proxy/permissions.py"], ["tests/test_permissions.py"]),
     ],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.koordinator.groups import Groups
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NumaStrategy
-from proxy.place.binding.groups import Groups
-from proxy.place.cputopo import CpuTopology
 
 
 def spread_order(topo: CpuTopology, free: CpuSet, strategy: NumaStrategy) -> list[int]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.apply.values import _figures, _whole
+from proxy.backends.cgroup.v2_values import _figures, _whole
 from proxy.model.errors import CgroupError
 
 SHARES = (2, 262_144)

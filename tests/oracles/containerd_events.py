@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from proxy.apply.events import _decoded
-from proxy.keeper.runtime_ports import RuntimeEvent
+from proxy.backends.runtime.containerd_events import _decoded
+from proxy.controller.runtime_ports import RuntimeEvent
 
 
 def read_event(message: bytes) -> RuntimeEvent | None:

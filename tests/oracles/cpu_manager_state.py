@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError
 from proxy.model.idset import CpuSet
-from proxy.place.cpu_policy import CpuPolicy, CpuState, CpuStateError
 
 
 def managed(policy: CpuPolicy) -> CpuSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.place.devices.state import DeviceState
+from proxy.allocation.devices.state import DeviceState
 
 
 def unregistered(state: DeviceState, resource: str) -> DeviceState:

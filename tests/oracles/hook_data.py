@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.hooks.answers import Adjustment
-from proxy.hooks.described import _object, _record
+from proxy.hooks.serialize import _object, _record
 
 
 def adjustment_from(data: object) -> Adjustment:

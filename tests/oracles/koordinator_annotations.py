@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from proxy.pools.nodekeys import RAW_ALLOCATABLE, Texts, amplification_ratios, with_ratios
+from proxy.pools.node_keys import RAW_ALLOCATABLE, Texts, amplification_ratios, with_ratios
 
 
 def with_ratio(annotations: Texts, name: str, ratio: float) -> tuple[dict[str, str], bool, str]:

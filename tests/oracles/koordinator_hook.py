@@ -21,12 +21,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
-from proxy.model.wording import listed
+from proxy.model.phrases import listed
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import ResourceStatus, resource_status
+from proxy.pools.decision_table import Row, row_of
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
-from proxy.pools.rows import Row, row_of
-from proxy.pools.rule import STATIC, Rule
+from proxy.pools.node_rule import STATIC, Rule
 from proxy.pools.shared import NodePool
 from tests.oracles.koordinator_pools import joined, on_nodes, union
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.model.idset import CpuSet
-from proxy.pools.levels import CONTAINER, Group
+from proxy.pools.write_order import CONTAINER, Group
 
 
 def wanted(

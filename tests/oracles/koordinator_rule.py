@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.model.idset import CpuSet
-from proxy.pools.fields import Fields, load, objects, short
-from proxy.pools.nodekeys import system_qos
-from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, Rule
+from proxy.pools.go_json import Fields, load, objects, short
+from proxy.pools.node_keys import system_qos
+from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, Rule
 from proxy.pools.shared import NodePool
 
 MANAGER_POLICY_KEYS = (MANAGER_POLICY, "kubelet.koordinator.sh/cpu-manger-policy")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.apply.kubepods import _CLASSES, Driver
-from proxy.apply.names import is_plain
+from proxy.backends.cgroup.group_names import is_plain
+from proxy.backends.cgroup.kubepods import _CLASSES, Driver
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.model.asks import Kind, PodAsk
-from proxy.place.memory.state import MemoryState
+from proxy.allocation.memory.state import MemoryState
+from proxy.model.requests import Kind, PodAsk
 
 
 def release_pod(state: MemoryState, uid: str) -> MemoryState:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.kubelet.checkpoints import Checkpoint, lower
-from proxy.kubelet.contents import _readable
+from proxy.allocation.memory.state import MemoryState, NumaMemory, ResourceTable
+from proxy.backends.kubelet.checkpoint_contents import _readable
+from proxy.backends.kubelet.checkpoints import Checkpoint, lower
 from proxy.model.idset import Mask
 from proxy.model.memory import Block, Blocks
-from proxy.place.memory.state import MemoryState, NumaMemory, ResourceTable
 
 
 def held_memory(checkpoint: Checkpoint) -> MemoryState:

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from proxy.place.memory.state import MemoryRefused, MemoryState, NodeMemory, NumaMemory, Reserved, initial
+from proxy.allocation.memory.state import (
+    MemoryRefused,
+    MemoryState,
+    NodeMemory,
+    NumaMemory,
+    Reserved,
+    initial,
+)
 
 
 def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from proxy.allocation.distance import Distances
+from proxy.allocation.hint_lists import MaskList
+from proxy.allocation.merge import _first, _target
 from proxy.model.hint import TopologyHint
-from proxy.place.distance import Distances
-from proxy.place.hint_lists import MaskList
-from proxy.place.merge import _first, _target
 
 
 def target_count(lists: Sequence[Sequence[TopologyHint]]) -> int:

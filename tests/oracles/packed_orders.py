@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.packed import _start
 from proxy.model.idset import CpuSet
-from proxy.place.cputopo import CpuTopology
-from proxy.place.packed import _start
 
 
 def free_sockets(topo: CpuTopology, available: CpuSet) -> list[int]:

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.model.asks import Kind, PodAsk
+from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
+from proxy.allocation.cpu_request import bubble_cpus, container_cpus
+from proxy.allocation.cpu_static import check_whole_cores, take_under
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.wording import cpus as named
-from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
-from proxy.place.cpu_request import bubble_cpus, container_cpus
-from proxy.place.cpu_static import check_whole_cores, take_under
+from proxy.model.phrases import cpus as named
+from proxy.model.requests import Kind, PodAsk
 
 
 class EmptyPodSharedPoolError(CpuRefusedError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.place.policies import PolicyDecision, usable_hints
+from proxy.allocation.policies import PolicyDecision, usable_hints
 
 
 def unpreferred(decision: PolicyDecision) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import NodeShare, ResourceStatus
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
-from proxy.pools.rule import Rule
+from proxy.pools.node_rule import Rule
 from proxy.pools.shared import Held, NodePool, Withheld, node_pools
 from tests.oracles.koordinator_hook import Action, Asker, changes, decide, decide_host_app
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.keeper.codec import dump
+from proxy.controller.codec import dump
 from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import ANY_MACHINE, Bounds
@@ -28,7 +28,7 @@ from proxy.pools.annotations import (
 )
 from proxy.pools.claims import claim
 from proxy.pools.facts import POD_KEYS, QOS_LABEL, pod_facts
-from proxy.pools.fields import DEEPEST, LARGEST_STATUS, LARGEST_WISH, MOST_ITEMS, load
+from proxy.pools.go_json import DEEPEST, LARGEST_STATUS, LARGEST_WISH, MOST_ITEMS, load
 
 SMALL = Bounds(CpuSet(range(8)), Mask(range(2)))
 SPARSE = ",".join(map(str, range(0, 65536, 2)))

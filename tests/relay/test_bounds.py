@@ -7,13 +7,13 @@ import pytest
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
+from proxy.relay.body_budget import ALL_HELD_BYTES, Room
 from proxy.relay.direction import MOST_EMPTY
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
+from proxy.relay.frame_reader import LARGEST_BLOCK
 from proxy.relay.headers import LONGEST_TEXT
 from proxy.relay.requests import MOST_STREAMS
-from proxy.relay.room import ALL_HELD_BYTES, Room
 from proxy.relay.session import Session
-from proxy.relay.walker import LARGEST_BLOCK
 from tests.relay.strict_peer import (
     CONTINUATION,
     CREATE,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from proxy.relay.direction import MOST_EMPTY
 from proxy.relay.events import RelayError
+from proxy.relay.frame_reader import LARGEST_BLOCK
 from proxy.relay.session import Session
-from proxy.relay.walker import LARGEST_BLOCK
 from tests.relay.strict_peer import CREATE, PREFACE, VERSION, Net, Owner, frame, keep
 from tests.relay.strict_peer import settings as settings_frame
 

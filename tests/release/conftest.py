@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.keeper.conftest import live as live
+from tests.controller.conftest import live as live
 from tests.release.leaving_node import Node
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from proxy.backends.kubelet.checkpoint_writer import static_state
 from proxy.config import Config
 from proxy.demo.client import PodSpec
-from proxy.kubelet.rewriting import static_state
 from proxy.model.errors import (
     InputError,
     LockedError,

@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.admin.memory import memory_rows
 from proxy.demo.client import PodSpec
-from proxy.report.parts import table
+from proxy.observe.json_access import table
 from tests.release.leaving_node import Node, command
 from tests.testkit.daemon import until
 

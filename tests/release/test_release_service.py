@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.runtime_ports import RuntimeDetail
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.runtime_ports import RuntimeDetail
 from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.idset import CpuSet

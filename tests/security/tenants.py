@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from hostile import NAMESPACE, NOT_UTF8, HonestPod, HostilePod, on_the_wire
 
+from proxy.api.cri import api_pb2 as pb
+from proxy.assembly import _options
+from proxy.backends.ledger import open_ledger
 from proxy.config.load import parse
-from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.node import node_of
-from proxy.keeper.page import node_page
-from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.ledger import open_ledger
+from proxy.controller.node_rules import node_of
+from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.controller.status_data import node_page
+from proxy.engine.invariants import violations
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Pool
-from proxy.plan.invariants import violations
-from proxy.report.answer import history_page
-from proxy.wiring import _options
-from tests.keeper.conftest import MACHINE, PlayedCall, World
+from proxy.observe.explain_answer import history_page
+from tests.controller.conftest import MACHINE, PlayedCall, World
 
 CPUS = len(MACHINE.online)
 LARGEST_MESSAGE = 2_000

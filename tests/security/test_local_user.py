@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.runtime import StandInRuntime

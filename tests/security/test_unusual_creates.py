@@ -15,7 +15,7 @@ import pytest
 from hostile import QOS, STATUS
 
 from proxy.admin.client import ask
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
 from proxy.model.errors import TopoproxyError
 from tests.security.tenants import Node
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
-from proxy.kubelet.podspec import pod_spec
 from proxy.simulate.cluster import Cluster
-from proxy.simulate.guests import Guest, mould_of
 from proxy.simulate.hosts import MAX_PODS, Host
 from proxy.simulate.machines import Named
+from proxy.simulate.pods import Guest, mould_of
 from proxy.simulate.rehearsal import Rules, hosts_of
 from proxy.topology.build import described
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
-from proxy.kubelet.podspec import pod_spec
+from proxy.engine.invariants import violations
 from proxy.model.workload import Pool
-from proxy.plan.invariants import violations
 from proxy.simulate.cluster import NO_SUCH_MACHINE, Cluster, Fate, Result
-from proxy.simulate.guests import Guest, mould_of
 from proxy.simulate.hosts import PODS
 from proxy.simulate.machines import Named
+from proxy.simulate.pods import Guest, mould_of
 from proxy.simulate.rehearsal import Rules, hosts_of
 from proxy.topology.build import described
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.model.asks import Kind
 from proxy.model.errors import InputError
+from proxy.model.requests import Kind
 from proxy.model.workload import KubeQos
-from proxy.simulate.guests import Guest
 from proxy.simulate.manifests import Pods, load_pods
+from proxy.simulate.pods import Guest
 
 MACHINES = ["m1", "m2", "m3"]
 POD = """\

@@ -7,11 +7,11 @@ import pytest
 from proxy.config import parse
 from proxy.model.idset import CpuSet
 from proxy.simulate.compare import compare_lines, differences, differences_data
-from proxy.simulate.guests import Guest
 from proxy.simulate.machines import Named, copies
+from proxy.simulate.node_rows import Row
 from proxy.simulate.picture import bar, columns
+from proxy.simulate.pods import Guest
 from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
-from proxy.simulate.rows import Row
 from proxy.simulate.summary import Findings, find
 from proxy.simulate.text import FAILED, MACHINES, explain_lines, report
 from proxy.topology.build import described

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from proxy.admin.client import ask
-from proxy.apply.folder import FolderCgroups
-from proxy.cri.pb import api_pb2 as pb
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.kubelet.checkpoint_contents import held_cpus
+from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
+from proxy.backends.kubelet.checkpoints import read_cpu
 from proxy.demo.client import CriClient, PodSpec, Started
 from proxy.demo.proxy_process import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
-from proxy.kubelet.checkpoints import read_cpu
-from proxy.kubelet.contents import held_cpus
-from proxy.kubelet.rewriting import none_state, static_state
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described

@@ -22,20 +22,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from proxy.kubelet.checkpoints import read_cpu
-from proxy.kubelet.rewriting import write_text
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.kubelet.checkpoint_writer import write_text
+from proxy.backends.kubelet.checkpoints import read_cpu
+from proxy.engine.create import place
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase, Pod, Pool, Request
-from proxy.place.cputopo import CpuTopology
-from proxy.plan.invariants import violations
-from proxy.plan.node import Node
-from proxy.plan.place import place
-from proxy.plan.state import NodeState
 from proxy.takeover import writer as module
+from proxy.takeover.inputs import File, Scene, owning_of, pods_of
 from proxy.takeover.record import Stage
 from proxy.takeover.rules import StepRefusedError, finish, revert, start
-from proxy.takeover.scene import File, Scene, owning_of, pods_of
 from proxy.takeover.writer import Writer, text_in
 from proxy.topology.build import described
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from proxy.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, text_of
-from proxy.kubelet.contents import held_cpus
-from proxy.kubelet.rewriting import none_state, pods_of, static_state
+from proxy.backends.kubelet.checkpoint_contents import held_cpus
+from proxy.backends.kubelet.checkpoint_writer import none_state, pods_of, static_state
+from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, text_of
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
-from proxy.takeover.pages import allocations, next_steps, notes, plan_page, status_page
+from proxy.takeover.inputs import File, Owning, Scene
+from proxy.takeover.kubelet_state import truth
 from proxy.takeover.record import Record, Stage
 from proxy.takeover.rules import StepRefusedError, conflicts, finish, left, revert, settings, start
-from proxy.takeover.scene import File, Owning, Scene
-from proxy.takeover.truth import truth
+from proxy.takeover.status_data import allocations, next_steps, notes, plan_page, status_page
 
 EIGHT = CpuSet(range(8))
 HELD = {"a": {"x": CpuSet([2, 3])}, "b": {"y": CpuSet([4])}}

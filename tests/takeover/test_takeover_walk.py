@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from proxy.admin.client import ask
+from proxy.backends.kubelet.checkpoint_writer import none_state
 from proxy.cli.main import command_line
-from proxy.kubelet.rewriting import none_state
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet
 

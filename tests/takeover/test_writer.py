@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.kubelet.rewriting import read_text
+from proxy.backends.kubelet.checkpoint_writer import read_text
 from proxy.model.errors import CannotCreateError
 from proxy.takeover import writer as module
 from proxy.takeover.record import KEY, Pending, Record, Stage

@@ -16,7 +16,7 @@ PARTS = frozenset({"_complain", "_report", "_say", "tell"})
 """Names of such a method in parts that have only that one."""
 OWNERS = frozenset({"telemetry", "_telemetry", "log", "logs"})
 PASSED_ON = {
-    "hooks/engine/chatter.py": "the records are those of hooks",
+    "hooks/engine/log_capture.py": "the records are those of hooks",
     "hooks/remote/servers.py": "it passes a report on to the log",
 }
 

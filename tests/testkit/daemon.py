@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxy.apply.folder import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec

@@ -9,10 +9,10 @@ and before the end, where ``playbook`` is asked whether it is true.
 
 from __future__ import annotations
 
-from proxy.plan.effects import WAITED, Effect
-from proxy.plan.events import Event
-from proxy.plan.reservation import step
-from proxy.plan.reservation_state import Reservation
+from proxy.engine.effects import WAITED, Effect
+from proxy.engine.events import Event
+from proxy.engine.reservation import step
+from proxy.engine.reservation_state import Reservation
 
 
 class Playbook:

@@ -227,7 +227,7 @@ import sys
 from pathlib import Path
 import yaml
 yaml.safe_load("a: 1")
-from proxy.lean import drop_start_only_modules
+from proxy.memory_trim import drop_start_only_modules
 drop_start_only_modules()
 assert "yaml" not in sys.modules
 from proxy.topology.cdi import CdiSpecs

@@ -11,8 +11,8 @@ from proxy.hooks.engine.engine import Engine
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import VALIDATES, Configure, Point, Shutdown
 from proxy.hooks.facts import Device, Mount
-from proxy.hooks.files.loading import Loaded
 from proxy.hooks.hook import Outcome
+from proxy.hooks.loader.loading import Loaded
 from proxy.model.errors import HookError
 from proxy.telemetry.port import silent
 

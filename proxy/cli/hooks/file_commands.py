@@ -148,7 +148,7 @@ def _next(hooks: HooksConfig) -> str:
 
 def _warn(link: Path) -> None:
     """Say so if the daemon will not run what was enabled."""
-    from proxy.hooks.files.folders import alone
+    from proxy.hooks.loader.directories import alone
 
     if lack := alone(link).lack:
         click.echo(f"note: the daemon will not run it: {lack}", err=True)
@@ -308,6 +308,6 @@ def registration(file: Path | None) -> None:
 
     Ends with 78 where hooks.serve is not set.
     """  # noqa: D301 - click wants the real backspace
-    from proxy.hooks.serving.registration import registration as text
+    from proxy.frontends.hookserver.registration import registration as text
 
     click.echo(text(read_config(file, {})), nl=False)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.cli.hooks.file_commands import shipped
 from proxy.cli.settings import config_option, read_config
 from proxy.config import Config
 from proxy.model.errors import HookError, InputError, UnavailableError
-from proxy.report.parts import as_list, as_map, cut, one_line, table
+from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
 if TYPE_CHECKING:
     from proxy.config.schema import HooksConfig
@@ -225,8 +225,8 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
         ``policy``, ``timeout`` and ``settings``.
     """
     from proxy.cli.hooks.offline import LOADS, examined
-    from proxy.hooks.files.entries import State
-    from proxy.hooks.files.folders import alone
+    from proxy.hooks.loader.directories import alone
+    from proxy.hooks.loader.entries import State
 
     reported: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
     try:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.config.schema import HooksConfig
-from proxy.hooks.files.entries import Entry, State
-from proxy.hooks.files.folders import Candidate, survey
-from proxy.hooks.files.loading import Loaded, load
-from proxy.hooks.files.reading import read_settled
-from proxy.hooks.files.schema import keys_of
-from proxy.hooks.files.trust import UntrustedError
-from proxy.hooks.page import hooks_page
+from proxy.hooks.loader.directories import Candidate, survey
+from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.loader.loading import Loaded, load
+from proxy.hooks.loader.safe_read import read_settled
+from proxy.hooks.loader.schema import keys_of
+from proxy.hooks.loader.trust import UntrustedError
+from proxy.hooks.status_data import hooks_page
 from proxy.model.errors import HookError
 
 LOADS = "loads"

@@ -42,10 +42,10 @@ def points(names: tuple[str, ...], markdown: bool) -> None:
 
 
 def _overview(width: int) -> Iterator[str]:
-    from proxy.hooks.documented import documented
+    from proxy.hooks.docstrings import documented
     from proxy.hooks.events import POINTS
     from proxy.hooks.reference import short_answer
-    from proxy.report.parts import cut, table
+    from proxy.observe.json_access import cut, table
 
     rows = [("POINT", "MAY ANSWER", "WHEN")]
     for name, point in POINTS.items():
@@ -59,7 +59,7 @@ def _described(name: str, width: int) -> list[str]:
     Raises:
         UsageError: There is none of this name.
     """
-    from proxy.hooks.documented import documented
+    from proxy.hooks.docstrings import documented
     from proxy.hooks.events import POINTS
     from proxy.hooks.reference import ANSWERS, FACTS, answers_at, types_of
 

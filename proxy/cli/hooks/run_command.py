@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proxy.config.schema import HooksConfig
     from proxy.hooks.engine.stats import HookReport
     from proxy.hooks.events import Point
-    from proxy.hooks.files.loading import Loaded
+    from proxy.hooks.loader.loading import Loaded
 
 
 MOST_BYTES = 16 << 20
@@ -36,8 +36,8 @@ def example(point: str) -> dict[str, Any]:
     Raises:
         UsageError: There is no such point.
     """
-    from proxy.hooks.described import example as example_of
     from proxy.hooks.events import POINTS
+    from proxy.hooks.serialize import example as example_of
 
     if point not in POINTS:
         close = difflib.get_close_matches(point, POINTS, n=1)
@@ -53,7 +53,7 @@ def events(files: Sequence[str], examples: Sequence[str]) -> list[Point]:
         InputError: One is none, or cannot be read; with the file.
         UsageError: There is no such point.
     """
-    from proxy.hooks.described import event_from
+    from proxy.hooks.serialize import event_from
 
     if examples:
         return [event_from(example(point)) for point in examples]
@@ -177,7 +177,7 @@ def _load(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig) -> l
         InputError: One is not good.
         UsageError: A setting is invalid.
     """
-    from proxy.hooks.files.loading import load_file
+    from proxy.hooks.loader.loading import load_file
 
     for path in files:
         if not path.name.endswith(".py"):
@@ -198,7 +198,7 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
     Raises:
         UsageError: A pair is none, or a value is none that a configuration can have.
     """
-    from proxy.config.fixed import Fixed
+    from proxy.config.frozen_mapping import Fixed
     from proxy.config.hooks import HookSettings
     from proxy.config.load import parse
 
@@ -246,8 +246,8 @@ def _events(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Loade
 
 
 def _data(done: Rehearsed) -> dict[str, Any]:
-    from proxy.hooks.described import event_to, outcome_to
-    from proxy.hooks.page import hooks_page
+    from proxy.hooks.serialize import event_to, outcome_to
+    from proxy.hooks.status_data import hooks_page
 
     asked = [{"event": event_to(one.event), "outcome": outcome_to(one.outcome)} for one in done.asked]
     return {"asked": asked, "hooks": hooks_page((), done.reports)}
@@ -268,7 +268,7 @@ def _lines(done: Rehearsed) -> Iterator[str]:
 def _of_event(one: AskedAbout) -> Iterator[str]:
     from proxy.cli.hooks.dry_run import fields_of
     from proxy.hooks.engine.errors import subject
-    from proxy.report.parts import one_line, table
+    from proxy.observe.json_access import one_line, table
 
     about = one_line(subject(one.event))
     title = f"{one.event.NAME}, {about}" if about.strip("/") else one.event.NAME
@@ -287,7 +287,7 @@ def _of_event(one: AskedAbout) -> Iterator[str]:
 
 
 def _failure(report: HookReport) -> Iterator[str]:
-    from proxy.report.parts import one_line
+    from proxy.observe.json_access import one_line
 
     yield f"FAILED {report.name} (policy {report.policy}): {one_line(report.last_error)}"
     yield from (f"  {one_line(line)}" for line in report.last_trace.splitlines())

@@ -26,12 +26,12 @@ from typing import Any
 
 from proxy.hooks.answers import Veto
 from proxy.hooks.engine import invoke
-from proxy.hooks.engine.alarm import Alarm
 from proxy.hooks.engine.claims import Said
 from proxy.hooks.engine.errors import HookFailure, duration, task
 from proxy.hooks.engine.invoke import DispatchContext, HookTask, MergedAnswers, cancel
+from proxy.hooks.engine.loop_interrupt import Alarm
 from proxy.hooks.engine.runners import JobResult, Runner
-from proxy.hooks.engine.seats import Seat
+from proxy.hooks.engine.slots import Seat
 from proxy.hooks.events import POINTS, VALIDATES, Point
 from proxy.hooks.hook import LONGEST_S, Outcome, Policy
 

@@ -7,9 +7,9 @@ hook has set, its whole answer is dropped or the call is refused, depending on i
 repeatedly is not called for a while (``breaker``).
 
 The engine itself runs on the event loop. Plain functions run in threads (``runners``), coroutines on their
-own loops (``loops``), so a hook can at worst take turns of the interpreter from others. Only hooks that
-declare that they are pure run on the loop, for milliseconds at most (``alarm``). ``pace`` lists what the
-engine cannot prevent.
+own loops (``event_loops``), so a hook can at worst take turns of the interpreter from others. Only hooks that
+declare that they are pure run on the loop, for milliseconds at most (``alarm``). ``thread_interrupt`` lists
+what the engine cannot prevent.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
-from proxy.hooks.engine.alarm import Alarm, alarm
-from proxy.hooks.engine.chatter import HookLogHandler
 from proxy.hooks.engine.claims import Claims
 from proxy.hooks.engine.dispatch import Dispatch
 from proxy.hooks.engine.errors import FailureLog
 from proxy.hooks.engine.invoke import DispatchContext
-from proxy.hooks.engine.seats import Seat
+from proxy.hooks.engine.log_capture import HookLogHandler
+from proxy.hooks.engine.loop_interrupt import Alarm, alarm
+from proxy.hooks.engine.notifier import Notifier
+from proxy.hooks.engine.slots import Seat
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.engine.telling import Notifier
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import AS_IT_IS, Answers, Hook, Outcome
 from proxy.telemetry.port import Report

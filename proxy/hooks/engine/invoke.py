@@ -2,7 +2,7 @@
 
 ``invoke`` and ``invoke_async`` run the hook's own code and never raise: whatever the hook does becomes an
 answer or a ``HookFailure``. ``MergedAnswers`` adds up the answers of one call. ``cancel`` stops a hook that
-is past its deadline, as far as that is possible (``pace``, ``loops``).
+is past its deadline, as far as that is possible (``pace``, ``event_loops``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from proxy.hooks.engine import errors
 from proxy.hooks.engine.checks import taken
 from proxy.hooks.engine.claims import Claims, Said
 from proxy.hooks.engine.errors import HookFailure, pod_of, task
-from proxy.hooks.engine.loops import Looper
-from proxy.hooks.engine.pace import Target
+from proxy.hooks.engine.event_loops import Looper
 from proxy.hooks.engine.runners import Runner, Runners
-from proxy.hooks.engine.seats import Seat
+from proxy.hooks.engine.slots import Seat
+from proxy.hooks.engine.thread_interrupt import Target
 from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
 from proxy.model.backoff import Backoff

@@ -3,7 +3,7 @@
 Theory. A runner is a thread with a lock to sleep on: waking it and waiting for it costs two switches of
 threads, about twelve microseconds, where a turn of the event loop costs several times that. Runners are
 created on demand, and end when they were idle for a while. How many run at once is bounded by the number of
-places of each hook (``seats``).
+places of each hook (``slots``).
 
 A runner whose hook is past its deadline is *abandoned*: its answer is discarded, and it gets no further
 jobs. ``pace`` describes how it is interrupted, and when that is impossible.
@@ -15,7 +15,7 @@ import threading
 from enum import Enum
 from typing import Protocol
 
-from proxy.hooks.engine.pace import OverdueError, Pace
+from proxy.hooks.engine.thread_interrupt import OverdueError, Pace
 
 MOST_STUCK = 64
 """Threads of all hooks that may hang before no hook is called any more."""

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.apply.names import candidates, parent_path
+from proxy.backends.cgroup.group_names import candidates, parent_path
 from proxy.hooks.facts import PodFacts
-from proxy.hooks.kit.knobs import Put, put
+from proxy.hooks.kit.kernel_settings import Put, put
 from proxy.model.errnos import GONE
 from proxy.model.errors import HookError
 

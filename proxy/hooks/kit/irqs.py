@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.hooks.kit.knobs import Held, Knobs, Put, put
+from proxy.hooks.kit.kernel_settings import Held, Knobs, Put, put
 from proxy.model.errnos import UNMOVABLE_IRQ, UNWRITABLE
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxy.hooks.kit.crio import Wish
 from proxy.hooks.kit.irqs import READ_ONLY
-from proxy.hooks.kit.knobs import Knobs, Put, put
+from proxy.hooks.kit.kernel_settings import Knobs, Put, put
 from proxy.model.errnos import UNWRITABLE
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet

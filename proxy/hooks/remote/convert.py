@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TypeAlias
 
+from proxy.api.koordinator import hook_pb2 as pb
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment
 from proxy.hooks.events import (
     PostStartContainer,
@@ -24,7 +25,6 @@ from proxy.hooks.events import (
     PreUpdateContainerResources,
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
-from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.remote.merge import merge_update
 
 SandboxEvent: TypeAlias = PreRunPodSandbox | PostStopPodSandbox

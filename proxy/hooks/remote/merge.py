@@ -3,7 +3,7 @@
 Pure functions on messages that give new ones; the rules are those of Koordinator v1.8.0
 pkg/runtimeproxy/resexecutor/cri (updateResource in utils.go, UpdateRequest in pod.go and container.go). The
 protocol has no presence, so each field has a rule of its own for what "not said" is. Those rules do harm in
-places; ``claims``, which has the request, decides which part of an answer becomes an adjustment.
+places; ``adjustments``, which has the request, decides which part of an answer becomes an adjustment.
 
 | field | an answer | an update of kubelet's |
 |---|---|---|
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, TypeVar
 
-from proxy.hooks.pb import hook_pb2 as pb
+from proxy.api.koordinator import hook_pb2 as pb
 from proxy.model.errors import HookError
 
 Request: TypeAlias = pb.PodSandboxHookRequest | pb.ContainerResourceHookRequest

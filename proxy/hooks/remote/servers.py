@@ -57,8 +57,8 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         HookError: The file does not name a server that can be asked.
     """
     # Imported by nodes that have such a file only: grpc takes a while, and some megabytes.
-    from proxy.hooks.remote.asking import POINTS, Remote
     from proxy.hooks.remote.client import Client
+    from proxy.hooks.remote.handlers import POINTS, Remote
 
     try:
         entries = _read(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.kubelet.checkpoints import CheckpointError, read_cpu, read_memory
+from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu, read_memory
 from tests.conformance.cases import Case, Outcome, Topologies
 
 _READERS = {"cpu_manager_state": read_cpu, "memory_manager_state": read_memory}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from proxy.allocation.cpu_static import container_hints, pod_hints
 from proxy.model.hint import Hints
-from proxy.place.cpu_static import container_hints, pod_hints
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import answer, shown
 from tests.conformance.pods import first_app, pod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.place.cpu_request import pod_cpus
+from proxy.allocation.cpu_request import pod_cpus
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.pods import pod
 

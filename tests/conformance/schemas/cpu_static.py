@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, CpuStateError, SmtAlignmentError
+from proxy.allocation.cpu_static import allocate, remove, take_under
+from proxy.allocation.packed import NotEnoughCpus
 from proxy.model.idset import CpuSet
-from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, CpuStateError, SmtAlignmentError
-from proxy.place.cpu_static import allocate, remove, take_under
-from proxy.place.packed import NotEnoughCpus
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
 from tests.conformance.hints import hint
 from tests.conformance.pods import pod

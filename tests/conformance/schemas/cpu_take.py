@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.place.distributed import take_distributed
-from proxy.place.packed import NotEnoughCpus, take_packed
+from proxy.allocation.distributed import take_distributed
+from proxy.allocation.packed import NotEnoughCpus, take_packed
 from tests.conformance.cases import Case, Outcome, Topologies
 
 _KEYWORDS = {

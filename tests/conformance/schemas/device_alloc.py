@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from proxy.model.asks import Ask, PodAsk
-from proxy.place.devices.allocate import allocate
-from proxy.place.devices.state import DeviceState
+from proxy.allocation.devices.allocate import allocate
+from proxy.allocation.devices.state import DeviceState
+from proxy.model.requests import Ask, PodAsk
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import hint
 from tests.conformance.schemas.device_hints import device

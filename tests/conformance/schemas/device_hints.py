@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.allocation.devices.hints import container_hints, pod_hints
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.model.idset import Mask
-from proxy.place.devices.hints import container_hints, pod_hints
-from proxy.place.devices.state import DeviceState, RegisteredDevice
 from tests.conformance import hints
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.pods import first_app, pod

@@ -8,14 +8,14 @@ from typing import Any
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos
+from proxy.pools.be_cpu_choice import pick
+from proxy.pools.be_suppression import HostApp, Usage, be_cpus, budget, is_be, quota_for, suppressed
+from proxy.pools.cpu_location import Seat
 from proxy.pools.facts import qos_class
-from proxy.pools.levels import CONTAINER, POD, ROOT, Group, steps
-from proxy.pools.nodekeys import reservation, system_qos
+from proxy.pools.node_keys import reservation, system_qos
 from proxy.pools.quota import UNLIMITED
-from proxy.pools.scatter import pick
-from proxy.pools.seats import Seat
 from proxy.pools.shared import Held, Withheld
-from proxy.pools.suppress import HostApp, Usage, be_cpus, budget, is_be, quota_for, suppressed
+from proxy.pools.write_order import CONTAINER, POD, ROOT, Group, steps
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_levels import wanted

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.place.binding.accumulator import accumulate
-from proxy.place.binding.wish import Allocated, BindError
-from proxy.place.packed import NotEnoughCpus
+from proxy.allocation.koordinator.accumulator import accumulate
+from proxy.allocation.koordinator.bind_request import Allocated, BindError
+from proxy.allocation.packed import NotEnoughCpus
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from proxy.allocation.koordinator.accumulator import accumulate
+from proxy.allocation.koordinator.bind import take_preferred
+from proxy.allocation.koordinator.bind_request import Allocated
 from proxy.model.idset import CpuSet
-from proxy.place.binding.accumulator import accumulate
-from proxy.place.binding.bind import take_preferred
-from proxy.place.binding.wish import Allocated
 from tests.conformance import binding
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
 from tests.oracles.binding_orders import spread_order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.pools.rule import Rule
+from proxy.pools.node_rule import Rule
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_hook import changes, decide, decide_host_app

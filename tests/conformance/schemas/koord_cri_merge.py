@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from proxy.api.cri import api_pb2 as cri
+from proxy.api.koordinator import hook_pb2 as hook
 from proxy.config.hooks import HooksConfig
-from proxy.cri.hooked.adjust import adjusted_create
-from proxy.cri.hooked.facts import resources_of
-from proxy.cri.hooked.memory import Memory
-from proxy.cri.pb import api_pb2 as cri
+from proxy.frontends.cri.hook_bridge.adjust import adjusted_create
+from proxy.frontends.cri.hook_bridge.facts import resources_of
+from proxy.frontends.cri.hook_bridge.object_cache import Memory
+from proxy.frontends.hookserver.messages import create_request
 from proxy.hooks.answers import NOTHING
 from proxy.hooks.events import (
     PostStartContainer,
@@ -18,12 +20,10 @@ from proxy.hooks.events import (
     PreUpdateContainerResources,
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
-from proxy.hooks.pb import hook_pb2 as hook
 from proxy.hooks.remote import merge
-from proxy.hooks.remote.claims import claims_of
+from proxy.hooks.remote.adjustments import claims_of
 from proxy.hooks.remote.convert import container_request, resources_message, sandbox_request
 from proxy.hooks.remote.servers import server_of
-from proxy.hooks.serving.messages import create_request
 from proxy.model.errors import HookError
 from tests.conformance import hookmessages as messages
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.pools.nodekeys import (
+from proxy.pools.node_keys import (
     SystemQos,
     amplification_ratios,
     raw_allocatable,

@@ -6,21 +6,21 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
+from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
+from proxy.engine.node_policy import node_reservation
 from proxy.model.quantity import parse_quantity
-from proxy.plan.node_policy import node_reservation
-from proxy.pools.nodekeys import RESERVATION, SYSTEM_QOS, SystemQos
-from proxy.pools.rule import MANAGER_POLICY, SHARED_POOLS
-from proxy.pools.seats import Seat
-from proxy.report.koordinator import CPU_TOPOLOGY, POD_ALLOCS, NodeFacts, picture
-from proxy.report.koordinator_kubelet import (
+from proxy.observe.koordinator import CPU_TOPOLOGY, POD_ALLOCS, NodeFacts, picture
+from proxy.observe.koordinator_kubelet import (
     KubeletFacts,
     PodRow,
     kubelet_allocs,
     topology_of,
     topology_policy,
 )
-from proxy.report.koordinator_zones import Zone, divide, kubelet_reserve, less
+from proxy.observe.koordinator_zones import Zone, divide, kubelet_reserve, less
+from proxy.pools.cpu_location import Seat
+from proxy.pools.node_keys import RESERVATION, SYSTEM_QOS, SystemQos
+from proxy.pools.node_rule import MANAGER_POLICY, SHARED_POOLS
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_pools import without

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from proxy.allocation.koordinator.scored_merge import Tenancy, align
 from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaExclusive
 from proxy.model.options import Policy
-from proxy.place.binding.merging import Tenancy, align
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
 

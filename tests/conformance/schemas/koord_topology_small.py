@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.allocation.koordinator.hints import ScoredHint, gather, single_numa
+from proxy.allocation.koordinator.scored_merge import Tenancy, admits, allowed
 from proxy.model.koordinator import NumaExclusive
 from proxy.model.options import Policy
-from proxy.place.binding.hints import ScoredHint, gather, single_numa
-from proxy.place.binding.merging import Tenancy, admits, allowed
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
 

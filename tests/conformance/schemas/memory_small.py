@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.allocation.memory.hints import violates_groups
+from proxy.allocation.memory.request import pod_amounts
 from proxy.model.idset import Mask
-from proxy.place.memory.hints import violates_groups
-from proxy.place.memory.request import pod_amounts
 from tests.conformance import memory
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.pods import pod

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.model.asks import Kind
-from proxy.place.memory.allocate import allocate
-from proxy.place.memory.hints import container_hints, pod_hints
-from proxy.place.memory.state import MemoryRefused, MemoryState
+from proxy.allocation.memory.allocate import allocate
+from proxy.allocation.memory.hints import container_hints, pod_hints
+from proxy.allocation.memory.state import MemoryRefused, MemoryState
+from proxy.model.requests import Kind
 from tests.conformance import hints, memory
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.pods import first_app, pod

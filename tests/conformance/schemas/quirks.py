@@ -6,7 +6,7 @@ as values and rounds that end. Ours has to be the latter, and so not the former.
 
 from __future__ import annotations
 
-from proxy.place.distributed import take_distributed
+from proxy.allocation.distributed import take_distributed
 from tests.conformance.cases import Case, Outcome, Topologies
 
 _KINDS = ("endless_loop", "slice_aliasing")

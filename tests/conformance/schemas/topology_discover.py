@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from proxy.allocation.cpu_topology import CpuTopology, Units
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.place.cputopo import CpuTopology, Units
 from proxy.topology.description import machine_from_json
 from tests.conformance.cases import Case, Outcome, Topologies
 

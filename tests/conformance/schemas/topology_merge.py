@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.allocation.policies import decide
 from proxy.model.idset import Mask
 from proxy.model.options import Policy, parse_topology_options
-from proxy.place.policies import decide
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import answer, distances, hint, plain
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from proxy.allocation.policies import POLICIES
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
-from proxy.place.policies import POLICIES
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import distances, hint, hints, plain
 from tests.oracles.merge_parts import first_of, target_count

@@ -16,7 +16,7 @@ from daemon import Daemon, Node
 from peers import HookServer, RuntimeProxy, why_not_koordinator
 
 from proxy.config.load import parse
-from proxy.hooks.serving.registration import registration
+from proxy.frontends.hookserver.registration import registration
 
 if TYPE_CHECKING:
     from bed import Bed

@@ -13,7 +13,7 @@ from cri import cpuset_of, online
 from daemon import Daemon, Node
 
 from proxy.config.load import parse
-from proxy.hooks.serving.registration import registration
+from proxy.frontends.hookserver.registration import registration
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine import dispatch, invoke
 from proxy.hooks.engine.dispatch import Dispatch, Held
 from proxy.hooks.engine.errors import HookFailure
+from proxy.hooks.engine.event_loops import Looper
 from proxy.hooks.engine.invoke import DispatchContext, HookTask
-from proxy.hooks.engine.loops import Looper
-from proxy.hooks.engine.pace import OverdueError
 from proxy.hooks.engine.runners import JobResult, Runner
-from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES, Seat
+from proxy.hooks.engine.slots import MOST_ASTRAY, PLACES, Seat
+from proxy.hooks.engine.thread_interrupt import OverdueError
 from proxy.hooks.events import PreStartContainer
 from proxy.hooks.hook import Hook, Policy
 from proxy.model.backoff import Backoff

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from proxy.hooks.engine import chatter as chatter_module
 from proxy.hooks.engine import errors
-from proxy.hooks.engine.chatter import PREFIX, HookLogHandler
+from proxy.hooks.engine import log_capture as chatter_module
 from proxy.hooks.engine.errors import FailureLog, HookFailure, failure_of
-from proxy.hooks.engine.seats import Seat
+from proxy.hooks.engine.log_capture import PREFIX, HookLogHandler
+from proxy.hooks.engine.slots import Seat
 from proxy.hooks.engine.stats import AGAIN, HookStats
-from proxy.hooks.files import loading
 from proxy.hooks.hook import Hook
+from proxy.hooks.loader import loading
 from proxy.logs import log
 from proxy.model.errors import HookError
 from proxy.telemetry.port import silent

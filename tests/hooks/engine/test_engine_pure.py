@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import Adjustment, Veto
-from proxy.hooks.engine import alarm as alarms
-from proxy.hooks.engine.alarm import Alarm, alarm
-from proxy.hooks.engine.seats import MOST_INTERRUPTED
+from proxy.hooks.engine import loop_interrupt as alarms
+from proxy.hooks.engine.loop_interrupt import Alarm, alarm
+from proxy.hooks.engine.slots import MOST_INTERRUPTED
 from proxy.hooks.hook import Hook, Policy
 
 # pytest's own limit would have the signal.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from proxy.hooks.engine import runners as runners_module
-from proxy.hooks.engine.pace import OverdueError, Pace
 from proxy.hooks.engine.runners import JobResult, Runner, Runners
+from proxy.hooks.engine.thread_interrupt import OverdueError, Pace
 
 LIMIT_S = 30.0
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.hooks.kit.irqs import Irqs, Moved, mask_from, mask_text, shared_irqs
-from proxy.hooks.kit.knobs import put
+from proxy.hooks.kit.kernel_settings import put
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
 

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from proxy.api.koordinator import hook_pb2 as pb
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.hook import Hook
-from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.remote.servers import server_of
 from tests.said import of_hooks
 

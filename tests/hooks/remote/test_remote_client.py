@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from proxy.api.koordinator import hook_pb2 as pb
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.events import POINTS
 from proxy.hooks.hook import Hook
-from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.remote.client import Client
 from proxy.hooks.samples import sample
 from proxy.model.errors import HookError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.hooks.pb import hook_pb2 as pb
+from proxy.api.koordinator import hook_pb2 as pb
 from proxy.hooks.remote.merge import merge_answer, merge_resources, merge_update
 from proxy.model.errors import HookError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.config.fixed import Fixed
+from proxy.config.enums import FailurePolicy
+from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig, HookSettings
-from proxy.config.words import FailurePolicy
 from proxy.hooks.hook import Hook, Policy
 from proxy.hooks.remote.servers import server_of
 from proxy.model.errors import HookError

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from proxy.config.fixed import Fixed
+from proxy.api.koordinator import hook_pb2 as pb
+from proxy.config.enums import FailurePolicy
+from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig, HookSettings
-from proxy.config.words import FailurePolicy
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine.engine import Engine
 from proxy.hooks.events import Point
-from proxy.hooks.files.entries import State
 from proxy.hooks.hook import Hook, Outcome, Policy
-from proxy.hooks.library import Library
-from proxy.hooks.pb import hook_pb2 as pb
+from proxy.hooks.loader.entries import State
+from proxy.hooks.registry import Library
 from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet

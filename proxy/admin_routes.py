@@ -1,0 +1,162 @@
+"""The pages of the admin socket that need the daemon's parts, such as status, explain and metrics."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from proxy import __version__
+from proxy.config.enums import Mode
+from proxy.config.schema import Config
+from proxy.model.errors import InputError
+
+if TYPE_CHECKING:
+    from proxy.admin.server import Route
+    from proxy.controller.be.suppression import Suppression
+    from proxy.controller.controller import Keeper
+    from proxy.controller.reconciler import Sync
+    from proxy.frontends.cri.acceptor import Front
+    from proxy.frontends.cri.socket import Listener
+    from proxy.hooks_setup import Hooking
+    from proxy.release.lazy import Leaving
+    from proxy.takeover.lazy import Late
+
+
+class Pages:
+    """Answers what is asked about a daemon; parts are None where its mode has none."""
+
+    patient = frozenset({"/memory"})
+    """Pages that may take longer than others."""
+
+    def __init__(
+        self,
+        config: Config,
+        listener: Listener | None,
+        front: Front | None,
+        keeper: Keeper | None,
+        sync: Sync | None,
+        suppression: Suppression | None,
+        takeover: Late | None,
+        leaving: Leaving | None,
+        hooking: Hooking | None = None,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._front = front
+        self._keeper = keeper
+        self._sync = sync
+        self._suppression = suppression
+        self._takeover = takeover
+        self._leaving = leaving
+        self._hooking = hooking
+        self._started = time.time()
+
+    def routes(self) -> dict[str, Route]:
+        """Give the pages by path."""
+        return {
+            "/status": self.status,
+            "/explain": self.explain,
+            "/report": self.report,
+            "/memory": self.memory,
+            "/hooks": self.hooks,
+            "/metrics": self.metrics,
+        }
+
+    def status(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        config = self._config
+        page: dict[str, object] = {
+            "version": __version__,
+            "mode": config.mode.value,
+            "pid": os.getpid(),
+            "listen": str(self._listener.path if self._listener else config.listen),
+            "clients": self._front.connections if self._front else 0,
+            "uptime_s": round(time.time() - self._started, 1),
+            "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
+        }
+        if self._keeper is not None and self._sync is not None:
+            from proxy.controller.status_data import node_page
+
+            page.update(node_page(self._keeper))
+            page["runtime"] = {
+                "endpoint": str(config.runtime),
+                "connected": self._sync.connected,
+                "version": self._sync.runtime_version,
+                "events": self._keeper.watching.hearing.value,
+            }
+            if self._suppression is not None:
+                from proxy.controller.be.page import page as suppression_page
+
+                page["beSuppress"] = suppression_page(self._suppression, self._keeper.state)
+            if self._takeover is not None:
+                page.update(self._takeover.page())
+            if self._leaving is not None:
+                page.update(self._leaving.page())
+        if self._hooking is not None and (told := self._hooking.page()):
+            page["hooks"] = told
+        return page
+
+    def hooks(self) -> dict[str, object]:
+        """Give what ``topoproxy hooks list`` shows."""
+        if self._hooking is None:
+            why = (
+                "hooks are off (hooks.enabled)"
+                if self._config.mode is Mode.ENFORCE
+                else "hooks need mode enforce"
+            )
+            return {"hooks": [], "note": why}
+        return {"hooks": [], **self._hooking.page()}
+
+    def explain(self, params: Mapping[str, str]) -> dict[str, object]:
+        """Give what ``topoproxy explain`` tells."""
+        from proxy.observe.explain_answer import history_page
+
+        if self._keeper is None:
+            raise InputError("cannot explain: in passthrough mode nothing is decided")
+        return history_page(self._keeper.history, params, self._now)
+
+    def _now(self, container_id: str) -> str:
+        """Say what holds for a container now that was not decided when it came; mostly nothing."""
+        if self._keeper is None:
+            return ""
+        if lacks := self._keeper.hotplug.shortage.explained(container_id):
+            return lacks
+        if self._suppression is None:
+            return ""
+        from proxy.controller.be.page import note_of
+
+        container = self._keeper.state.containers.get(container_id)
+        return "" if container is None else note_of(self._suppression, self._keeper.state, container)
+
+    def report(self, params: Mapping[str, str]) -> dict[str, object]:
+        """Give what ``topoproxy report`` prints."""
+        from proxy.observe.koordinator import node_resource_topology
+        from proxy.observe.node_facts import node_facts
+
+        if self._keeper is None:
+            raise InputError("cannot report: in passthrough mode nothing is decided")
+        if (form := params.get("format", "koordinator")) != "koordinator":
+            raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
+        state, manager, meta = (
+            self._keeper.state,
+            self._keeper.beside.manager,
+            self._keeper.prescriptions.meta,
+        )
+        name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
+        return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
+
+    async def memory(self) -> dict[str, object]:
+        """Give what ``topoproxy status --memory`` shows."""
+        if self._keeper is None:
+            raise InputError("cannot tell where memory is: in passthrough mode nobody's is looked after")
+        return await self._keeper.mems.page()
+
+    def metrics(self) -> str:
+        """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
+        from proxy.observe.metrics import metrics
+
+        registry = None if self._keeper is None else self._keeper.telemetry.registry
+        return metrics(self.status(), registry)

@@ -1,0 +1,159 @@
+"""The hints of the CPU manager: sets of NUMA nodes on which a request for CPUs could be met.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``generateCPUTopologyHints``. Every set
+of NUMA nodes that own CPUs is a hint if it holds all CPUs that the pod may use again (those of its finished
+init containers) and if these with the available CPUs in the set are enough. It is *preferred* if no smaller
+set could do on an empty machine: the measure is how many CPUs the nodes have, whatever is free now. With
+``align-by-socket`` a set is also preferred if it touches no more sockets than the smallest such set needs.
+
+n nodes are up to 2^n sets. Up to ``LISTED`` nodes they are listed, and each has the sum of one that was
+summed before it and one node, so a list costs one addition per set; masks and hints are made once for all
+machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a demand, and
+"holds all reusable CPUs" is a demand of one for every node that has some, so the family's closed form is
+exact. ``proxy.allocation.sockets`` knows in addition what is preferred for its sockets.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.demand import LISTED, Demand, masks
+from proxy.allocation.hint_family import Family, hint
+from proxy.allocation.sockets import SocketFamily, Sockets
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import CpuSet
+
+CPU = "cpu"
+
+
+def container_hints(
+    topo: CpuTopology,
+    request: int,
+    assigned: CpuSet | None,
+    available: CpuSet,
+    reusable: CpuSet,
+    *,
+    by_socket: bool = False,
+) -> Hints:
+    """Return the hints for a container.
+
+    Args:
+        topo: The machine.
+        request: Exclusive CPUs wanted; 0 for none.
+        assigned: CPUs that the container already owns, None where it owns none.
+        available: CPUs that may become exclusive.
+        reusable: CPUs of the pod's init containers that it may have.
+        by_socket: kubelet's ``align-by-socket``.
+    """
+    if request == 0:
+        return None
+    if assigned is None:
+        return {CPU: cpu_hints(topo, available, reusable, request, by_socket=by_socket)}
+    if len(assigned) != request:
+        return {CPU: ()}
+    return {CPU: cpu_hints(topo, assigned, CpuSet(), request, by_socket=by_socket)}
+
+
+def pod_hints(
+    topo: CpuTopology,
+    request: int,
+    assigned: Iterable[tuple[int, CpuSet]],
+    available: CpuSet,
+    reusable: CpuSet,
+    *,
+    by_socket: bool = False,
+) -> Hints:
+    """Return the hints for a pod.
+
+    Args:
+        topo: The machine.
+        request: Exclusive CPUs that the pod wants at the worst moment.
+        assigned: For each container that already owns CPUs, how many it wants and which it owns.
+        available: CPUs that may become exclusive.
+        reusable: CPUs of the pod's init containers that it may have.
+        by_socket: kubelet's ``align-by-socket``.
+    """
+    if request == 0:
+        return None
+    owned = CpuSet()
+    for wanted, cpus in assigned:
+        if len(cpus) != wanted:
+            return {CPU: ()}
+        owned |= cpus
+    if len(owned) == request:
+        return {CPU: cpu_hints(topo, owned, CpuSet(), request, by_socket=by_socket)}
+    return {CPU: cpu_hints(topo, available, reusable | owned, request, by_socket=by_socket)}
+
+
+def cpu_hints(
+    topo: CpuTopology, available: CpuSet, reusable: CpuSet, request: int, *, by_socket: bool = False
+) -> Sequence[TopologyHint]:
+    """Generate hints.
+
+    Args:
+        topo: The machine.
+        available: CPUs to count.
+        reusable: CPUs to count that every hint must hold.
+        request: CPUs wanted, at least 1.
+        by_socket: kubelet's ``align-by-socket``.
+
+    Returns:
+        In kubelet's order: by number of nodes, then by node list. A ``Family`` beyond ``LISTED`` nodes; empty
+        when nothing fits.
+    """
+    nodes = tuple(topo.nodes)
+    if reusable.bits & ~topo.cpus.bits:
+        return ()
+    free = {node: (bits & available.bits).bit_count() for node, bits in topo.nodes.items()}
+    held = [node for node, bits in topo.nodes.items() if bits & reusable.bits]
+    size = _fewest(topo, request)
+    sockets = Sockets.of(topo, size) if by_socket else None
+    need = request - len(reusable)
+    if len(nodes) <= LISTED:
+        return _list(nodes, free.values(), sum(1 << node for node in held), need, size, sockets)
+    lots = tuple((1 << node, count) for node, count in free.items())
+    demands = (Demand(need, lots), *(Demand(1, ((1 << node, 1),)) for node in held))
+    if sockets is not None:
+        return SocketFamily((), nodes, 1, demands, size, sockets) or ()
+    return Family((), nodes, 1, demands, size) or ()
+
+
+def _list(
+    nodes: tuple[int, ...], free: Iterable[int], held: int, need: int, size: int, sockets: Sockets | None
+) -> tuple[TopologyHint, ...]:
+    sums = [0]
+    for count in free:
+        sums += [has + count for has in sums]
+    if sockets is None:
+        return tuple(
+            preferred if bits.bit_count() == size else plain
+            for place, bits, plain, preferred in _table(nodes)
+            if sums[place] >= need and not held & ~bits
+        )
+    return tuple(
+        preferred if bits.bit_count() == size or sockets.aligned(bits) else plain
+        for place, bits, plain, preferred in _table(nodes)
+        if sums[place] >= need and not held & ~bits
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, TopologyHint], ...]:
+    """Return for every mask, in order: its place among the sums, its bits, and both hints that it can be."""
+    place = {1 << node: 1 << i for i, node in enumerate(nodes)}
+    for bits in masks(nodes):
+        low = bits & -bits
+        place[bits] = place[low] | (place[bits ^ low] if bits != low else 0)
+    return tuple((place[b], b, hint(b, False), hint(b, True)) for b in masks(nodes))
+
+
+def _fewest(topo: CpuTopology, request: int) -> int:
+    """Return how few nodes could hold the request if they were empty; all of them where none could."""
+    missing = request
+    for count, cpus in enumerate(sorted((b.bit_count() for b in topo.nodes.values()), reverse=True), start=1):
+        missing -= cpus
+        if missing <= 0:
+            return count
+    return len(topo.nodes)

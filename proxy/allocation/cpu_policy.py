@@ -1,0 +1,144 @@
+"""The static CPU policy and its state, as values, and how a stored state is checked.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``NewStaticPolicy``, ``validateState``.
+The CPUs of a machine are in the *default* set, which all containers without exclusive CPUs share, or they
+belong to a container. *Reserved* CPUs are never given away; they stay in the default set unless
+``strict-cpu-reservation`` takes them out. A stored state must account for every CPU of the machine exactly
+once (but containers of one pod may have CPUs in common).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.distributed import take_distributed
+from proxy.allocation.packed import take_packed
+from proxy.allocation.refusal import AllocationRefusedError
+from proxy.model.idset import CpuSet
+from proxy.model.options import CpuOptions
+
+Assignments = Mapping[str, Mapping[str, CpuSet]]
+"""Pod uid to container name to CPUs."""
+
+
+class CpuStateError(ValueError):
+    """Reserved CPUs or a stored state do not fit the machine; the text is kubelet's."""
+
+
+class CpuRefusedError(AllocationRefusedError):
+    """A container cannot have its CPUs; the text is kubelet's message."""
+
+
+class SmtAlignmentError(CpuRefusedError):
+    """A request is not a number of whole cores, or there are too few of them."""
+
+    reason = "SMTAlignmentError"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPolicy:
+    """What does not change while the node runs.
+
+    Attributes:
+        topo: The machine.
+        options: How CPUs are chosen.
+        reserved: CPUs that no container owns.
+        reserved_cores: All threads of their cores.
+    """
+
+    topo: CpuTopology
+    options: CpuOptions
+    reserved: CpuSet
+    reserved_cores: CpuSet
+
+    @classmethod
+    def of(
+        cls,
+        topo: CpuTopology,
+        options: CpuOptions | None = None,
+        reserved: CpuSet | None = None,
+        amount: int | None = None,
+    ) -> CpuPolicy:
+        """Set CPUs aside.
+
+        Args:
+            topo: The machine.
+            options: How CPUs are chosen.
+            reserved: The CPUs; None or none to choose ``amount`` of them as an allocation would.
+            amount: How many (``kubeReserved`` and ``systemReserved``, rounded up); None for as many as named.
+
+        Raises:
+            CpuStateError: They cannot be set aside.
+        """
+        options = options or CpuOptions()
+        chosen = reserved or CpuSet()
+        if not chosen and amount and amount <= len(topo.cpus):
+            chosen = take(topo, options, topo.cpus, amount)
+        if amount is not None and len(chosen) != amount:
+            raise CpuStateError(
+                "[cpumanager] unable to reserve the required amount of CPUs "
+                f"(size of {chosen} did not equal {amount})"
+            )
+        if unknown := chosen - topo.cpus:
+            raise CpuStateError(
+                "[cpumanager] unable to build the reserved physical CPUs from the reserved set: "
+                f"unknown CPU ID: {unknown.first()}"
+            )
+        cores = sum(bits for bits in topo.cores.values() if bits & chosen.bits)
+        return cls(topo, options, chosen, CpuSet.from_bits(cores))
+
+    @property
+    def group(self) -> int:
+        """Threads of a core, at least 1."""
+        return max(self.topo.cpus_per_core, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuState:
+    """Which containers own which CPUs.
+
+    Attributes:
+        default: The CPUs that all others share.
+        assigned: The CPUs that containers own.
+        bubbles: Pod uid to the CPUs of pods that own some as a whole; their containers' CPUs are inside.
+        reusing: The pod that was served last; ``reusable`` are the CPUs of its init containers.
+    """
+
+    default: CpuSet = field(default_factory=CpuSet)
+    assigned: Assignments = field(default_factory=dict)
+    bubbles: Mapping[str, CpuSet] = field(default_factory=dict)
+    reusing: str = ""
+    reusable: CpuSet = field(default_factory=CpuSet)
+
+    def of(self, uid: str, name: str) -> CpuSet | None:
+        """Return the CPUs of a container, None where it owns none."""
+        return self.assigned.get(uid, {}).get(name)
+
+    def reusable_by(self, uid: str) -> CpuSet:
+        """Return the CPUs that the next container of a pod may use again."""
+        return self.reusable if uid == self.reusing else CpuSet()
+
+
+def take(
+    topo: CpuTopology, options: CpuOptions, cpus: CpuSet, wanted: int, steps: list[str] | None = None
+) -> CpuSet:
+    """Choose CPUs as the options say; sentences about what was done are added to ``steps``.
+
+    Raises:
+        NotEnoughCpus: Too few are available.
+    """
+    if wanted == 0:
+        return CpuSet()
+    if options.distribute_cpus_across_numa:
+        group = max(topo.cpus_per_core, 1) if options.full_pcpus_only else 1
+        return take_distributed(topo, cpus, wanted, group=group, steps=steps)
+    return take_packed(
+        topo,
+        cpus,
+        wanted,
+        prefer_uncore=options.prefer_align_cpus_by_uncorecache,
+        spread=options.distribute_cpus_across_cores,
+        steps=steps,
+    )

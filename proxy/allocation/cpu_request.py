@@ -1,0 +1,46 @@
+"""How many exclusive CPUs a container or a pod wants.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``guaranteedCPUs``,
+``podGuaranteedCPUs``. Only containers of Guaranteed pods own CPUs, and only those that request whole ones. A
+pod may state requests of its own; kubelet then gives no container exclusive CPUs unless it manages such pods
+(an alpha feature), in which case a container must be exact by itself: request equal to limit, for CPU and for
+memory.
+"""
+
+from __future__ import annotations
+
+from proxy.allocation.pod_requests import peak_request
+from proxy.model.requests import Ask, PodAsk
+
+CPU = "cpu"
+MILLI = 1000
+NO_SHARES = 2
+"""The least that the kernel accepts, and what kubelet sends where no CPU is requested (its ``MinShares``)."""
+
+
+def container_cpus(pod: PodAsk, ask: Ask) -> int:
+    """Return the exclusive CPUs that a container wants; 0 where it shares."""
+    if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and ask.exact)):
+        return 0
+    return _whole(ask.requests.get(CPU, 0))
+
+
+def pod_cpus(pod: PodAsk) -> int:
+    """Return the exclusive CPUs that a pod wants at most at any time.
+
+    These are its own request where it makes one that is managed, else what its containers need together.
+    """
+    if pod.own is None:
+        return peak_request(pod.containers, lambda ask: {CPU: container_cpus(pod, ask)}).get(CPU, 0)
+    return bubble_cpus(pod)
+
+
+def bubble_cpus(pod: PodAsk) -> int:
+    """Return the CPUs that a pod wants for itself, to be divided among its containers; 0 for none."""
+    if pod.own is None or not pod.own_managed or not pod.guaranteed:
+        return 0
+    return _whole(pod.own.get(CPU, 0))
+
+
+def _whole(milli: int) -> int:
+    return milli // MILLI if milli % MILLI == 0 else 0

@@ -1,0 +1,191 @@
+"""The static CPU policy: hints, allocation and release.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``GetTopologyHints``, ``Allocate``,
+``allocateCPUs``. What may become exclusive is the default set without reserved CPUs. A pod's ordinary init
+container has ended when the next container starts, so its CPUs are *reusable* by the containers after it:
+they are offered to them along with the free ones, and return only when no container of the pod uses them.
+Only one pod is being started at a time, so reusable CPUs are kept for one pod.
+
+Under a hint CPUs are taken from its nodes as far as they go (``align-by-socket``: from all nodes of its
+sockets), and the rest from anywhere. With ``full-pcpus-only`` a request must be whole cores, and no more than
+what is free outside the cores of reserved CPUs, or it is refused before anything else is checked.
+
+Every function gives a new state; a refusal is an exception and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.allocation import cpu_hints
+from proxy.allocation.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
+from proxy.allocation.cpu_request import bubble_cpus, container_cpus, pod_cpus
+from proxy.allocation.trace import nodes_of
+from proxy.model.hint import Hints
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.phrases import counted, nodes
+from proxy.model.requests import Kind, PodAsk
+
+
+def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) -> Hints:
+    """Return the hints for a container of a pod."""
+    return cpu_hints.container_hints(
+        policy.topo,
+        container_cpus(pod, pod.named(name)),
+        state.of(pod.uid, name),
+        available(policy, state),
+        state.reusable_by(pod.uid),
+        by_socket=policy.options.align_by_socket,
+    )
+
+
+def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk) -> Hints:
+    """Return the hints for a pod as a whole."""
+    bubble = state.bubbles.get(pod.uid)
+    if bubble is not None:
+        assigned = [(bubble_cpus(pod), bubble)]
+    else:
+        asks = ((ask, state.of(pod.uid, ask.name)) for ask in pod.containers)
+        assigned = [(container_cpus(pod, ask), cpus) for ask, cpus in asks if cpus is not None]
+    return cpu_hints.pod_hints(
+        policy.topo,
+        pod_cpus(pod),
+        assigned,
+        available(policy, state),
+        state.reusable_by(pod.uid),
+        by_socket=policy.options.align_by_socket,
+    )
+
+
+def available(policy: CpuPolicy, state: CpuState) -> CpuSet:
+    """Return the CPUs that may become exclusive."""
+    return state.default - policy.reserved
+
+
+def allocate(
+    policy: CpuPolicy,
+    state: CpuState,
+    pod: PodAsk,
+    name: str,
+    affinity: Mask | None = None,
+    steps: list[str] | None = None,
+) -> CpuState:
+    """Return a container its CPUs.
+
+    Args:
+        policy: The policy.
+        state: Which containers own which CPUs now.
+        pod: What the pod asks for.
+        name: The container; one that owns CPUs already keeps them.
+        affinity: NUMA nodes of the hint; None for any.
+        steps: Sentences about what was done are added here; None for no record.
+
+    Raises:
+        SmtAlignmentError: The request is against ``full-pcpus-only``.
+        NotEnoughCpus: Too few CPUs are available.
+    """
+    wanted = container_cpus(pod, pod.named(name))
+    if wanted == 0:
+        return state
+    check_whole_cores(policy, state, wanted)
+    owned = state.of(pod.uid, name)
+    if owned is None:
+        owned = take_under(policy, state, wanted, affinity, state.reusable_by(pod.uid), steps)
+    return with_assigned(state, pod, name, owned)
+
+
+def with_assigned(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuState:
+    """Return the state in which a container of a pod owns these CPUs."""
+    reusable = state.reusable_by(pod.uid)
+    ends = pod.named(name).kind is Kind.INIT
+    return replace(
+        state,
+        default=state.default - cpus,
+        assigned=with_entry(state.assigned, pod.uid, name, cpus),
+        reusing=pod.uid,
+        reusable=reusable | cpus if ends else reusable - cpus,
+    )
+
+
+def check_whole_cores(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
+    """Check a request against ``full-pcpus-only``.
+
+    Raises:
+        SmtAlignmentError: It is not a number of whole cores, or too few whole cores are free.
+    """
+    if not policy.options.full_pcpus_only:
+        return
+    if wanted % policy.group:
+        raise SmtAlignmentError(
+            f"SMT Alignment Error: requested {wanted} cpus not multiple cpus per core = {policy.group}"
+        )
+    free = len(state.default - policy.reserved_cores)
+    if wanted > free:
+        raise SmtAlignmentError(
+            "SMT Alignment Error: not enough free physical CPUs: "
+            f"available physical CPUs = {free}, requested CPUs = {wanted}, CPUs per core = {policy.group}"
+        )
+
+
+def take_under(
+    policy: CpuPolicy,
+    state: CpuState,
+    wanted: int,
+    affinity: Mask | None,
+    reusable: CpuSet,
+    steps: list[str] | None = None,
+) -> CpuSet:
+    """Choose CPUs under a hint; sentences about what was done are added to ``steps``.
+
+    Raises:
+        NotEnoughCpus: Too few are available.
+    """
+    pool = available(policy, state) | reusable
+    taken = CpuSet()
+    if affinity is not None:
+        aligned = pool & CpuSet.from_bits(_cpus_of(policy, affinity))
+        taken = take(policy.topo, policy.options, aligned, min(len(aligned), wanted), steps)
+    later: list[str] | None = None if steps is None else []
+    rest = take(policy.topo, policy.options, pool - taken, wanted - len(taken), later)
+    if steps is not None:
+        if affinity is not None and rest:
+            home = f"the sockets of {nodes(affinity)}" if policy.options.align_by_socket else nodes(affinity)
+            free = f"only {counted(len(taken), 'free CPU')}" if taken else "no free CPUs"
+            where = nodes(nodes_of(policy.topo, rest))
+            steps.append(f"{home} had {free}, {len(rest)} more from {where}")
+        steps += later or ()
+    return taken | rest
+
+
+def remove(state: CpuState, uid: str, name: str) -> CpuState:
+    """Take a container's CPUs back, except those that other containers of its pod use.
+
+    CPUs of a pod that owns them as a whole come back with its last container.
+    """
+    containers = dict(state.assigned.get(uid, {}))
+    if name not in containers:
+        return state
+    freed = containers.pop(name)
+    bubbles = state.bubbles
+    if uid in bubbles:
+        freed = CpuSet() if containers else bubbles[uid]
+        bubbles = bubbles if containers else {u: cpus for u, cpus in bubbles.items() if u != uid}
+    for cpus in containers.values():
+        freed -= cpus
+    assigned = {u: entries for u, entries in state.assigned.items() if u != uid}
+    if containers:
+        assigned[uid] = containers
+    return replace(state, default=state.default | freed, assigned=assigned, bubbles=bubbles)
+
+
+def with_entry(assigned: Assignments, uid: str, name: str, cpus: CpuSet) -> Assignments:
+    """Return assignments with one added."""
+    return {**assigned, uid: {**assigned.get(uid, {}), name: cpus}}
+
+
+def _cpus_of(policy: CpuPolicy, nodes: Mask) -> int:
+    """Return the CPUs of nodes; with ``align-by-socket`` those of their sockets."""
+    topo = policy.topo
+    if not policy.options.align_by_socket:
+        return union(topo.nodes.get(node, 0) for node in nodes)
+    return union(topo.sockets[s] for node in nodes for s, _ in topo.node_sockets.get(node, ()))

@@ -1,0 +1,182 @@
+"""Choosing devices for a container.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go ``devicesToAllocate``, ``filterByAffinity``.
+Devices are taken, until there are enough, from
+
+1. the reusable ones of the pod's init containers;
+2. if more are *aligned* (near to a node of the mask) than still needed: those of them that the plugin
+   prefers, then the other aligned ones;
+3. else all aligned ones, then those that the plugin prefers among all available, then the *unaligned* ones
+   (near to other nodes), at last those near to no node.
+
+Without a mask, or where no device of the resource is near to a node, all count as near to no node. Inside a
+set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
+
+A plugin's preference (the call GetPreferredAllocation) is a port: the caller provides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from proxy.allocation.devices.state import DeviceState
+from proxy.allocation.refusal import AllocationRefusedError
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.phrases import nodes as named
+from proxy.model.requests import PodAsk
+
+Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
+"""Asks a plugin: ids to choose from, ids among them that must be included, how many in all; gives ids."""
+
+
+class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
+    """The device manager refuses; the message is kubelet's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGrant:
+    """What came of an allocation.
+
+    Attributes:
+        state: The new state.
+        devices: Resource to the ids that the container holds, sorted.
+        reasons: Sentences that say how it came to that.
+    """
+
+    state: DeviceState
+    devices: Mapping[str, tuple[str, ...]]
+    reasons: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Taking:
+    """Devices being taken, until there are enough."""
+
+    needed: int
+    taken: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    def take(self, ids: Iterable[str], words: str) -> bool:
+        """Take as many of these as are needed, in their order; return whether there are enough now."""
+        part = [i for i in dict.fromkeys(ids) if i not in self.taken][: self.needed]
+        self.taken += part
+        self.needed -= len(part)
+        if part:
+            self.reasons.append(f"{', '.join(part)}: {words}")
+        return self.needed == 0
+
+
+def allocate(
+    state: DeviceState,
+    pod: PodAsk,
+    name: str,
+    merged: TopologyHint,
+    prefer: Mapping[str, Prefer] | None = None,
+) -> DeviceGrant:
+    """Return a container the devices of its limits.
+
+    Args:
+        state: The state before; it is not changed.
+        pod: The pod, with all its containers in order.
+        name: The container.
+        merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
+        prefer: By resource, the plugins that have a preference.
+
+    Raises:
+        DeviceRefused: There are not enough devices; the text is kubelet's.
+        KeyError: The pod has no container of that name.
+    """
+    given: dict[str, tuple[str, ...]] = {}
+    reasons: list[str] = []
+    for resource, count in pod.named(name).limits.items():
+        held = state.of_container(pod.uid, name, resource)
+        if resource not in state.registered and not held:
+            continue
+        _check(state, resource, count, held, f'pod "{pod.uid}" container "{name}"')
+        if held or count <= 0:
+            reasons += [f"{resource}: it holds its devices already"] if held else []
+            chosen = held
+        else:
+            plugin = (prefer or {}).get(resource)
+            took = _choose(state, resource, count, merged.affinity, state.reusable(pod, resource), plugin)
+            reasons += [f"{resource}: {reason}" for reason in took.reasons]
+            chosen = frozenset(took.taken)
+            state = state.give(pod.uid, name, resource, chosen)
+        given[resource] = tuple(sorted(chosen))
+    return DeviceGrant(state, given, tuple(reasons))
+
+
+def _check(state: DeviceState, resource: str, count: int, held: frozenset[str], who: str) -> None:
+    if held and len(held) != count:
+        raise DeviceRefused(f'{who} changed request for resource "{resource}" from {len(held)} to {count}')
+    if resource not in state.registered:
+        raise DeviceRefused(f"cannot allocate unregistered device {resource}")
+    healthy = state.healthy(resource)
+    if not healthy:
+        raise DeviceRefused(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+    if not held <= healthy:
+        raise DeviceRefused(
+            "previously allocated devices are no longer healthy;"
+            f" cannot allocate unhealthy devices {resource}"
+        )
+
+
+def _choose(
+    state: DeviceState,
+    resource: str,
+    count: int,
+    mask: Mask | None,
+    reusable: frozenset[str],
+    prefer: Prefer | None,
+) -> _Taking:
+    taking = _Taking(count)
+    near, far, _ = _parted(state, resource, reusable, mask)
+    if taking.take([*near, *far, *sorted(reusable)], "taken over from init containers"):
+        return taking
+    available = state.available(resource).difference(taking.taken)
+    if len(available) < taking.needed:
+        raise DeviceRefused(
+            f"requested number of devices unavailable for {resource}."
+            f" Requested: {taking.needed}, Available: {len(available)}"
+        )
+    aligned, unaligned, nowhere = _parted(state, resource, available, mask)
+    where = named(mask) if mask else "no nodes"
+    if taking.needed < len(aligned):
+        choice = _preferred(prefer, aligned, taking, count)
+        done = taking.take(choice, "the plugin prefers them among those near to the nodes decided on")
+        done = done or taking.take(aligned, f"near to {where}")
+    else:
+        done = taking.take(aligned, f"near to {where}")
+        if not done:
+            choice = _preferred(prefer, sorted(available), taking, count)
+            done = taking.take(choice, "the plugin prefers them")
+        done = done or taking.take(unaligned, f"near to others than {where}")
+        done = done or taking.take(nowhere, "any will do")
+    assert done, "there were enough available"
+    return taking
+
+
+def _parted(
+    state: DeviceState, resource: str, ids: frozenset[str], mask: Mask | None
+) -> tuple[list[str], list[str], list[str]]:
+    """Part devices into those near to the mask, those near to other nodes, and the rest; each sorted."""
+    parts: tuple[list[str], list[str], list[str]] = ([], [], [])
+    devices = state.registered[resource]
+    for i in sorted(ids):
+        nodes = devices[i].nodes if i in devices else None
+        if mask is None or not nodes:
+            parts[2].append(i)
+        else:
+            parts[1 if nodes.isdisjoint(mask) else 0].append(i)
+    return parts
+
+
+def _preferred(prefer: Prefer | None, among: list[str], taking: _Taking, count: int) -> list[str]:
+    """Ask the plugin; what it names beyond ``among`` does not count."""
+    if prefer is None:
+        return []
+    must = sorted(taking.taken)
+    named = set(prefer(tuple(sorted({*among, *must})), tuple(must), count))
+    return [i for i in among if i in named]

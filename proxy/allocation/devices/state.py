@@ -1,0 +1,102 @@
+"""The registered devices, and the containers that hold them.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go. Plugins register resources and report
+their devices: an id, whether it is healthy, and the NUMA nodes it is near to, if any. A device is held by a
+container until its pod is gone; containers of one pod may hold the same device one after the other: what an
+ordinary init container held can be reused by the containers after it.
+
+kubelet keeps the reusable devices in a table beside the state. Here they are read from the state: those of
+the pod's ordinary init containers, without those that a container that stays has taken. That is the same set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from proxy.model.idset import Mask
+from proxy.model.requests import Kind, PodAsk
+
+NO_DEVICES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredDevice:
+    """One device.
+
+    Attributes:
+        id: Unique within its resource.
+        nodes: NUMA nodes that it is near to. None where the plugin reports no topology; an empty mask where
+            it reports one without nodes: as reusable devices the two are treated differently.
+        healthy: False keeps it from being given out; it counts as capacity all the same.
+    """
+
+    id: str
+    nodes: Mask | None = None
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """Devices and holders.
+
+    Attributes:
+        registered: Resource to device id to device.
+        held: Pod uid to container name to resource to device ids.
+    """
+
+    registered: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
+    held: Mapping[str, Mapping[str, Mapping[str, frozenset[str]]]] = field(default_factory=dict)
+
+    def register(self, resource: str, devices: Iterable[RegisteredDevice]) -> DeviceState:
+        """Return the state with all the devices of a resource; those it had before are forgotten."""
+        return replace(self, registered={**self.registered, resource: {d.id: d for d in devices}})
+
+    def has_topology(self, resource: str) -> bool:
+        """Return whether any device of a resource is near to a NUMA node."""
+        return any(device.nodes for device in self.registered.get(resource, {}).values())
+
+    def healthy(self, resource: str) -> frozenset[str]:
+        """Return the healthy devices of a resource."""
+        return frozenset(d.id for d in self.registered.get(resource, {}).values() if d.healthy)
+
+    def in_use(self, resource: str) -> frozenset[str]:
+        """Return the devices of a resource that some container holds."""
+        return NO_DEVICES.union(
+            *(c.get(resource, NO_DEVICES) for pod in self.held.values() for c in pod.values())
+        )
+
+    def available(self, resource: str) -> frozenset[str]:
+        """Return the devices of a resource that are healthy and that no container holds."""
+        return self.healthy(resource) - self.in_use(resource)
+
+    def of_container(self, uid: str, name: str, resource: str) -> frozenset[str]:
+        """Return the devices that a container holds."""
+        return self.held.get(uid, {}).get(name, {}).get(resource, NO_DEVICES)
+
+    def of_pod(self, uid: str, resource: str) -> frozenset[str]:
+        """Return the devices that the containers of a pod hold."""
+        return NO_DEVICES.union(*(c.get(resource, NO_DEVICES) for c in self.held.get(uid, {}).values()))
+
+    def reusable(self, pod: PodAsk, resource: str) -> frozenset[str]:
+        """Return the devices that ordinary init containers of a pod held and no container has taken over."""
+        left, taken = NO_DEVICES, NO_DEVICES
+        for ask in pod.containers:
+            own = self.of_container(pod.uid, ask.name, resource)
+            if ask.kind is Kind.INIT:
+                left |= own
+            else:
+                taken |= own
+        return left - taken
+
+    def give(self, uid: str, name: str, resource: str, ids: frozenset[str]) -> DeviceState:
+        """Return the state in which a container holds these devices of a resource."""
+        pod = self.held.get(uid, {})
+        container = {**pod.get(name, {}), resource: ids}
+        return replace(self, held={**self.held, uid: {**pod, name: container}})
+
+    def release(self, uid: str, name: str) -> DeviceState:
+        """Return the state in which a container holds nothing; others keep what they share with it."""
+        pod = {k: v for k, v in self.held.get(uid, {}).items() if k != name}
+        others = {k: v for k, v in self.held.items() if k != uid}
+        return replace(self, held={**others, uid: pod} if pod else others)

@@ -1,0 +1,76 @@
+"""The distributing allocator: choose n CPUs so that several NUMA nodes give the same.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMADistributed``. A
+workload whose threads move in step is as fast as its slowest part, so a request that needs two nodes is
+better served with half from each than with all of one and a bit of the other. ``split`` decides which nodes
+give how much; inside a node the packed allocator chooses. Where no even split exists, or where the request is
+not a whole number of groups, the packed allocator chooses among all nodes.
+
+The first number of nodes tried is the one that would do if all nodes were empty, whatever is free now. Uncore
+caches are ignored.
+"""
+
+from __future__ import annotations
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.packed import open_nodes, take_packed
+from proxy.allocation.split import Split, split
+from proxy.allocation.trace import nodes_of
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.phrases import counted, cpus
+from proxy.model.phrases import nodes as named
+
+
+def take_distributed(
+    topo: CpuTopology, available: CpuSet, n: int, *, group: int = 1, steps: list[str] | None = None
+) -> CpuSet:
+    """Choose n of the available CPUs, evenly from as few NUMA nodes as can share them.
+
+    Args:
+        topo: The machine.
+        available: CPUs to choose from; those that the machine does not have are ignored.
+        n: How many.
+        group: CPUs that are given together: the threads of a core with ``full-pcpus-only``, else 1.
+        steps: Sentences about what was done are added here; None for no record.
+
+    Returns:
+        Exactly n CPUs, a subset of ``available``; the same for the same arguments.
+
+    Raises:
+        NotEnoughCpus: Fewer than n are available.
+        ValueError: n is negative or ``group`` is not positive.
+    """
+    if group < 1:
+        raise ValueError(f"cannot take {n} CPUs in groups of {group}: a group has at least one")
+    free = available & topo.cpus
+    if n % group or not 0 < n <= len(free):
+        return take_packed(topo, free, n, steps=steps)
+    nodes = open_nodes(topo, free)
+    parts = [CpuSet.from_bits(topo.nodes[node] & free.bits) for node in nodes]
+    groups_per_node = _ceil(_ceil(len(topo.cpus), group), len(topo.nodes))
+    chosen = split([len(part) for part in parts], n, group, _ceil(n // group, groups_per_node))
+    if chosen is None:
+        return take_packed(topo, free, n, steps=steps)
+    taken, rest = _gather(topo, parts, chosen, group)
+    if steps is not None:
+        many = "from each of " if len(chosen.members) > 1 else "of "
+        members = named(Mask(nodes[i] for i in chosen.members))
+        steps.append(f"{counted(chosen.each, 'CPU')} {many}{members}: {cpus(taken)}")
+        if rest:
+            steps.append(f"{len(rest)} more of {named(nodes_of(topo, rest))}: {cpus(rest)}")
+    return taken | rest
+
+
+def _gather(topo: CpuTopology, parts: list[CpuSet], chosen: Split, group: int) -> tuple[CpuSet, CpuSet]:
+    """Take what was decided, node by node, then the rest group by group."""
+    taken = CpuSet()
+    for i in chosen.members:
+        taken |= take_packed(topo, parts[i], chosen.each)
+    rest = CpuSet()
+    for i in chosen.extra:
+        rest |= take_packed(topo, parts[i] - taken - rest, group)
+    return taken, rest
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,250 @@
+"""Sets of topology hints that are too many to be listed.
+
+Theory. The hints of CPUs, memory and devices are always made of two parts:
+
+- some *explicit* masks (for memory: single nodes, and groups that are already in use);
+- an *open* part: every mask over some nodes, of at least ``floor`` nodes, that meets all demands.
+
+n open nodes are up to 2^n masks. While there are at most ``LISTED`` nodes they are listed. Beyond that a
+``Family`` stands for the same hints in the same order, made one by one as they are read, and answers in
+closed form what would take too long to find by reading. ``proxy.allocation.hint_sampling`` makes lists for a
+merge from that.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from proxy.allocation.demand import (
+    LISTED,
+    Demand,
+    covers,
+    fittest,
+    lowest,
+    masks,
+    meeting,
+    smallest,
+    sums,
+    to_bits,
+)
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+
+_TRIES = 256
+"""How many nodes are tried to find some more hints beside the best."""
+
+
+@functools.lru_cache(maxsize=16384)
+def hint(bits: int, preferred: bool) -> TopologyHint:
+    """Return a hint by the bits of its mask; equal hints are one object."""
+    return TopologyHint(Mask.from_bits(bits), preferred)
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Sequence[TopologyHint]):
+    """The hints of one resource: explicit masks and an open part.
+
+    Attributes:
+        explicit: Bits of masks, in any order; none of them is in the open part.
+        nodes: The open nodes, ascending.
+        floor: The least size of an open mask.
+        demands: What an open mask has to cover.
+        size: The size that makes a hint preferred.
+    """
+
+    explicit: tuple[int, ...]
+    nodes: tuple[int, ...]
+    floor: int
+    demands: tuple[Demand, ...]
+    size: int
+
+    def listed(self) -> Sequence[TopologyHint]:
+        """Return the hints as a tuple where they can be listed, else this object."""
+        if not self:
+            return ()
+        return tuple(iter(self)) if len(self.universe) <= LISTED else self
+
+    @property
+    def universe(self) -> Mask:
+        """Every node that some hint may name."""
+        return Mask.from_bits(functools.reduce(int.__or__, self.explicit, to_bits(self.nodes)))
+
+    def best(self, around: Mask | None = None) -> TopologyHint | None:
+        """Return the best hint: a preferred one if any is, then fewest nodes, then the smallest integer.
+
+        Args:
+            around: Only hints that contain these nodes count.
+        """
+        bits = self._best(around.bits if around else 0)
+        return hint(bits, self.prefers(bits)) if bits else None
+
+    def favourites(
+        self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
+    ) -> Sequence[int]:
+        """Return the best of the masks that are preferred for something else than their size; here none is.
+
+        Args:
+            nodes: Those that a mask may name.
+            demands: What it has to meet.
+            floor: The least size of it.
+            base: The nodes that it has to name.
+        """
+        del nodes, demands, floor, base
+        return ()
+
+    def _best(self, base: int = 0) -> int:
+        """Return the mask of ``best``; 0 where there is none."""
+        found = self._fewest(base)
+        if self.prefers(found):
+            return found
+        beside = self.favourites(self.nodes, self.demands, 1, base)
+        return min((found, *beside) if found else beside, key=self._rank, default=0)
+
+    def _fewest(self, base: int = 0) -> int:
+        """Return the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
+        found = [bits for bits in self.explicit if not base & ~bits]
+        if not base & ~to_bits(self.nodes):
+            found += [bits for bits in (fittest(self.nodes, self.demands, base, self.floor),) if bits]
+        return min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
+
+    def _rank(self, bits: int) -> tuple[bool, int, int]:
+        return not self.prefers(bits), bits.bit_count(), bits
+
+    def lowest(self, most: int) -> tuple[TopologyHint, ...]:
+        """Return ``best`` and a few more of its size, preferred ones first, then by integer.
+
+        Those after it are looked for with a bounded number of tries, so there may be fewer than there are.
+        """
+        best = self._best()
+        if not best:
+            return ()
+        size = best.bit_count()
+        found = {bits for bits in self.explicit if bits.bit_count() == size} | {best}
+        if size >= self.floor:
+            found.update(itertools.islice(lowest(self.nodes, size, self.demands, _TRIES), most))
+        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(found, key=self._rank)[:most])
+
+    def prefers(self, bits: int) -> bool:
+        """Return whether a hint with this mask is preferred."""
+        return bits.bit_count() == self.size
+
+    def holds(self, bits: int) -> bool:
+        """Return whether there is a hint with this mask."""
+        if bits in self.explicit:
+            return True
+        inside = bits.bit_count() >= self.floor and not bits & ~to_bits(self.nodes)
+        return inside and covers(self.demands, bits)
+
+    def through(self, window: Mask) -> tuple[TopologyHint, ...]:
+        """Return hints that stand for all as far as a window of nodes shows them.
+
+        For each part of the window that affinities can have in common with it there is one hint, the
+        one inside the window if there is that; and there is a narrowest hint. A part is possible if, with
+        *all* open nodes outside, it meets the demands: the open part is closed upwards.
+        """
+        seen: dict[int, int] = {}
+        for bits in self.explicit:
+            self._show(seen, bits, bits & window.bits)
+        inside = [node for node in self.nodes if node in window]
+        outside = to_bits(self.nodes) & ~window.bits
+        tables = [self._had(demand, inside, outside) for demand in self.demands]
+        for part in masks(inside):
+            if part.bit_count() >= self.floor and all(alone[part] >= 0 for alone, _ in tables):
+                self._show(seen, part, part)
+            elif (part | outside).bit_count() >= self.floor and all(more[part] >= 0 for _, more in tables):
+                self._show(seen, part | outside, part)
+        shown = set(seen.values())
+        if narrowest := self._fewest():
+            shown.add(narrowest)
+        return tuple(
+            hint(bits, self.prefers(bits))
+            for bits in sorted(shown, key=lambda bits: (bits.bit_count(), bits))
+        )
+
+    @staticmethod
+    def _had(demand: Demand, inside: list[int], outside: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Give, for every mask over ``inside``, what it has beyond a demand: alone, and with ``outside``."""
+        rest = tuple((at, amount) for at, amount in demand.lots if not at & outside)
+        more = sums(inside, Demand(demand.want, rest))
+        alone = sums(inside, demand)
+        owed = demand.had(outside) - demand.want
+        return (
+            {bits: had - demand.want for bits, had in alone.items()},
+            {bits: had + owed for bits, had in more.items()},
+        )
+
+    @staticmethod
+    def _show(seen: dict[int, int], bits: int, part: int) -> None:
+        if part and (part == bits or part not in seen):
+            seen[part] = bits
+
+    def __iter__(self) -> Iterator[TopologyHint]:
+        nodes = tuple(self.universe)
+        return iter(self._few(nodes)) if len(nodes) <= LISTED else self._lazily()
+
+    def _few(self, nodes: tuple[int, ...]) -> list[TopologyHint]:
+        floor, prefers = self.floor, self.prefers
+        found = [bits for bits in masks(self.nodes) if bits.bit_count() >= floor]
+        for demand in self.demands:
+            want, table = demand.want, sums(self.nodes, demand)
+            found = [bits for bits in found if table[bits] >= want]
+        if self.explicit:
+            known = {*found, *self.explicit}
+            found = [bits for bits in masks(nodes) if bits in known]
+        return [hint(bits, prefers(bits)) for bits in found]
+
+    def _lazily(self) -> Iterator[TopologyHint]:
+        least = self._least()
+        widest = max((bits.bit_count() for bits in self.explicit), default=0)
+        for size in range(1, max(widest, len(self.nodes)) + 1):
+            yield from self._of_size(size, least is not None and size >= least)
+
+    def __bool__(self) -> bool:
+        return bool(self.explicit) or self._least() is not None
+
+    def __len__(self) -> int:
+        """Count the hints.
+
+        Raises:
+            OverflowError: They are too many to be counted one by one.
+        """
+        if len(self.universe) > LISTED:
+            raise OverflowError(f"cannot count the hints over {len(self.universe)} nodes: they are too many")
+        return sum(1 for _ in iter(self))
+
+    @overload
+    def __getitem__(self, index: int) -> TopologyHint: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TopologyHint]: ...
+    def __getitem__(self, index: int | slice) -> TopologyHint | Sequence[TopologyHint]:
+        """Return a hint, or a slice of them, by reading as far as that; positions count from the front."""
+        if isinstance(index, slice):
+            return tuple(itertools.islice(self, index.start, index.stop, index.step))
+        try:
+            return next(itertools.islice(self, index, None))
+        except StopIteration:
+            raise IndexError(index) from None
+
+    def _least(self) -> int | None:
+        """Return the size of the smallest open mask."""
+        if len(self.nodes) < self.floor:
+            return None
+        found = smallest(self.nodes, self.demands)
+        return None if found is None else max(found, self.floor)
+
+    def _of_size(self, size: int, opened: bool) -> Iterator[TopologyHint]:
+        """Return the hints with ``size`` nodes, in kubelet's order."""
+        fixed = sorted((bits for bits in self.explicit if bits.bit_count() == size), key=_by_nodes)
+        free: Iterator[int] = iter(())
+        if opened:
+            free = meeting(self.nodes, size, self.demands)
+        return (hint(bits, self.prefers(bits)) for bits in heapq.merge(fixed, free, key=_by_nodes))
+
+
+def _by_nodes(bits: int) -> tuple[int, ...]:
+    return tuple(Mask.from_bits(bits))

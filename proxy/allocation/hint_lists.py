@@ -1,0 +1,90 @@
+"""Hints as the merge reads them: the providers' answers, list by list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.allocation.hint_family import Family
+from proxy.model.hint import Hints, TopologyHint
+
+_NO_PREFERENCE = (TopologyHint(None, preferred=True),)
+_UNSATISFIABLE = (TopologyHint(None, preferred=False),)
+
+
+@dataclass(frozen=True, slots=True)
+class HintList:
+    """The hints of one resource as the merge reads them.
+
+    Attributes:
+        resource: Name; empty for a provider that has no preference at all.
+        hints: Never empty, except after a policy has filtered them.
+        unsatisfiable: True where the provider said that the resource cannot be given.
+        family: All the hints, where ``hints`` only stand for them (see ``proxy.allocation.hint_sampling``).
+    """
+
+    resource: str
+    hints: Sequence[TopologyHint]
+    unsatisfiable: bool = False
+    family: Family | None = None
+
+
+def hint_lists(providers: Sequence[Hints]) -> list[HintList]:
+    """Turn the three forms of an empty answer into hints.
+
+    Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``filterProvidersHints``.
+
+    Args:
+        providers: The answers, one per provider.
+    """
+    lists: list[HintList] = []
+    for answer in providers:
+        if not answer:
+            lists.append(HintList("", _NO_PREFERENCE))
+        for resource, hints in (answer or {}).items():
+            if hints is None:
+                lists.append(HintList(resource, _NO_PREFERENCE))
+            elif not hints:
+                lists.append(HintList(resource, _UNSATISFIABLE, unsatisfiable=True))
+            else:
+                lists.append(HintList(resource, hints))
+    return lists
+
+
+@dataclass(frozen=True, slots=True)
+class MaskList:
+    """One list, sorted out: masks as integers.
+
+    Attributes:
+        preferred: Masks of preferred hints.
+        masks: Masks of all hints.
+        free: True with a preferred hint without a mask.
+        open: True with any hint without a mask.
+    """
+
+    preferred: set[int]
+    masks: set[int]
+    free: bool
+    open: bool
+
+    @classmethod
+    def of(cls, hints: Sequence[TopologyHint]) -> MaskList:
+        """Sort a list out."""
+        preferred: set[int] = set()
+        masks: set[int] = set()
+        free = opened = False
+        for hint in hints:
+            if hint.affinity is None:
+                opened = True
+                free = free or hint.preferred
+            else:
+                bits = hint.affinity.bits
+                masks.add(bits)
+                if hint.preferred:
+                    preferred.add(bits)
+        return cls(preferred, masks, free, opened)
+
+    @property
+    def narrowest(self) -> int:
+        """Size of the narrowest mask, 0 without masks."""
+        return min(map(int.bit_count, self.masks), default=0)

@@ -1,0 +1,237 @@
+"""Binding a pod to CPUs: required policies, preferred CPUs, and an even distribution over NUMA nodes.
+
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource: resource_manager.go ``allocateCPUSet``,
+cpu_accumulator.go ``takePreferredCPUs``. The accumulator only prefers. Around it:
+
+- A *required* ``FullPCPUs`` needs a whole number of cores and chooses among wholly free cores only; a
+  required ``SpreadByPCPUs`` chooses among the lowest free CPU of each core. The result is checked.
+- *Preferred* CPUs, such as those given back by a reservation, are taken first as far as they are free, and
+  the rest independently of them.
+- ``DistributeEvenly`` has no effect in Koordinator's code. Its design means equal parts from
+  the NUMA nodes that are needed, as kubelet's ``distribute-cpus-across-numa``: as few nodes as can give
+  equal parts (``proxy.allocation.split``), else as few as have enough, each as close to its part as possible.
+  The parts are whole cores for ``FullPCPUs`` as long as there are enough. In each node the accumulator
+  chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.koordinator.accumulator import accumulate, avoided_cpus
+from proxy.allocation.koordinator.bind_request import (
+    Allocated,
+    BindRequest,
+    RequiredPolicyError,
+    WholeCoresError,
+)
+from proxy.allocation.packed import NotEnoughCpus
+from proxy.allocation.split import split
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NumaStrategy
+from proxy.model.phrases import nodes
+
+
+def bind(
+    topology: CpuTopology,
+    free: CpuSet,
+    n: int,
+    request: BindRequest,
+    taken: Allocated | None = None,
+    steps: list[str] | None = None,
+) -> CpuSet:
+    """Choose the CPUs of a pod.
+
+    Args:
+        topology: The machine.
+        free: CPUs to choose from, see ``Allocated.available``.
+        n: How many; less than 1 is nothing.
+        request: How they are bound.
+        taken: What other pods have.
+        steps: Sentences about what was done are added here; None for no record.
+
+    Returns:
+        Exactly n CPUs, a subset of ``free``; the same for the same arguments.
+
+    Raises:
+        NotEnoughCpus: Fewer than n are free, or fewer than n that a required policy may take.
+        WholeCoresError: Whole cores are required and n is not a whole number of cores.
+        RequiredPolicyError: What was found breaks the required policy.
+    """
+    taken = taken or Allocated()
+    found = _attempt(topology, usable(topology, free, request, n), n, request, taken, steps)
+    if not request.required or holds(topology, found, request.policy):
+        return found
+    # Only where cores differ in size can whole cores add up to something else than n: take equal ones.
+    equal = _largest_cores(topology, free.bits)
+    if len(equal) < n:
+        raise RequiredPolicyError(request.policy)
+    if steps is not None:
+        steps.append("once more, with cores of one size only")
+    return _attempt(topology, equal, n, request, taken, steps)
+
+
+def bind_on_nodes(
+    topology: CpuTopology,
+    free: CpuSet,
+    shares: Mapping[int, int],
+    request: BindRequest,
+    taken: Allocated | None = None,
+    steps: list[str] | None = None,
+) -> CpuSet:
+    """Choose the CPUs of a pod whose NUMA nodes are decided.
+
+    Args:
+        topology: The machine.
+        free: CPUs to choose from.
+        shares: Node to the number of its CPUs, see ``proxy.allocation.koordinator.node_shares``.
+        request: How they are bound.
+        taken: What other pods have.
+        steps: As for ``bind``.
+
+    Raises:
+        NotEnoughCpus, WholeCoresError, RequiredPolicyError: As ``bind``; also for a single node.
+    """
+    taken = taken or Allocated()
+    candidates = usable(topology, free, request, sum(shares.values()))
+    found = CpuSet()
+    for node, share in sorted(shares.items()):
+        inside = CpuSet.from_bits(topology.nodes.get(node, 0)) & candidates
+        if steps is not None:
+            steps.append(f"{share} of NUMA node {node}")
+        found |= _attempt(topology, inside, share, request, taken, steps)
+    if request.required and not holds(topology, found, request.policy):
+        raise RequiredPolicyError(request.policy)
+    return found
+
+
+def usable(topology: CpuTopology, free: CpuSet, request: BindRequest, n: int) -> CpuSet:
+    """Return the CPUs that a required policy may take; all that are free where it is only preferred.
+
+    Raises:
+        WholeCoresError: Whole cores are required and n is not a whole number of cores.
+    """
+    bits = free.bits & topology.cpus.bits
+    if not request.required:
+        return CpuSet.from_bits(bits)
+    if request.policy is BindPolicy.FULL_PCPUS:
+        threads = topology.cpus_per_core
+        if threads and n % threads:
+            raise WholeCoresError(n, threads)
+        return _whole_cores(topology, bits)
+    return CpuSet.from_bits(sum(b & bits & -(b & bits) for b in topology.cores.values()))
+
+
+def holds(topology: CpuTopology, cpus: CpuSet, policy: BindPolicy) -> bool:
+    """Return whether CPUs lie as a required policy wants them: whole cores, or one CPU of each core."""
+    inside = [bits & cpus.bits for bits in topology.cores.values()]
+    if policy is BindPolicy.FULL_PCPUS:
+        return all(own in (0, bits) for own, bits in zip(inside, topology.cores.values(), strict=True))
+    return all(own & (own - 1) == 0 for own in inside)
+
+
+def take_preferred(
+    topology: CpuTopology,
+    free: CpuSet,
+    n: int,
+    request: BindRequest,
+    taken: Allocated,
+    *,
+    degrade: bool = True,
+    steps: list[str] | None = None,
+) -> CpuSet:
+    """Choose from the preferred CPUs first, then from the others; arguments as ``accumulate``."""
+    first = free & request.preferred
+    found = CpuSet()
+    if first:
+        if steps is not None:
+            steps.append(f"first of the preferred CPUs that are free, {first}")
+        most = min(n, len(first))
+        found = accumulate(topology, first, most, request, taken, degrade=degrade, steps=steps)
+    rest = n - len(found)
+    return found | accumulate(topology, free - first, rest, request, taken, degrade=degrade, steps=steps)
+
+
+def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, int] | None:
+    """Divide a request over as few NUMA nodes as possible, as evenly as possible.
+
+    Args:
+        counts: Node to its free CPUs.
+        n: CPUs wanted, a multiple of ``group``.
+        group: CPUs that stay together.
+
+    Returns:
+        Node to its part, or None where there are not enough groups.
+    """
+    order = sorted((node for node, count in counts.items() if count >= group), key=lambda i: (-counts[i], i))
+    even = split([counts[node] for node in order], n, group, 1)
+    shares: dict[int, int] = {}
+    if even is not None:
+        for at in even.members:
+            shares[order[at]] = even.each
+        for at in even.extra:
+            shares[order[at]] += group
+        return shares
+    groups = [counts[node] // group for node in order]
+    wanted = n // group
+    most = next((k for k in range(1, len(order) + 1) if sum(groups[:k]) >= wanted), 0)
+    for at in reversed(range(most)):  # the emptier a node, the earlier it states what it cannot give
+        part = min(groups[at], wanted // (at + 1))
+        shares[order[at]] = part * group
+        wanted -= part
+    return shares if most else None
+
+
+def _attempt(
+    topo: CpuTopology, free: CpuSet, n: int, request: BindRequest, taken: Allocated, steps: list[str] | None
+) -> CpuSet:
+    if n > len(free):
+        raise NotEnoughCpus(n, len(free))
+    if request.required and request.policy is BindPolicy.FULL_PCPUS:
+        request = replace(request, preferred=_whole_cores(topo, (request.preferred & free).bits))
+    if request.strategy is not NumaStrategy.DISTRIBUTE_EVENLY or n < 1:
+        return take_preferred(topo, free, n, request, taken, steps=steps)
+    first = free & request.preferred
+    if 0 < len(first) < n:  # two independent choices, as always with preferred CPUs
+        found = _evenly(topo, first, len(first), request, taken, steps)
+        return found | _evenly(topo, free - first, n - len(found), request, taken, steps)
+    return _evenly(topo, first or free, n, request, taken, steps)
+
+
+def _evenly(
+    topo: CpuTopology, free: CpuSet, n: int, request: BindRequest, taken: Allocated, steps: list[str] | None
+) -> CpuSet:
+    """Choose in equal parts; whole cores matter more than avoiding the CPUs of others."""
+    threads = topo.cpus_per_core
+    whole = request.policy is BindPolicy.FULL_PCPUS and n % threads == 0
+    cores, sparing = avoided_cpus(topo, request, taken)
+    for group in (threads, 1) if whole and threads > 1 else (1,):
+        for avoided in dict.fromkeys((sparing or cores, cores, 0)):
+            left = free.bits & ~avoided
+            left = _largest_cores(topo, left).bits if group > 1 else left
+            shares = even_shares({i: (left & b).bit_count() for i, b in topo.nodes.items()}, n, group)
+            if shares is None:
+                continue
+            shares = {node: part for node, part in sorted(shares.items()) if part}
+            if steps is not None:
+                parts = " + ".join(map(str, shares.values()))
+                steps.append(f"in even parts over {nodes(Mask(shares))}: {parts}")
+            found = CpuSet()
+            for node, part in shares.items():
+                inside = CpuSet.from_bits(left & topo.nodes[node])
+                found |= accumulate(topo, inside, part, request, taken, steps=steps)
+            return found
+    raise NotEnoughCpus(n, len(free))
+
+
+def _whole_cores(topo: CpuTopology, bits: int) -> CpuSet:
+    return CpuSet.from_bits(sum(core for core in topo.cores.values() if not core & ~bits))
+
+
+def _largest_cores(topo: CpuTopology, bits: int) -> CpuSet:
+    """Return the CPUs of wholly free cores that have as many threads as any."""
+    threads = topo.cpus_per_core
+    whole = (c for c in topo.cores.values() if not c & ~bits and c.bit_count() == threads)
+    return CpuSet.from_bits(sum(whole))

@@ -1,0 +1,183 @@
+"""How a pod wants its CPUs bound, and what other pods already have.
+
+The terms are those of Koordinator's annotations and labels (koordinator a7a1b76, apis/extension/resource.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.refusal import AllocationRefusedError
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
+
+ARM = frozenset({"aarch64", "arm64", "arm"})
+"""Names of architectures on which only ``FullPCPUs`` and ``NUMANodeLevel`` are offered."""
+
+
+_BINDING = frozenset({BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS})
+_OF_NODE = {
+    NodeBindPolicy.FULL_PCPUS_ONLY: BindPolicy.FULL_PCPUS,
+    NodeBindPolicy.SPREAD_BY_PCPUS: BindPolicy.SPREAD_BY_PCPUS,
+}
+
+
+class BindError(AllocationRefusedError):
+    """CPUs cannot be bound as wished; ``str()`` begins with the reason in Koordinator's words."""
+
+    reason = "CPUBindPolicyError"
+
+
+class WholeCoresError(BindError):
+    """Whole cores are required, and the number of CPUs is not a multiple of the threads of a core."""
+
+    def __init__(self, requested: int, threads: int) -> None:
+        super().__init__(
+            "node(s) requested cpus not multiple cpus per core: "
+            f"requested={requested}, cpus per core={threads}"
+        )
+
+
+class RequiredPolicyError(BindError):
+    """The available CPUs do not satisfy the required bind policy."""
+
+    def __init__(self, policy: BindPolicy) -> None:
+        super().__init__(f"insufficient CPUs to satisfy required cpu bind policy {policy}")
+
+
+class UnsupportedPolicyError(BindError):
+    """A required policy is not offered on this architecture."""
+
+
+class PolicyConflictError(BindError):
+    """The pod requires one bind policy and the node another."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindRequest:
+    """How CPUs are to be chosen.
+
+    Attributes:
+        policy: Whole cores (``FullPCPUs``), or else one thread of each core.
+        required: Whether the policy is required; else it is only preferred.
+        exclusive: Always only preferred.
+        strategy: The order of the NUMA nodes; none is ``LeastAllocated``.
+        preferred: CPUs to be taken first as far as they are free.
+        max_ref_count: How many pods may have the same CPU.
+    """
+
+    policy: BindPolicy = BindPolicy.FULL_PCPUS
+    required: bool = False
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    strategy: NumaStrategy = NumaStrategy.MOST_ALLOCATED
+    preferred: CpuSet = field(default_factory=CpuSet)
+    max_ref_count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What bound pods already have.
+
+    Attributes:
+        counts: CPU to the number of pods that have it; only CPUs that some pod has.
+        policies: CPU to the exclusive policy of the pod that was given it last.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    policies: Mapping[int, ExclusivePolicy] = field(default_factory=dict)
+
+    def add(self, cpus: CpuSet, exclusive: ExclusivePolicy = ExclusivePolicy.NONE) -> Allocated:
+        """Return the value after a pod with this exclusive policy got CPUs."""
+        counts = dict(self.counts)
+        for cpu in cpus:
+            counts[cpu] = counts.get(cpu, 0) + 1
+        return Allocated(counts, {**self.policies, **dict.fromkeys(cpus, exclusive)})
+
+    def remove(self, cpus: CpuSet) -> Allocated:
+        """Return the value after a pod released CPUs; those that no pod has are ignored."""
+        counts = {cpu: n - (cpu in cpus) for cpu, n in self.counts.items() if n > (cpu in cpus)}
+        return Allocated(counts, {cpu: p for cpu, p in self.policies.items() if cpu in counts})
+
+    def available(self, cpus: CpuSet, max_ref_count: int = 1, returned: Iterable[CpuSet] = ()) -> CpuSet:
+        """Return the CPUs that a pod could still get.
+
+        Args:
+            cpus: CPUs that may be bound.
+            max_ref_count: How many pods may have the same CPU.
+            returned: CPUs that are given back for this pod, each as often as it is named.
+        """
+        given = self
+        for back in returned:
+            given = given.remove(back)
+        return CpuSet(cpu for cpu in cpus if given.counts.get(cpu, 0) < max_ref_count)
+
+    def under(self, policy: ExclusivePolicy) -> CpuSet:
+        """Return the CPUs that pods with an exclusive policy have."""
+        return CpuSet(cpu for cpu, own in self.policies.items() if own is policy)
+
+
+def effective_policy(
+    required: BindPolicy, preferred: BindPolicy, node: NodeBindPolicy, default: BindPolicy
+) -> tuple[BindPolicy, bool]:
+    """Return the bind policy of a pod that owns CPUs, and whether it is required.
+
+    A policy that says nothing about cores (none, ``Default``, ``ConstrainedBurst``) defers to the next one.
+    Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/util.go ``getCPUBindPolicy``.
+
+    Args:
+        required: What the pod requires.
+        preferred: What it prefers.
+        node: What the node's label, or kubelet's ``full-pcpus-only`` in its place, requires.
+        default: What is preferred where none of them says anything.
+
+    Raises:
+        PolicyConflictError: Pod and node require different policies.
+    """
+    own = required if required in _BINDING else None
+    given = _OF_NODE.get(node)
+    if own and given and own is not given:
+        raise PolicyConflictError(f"cannot bind CPUs: the pod requires {own} and the node requires {given}")
+    must = own or given
+    if must:
+        return must, True
+    return next((each for each in (preferred, default) if each in _BINDING), BindPolicy.FULL_PCPUS), False
+
+
+def supported_request(
+    request: BindRequest, architecture: str, topology: CpuTopology
+) -> tuple[BindRequest, tuple[str, ...]]:
+    """Return a request changed to what an architecture offers.
+
+    On ARM only ``FullPCPUs`` and ``NUMANodeLevel`` are offered. With one thread per core both bind policies
+    choose alike, and a core is never shared, so nothing is lost there.
+
+    Args:
+        request: The request.
+        architecture: As the kernel names it, such as ``x86_64`` or ``aarch64``.
+        topology: The machine.
+
+    Returns:
+        The request, and sentences about what was changed.
+
+    Raises:
+        UnsupportedPolicyError: ``SpreadByPCPUs`` is required where cores have several threads.
+    """
+    notes: list[str] = []
+    if architecture not in ARM:
+        return request, ()
+    if request.policy is BindPolicy.SPREAD_BY_PCPUS:
+        if request.required and topology.cpus_per_core > 1:
+            raise UnsupportedPolicyError(
+                f"cannot bind CPUs: {request.policy} is required, which {architecture} does not offer"
+            )
+        notes.append(
+            f"{BindPolicy.FULL_PCPUS} instead of {request.policy}: {architecture} offers nothing else"
+        )
+        request = replace(request, policy=BindPolicy.FULL_PCPUS)
+    if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        only = ExclusivePolicy.NUMA_NODE_LEVEL
+        notes.append(f"{ExclusivePolicy.PCPU_LEVEL} left out: {architecture} offers only {only}")
+        request = replace(request, exclusive=ExclusivePolicy.NONE)
+    return request, tuple(notes)

@@ -1,0 +1,79 @@
+"""``ConstrainedBurst``: the NUMA nodes whose shared pools a pod without exclusive CPUs may use.
+
+Koordinator's code has only the name; its design says that a burstable pod is bound to the shared pools of
+NUMA nodes that suit its *limit*, so that it can still use its whole limit while its threads stay close. Here
+suitable means: as few NUMA nodes as have pools that add up to the limit. Of several such choices the strategy
+decides, ``MostAllocated`` for the smallest pools that are large enough and any other for the largest; then
+the lowest node ids. Where all pools together are smaller than the limit, or where there is no limit, the pod
+keeps all of them.
+
+All sums that k nodes can have are worked out node by node; of equal sums the lowest ids are kept. That is
+``nodes * k * sums`` steps, and sums are at most the CPUs of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import NumaStrategy
+from proxy.model.phrases import counted
+from proxy.model.phrases import nodes as named
+
+
+def burst_nodes(
+    pools: Mapping[int, CpuSet],
+    limit: int | None,
+    strategy: NumaStrategy = NumaStrategy.MOST_ALLOCATED,
+    steps: list[str] | None = None,
+) -> Mask:
+    """Choose the nodes of a pod.
+
+    Args:
+        pools: NUMA node to its shared pool.
+        limit: The pod's CPU limit in thousandths; None or less than 1 where it has none.
+        strategy: Which pools are chosen among equally many.
+        steps: Sentences about what was done are added here; None for no record.
+
+    Returns:
+        Nodes whose pools are not empty; empty only where all pools are.
+    """
+    sizes = {node: len(pool) for node, pool in sorted(pools.items()) if pool}
+    everywhere = Mask(sizes)
+    if limit is None or limit < 1:
+        return _recorded(steps, everywhere, "the pod has no CPU limit")
+    wanted = -(-limit // 1000)
+    fewest = 0
+    for size in sorted(sizes.values(), reverse=True):
+        fewest += 1
+        wanted -= size
+        if wanted <= 0:
+            break
+    else:
+        return _recorded(steps, everywhere, f"all pools together have fewer CPUs than the limit of {limit}m")
+    sums = {total: bits for total, bits in _sums(sizes, fewest).items() if total * 1000 >= limit}
+    tight = strategy is NumaStrategy.MOST_ALLOCATED
+    chosen = min(sums) if tight else max(sums)
+    which = "fewest" if tight else "most"
+    words = (
+        f"of {counted(fewest, 'node')} that suit the limit of {limit}m, the {which} shared CPUs ({chosen})"
+    )
+    return _recorded(steps, Mask.from_bits(sums[chosen]), words)
+
+
+def _sums(sizes: Mapping[int, int], most: int) -> dict[int, int]:
+    """Return what ``most`` nodes can add up to, and the lowest nodes that do."""
+    by_count: list[dict[int, int]] = [{0: 0}, *({} for _ in range(most))]
+    for node, size in sizes.items():
+        for count in range(most, 0, -1):
+            table = by_count[count]
+            for total, bits in by_count[count - 1].items():
+                bits |= 1 << node
+                table[total + size] = min(table.get(total + size, bits), bits)
+    return by_count[most]
+
+
+def _recorded(steps: list[str] | None, mask: Mask, words: str) -> Mask:
+    if steps is not None:
+        steps.append(f"shared pools of {named(mask)}: {words}")
+    return mask

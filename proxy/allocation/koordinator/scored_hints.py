@@ -1,0 +1,212 @@
+"""Which NUMA nodes suit a pod, and how well: the hints that ``scored_merge`` merges.
+
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource: topology_hint.go, resource_manager.go
+``generateResourceHints``, scoring.go. Sets of nodes are tried by size, each by a trial allocation of the
+whole pod. Where it succeeds, each resource gets a hint, except that a node with none of a resource is in no
+hint of it. A hint is preferred if no smaller set did for its resource; under ``restricted`` all are. Its
+score says how full (``MostAllocated``) or how empty (any other strategy) the nodes would be: for each
+resource the used or the free part in percent, rounded down, and of these the weighted mean.
+
+Koordinator tries all ``2**nodes - 1`` sets. So do we up to ``ALL_SETS`` nodes. Beyond that:
+
+- Sizes end with the first at which every resource has got a hint, and the set of all nodes comes last:
+  larger sets are never preferred (and under ``restricted`` never win over the smaller ones), so that only a
+  pod whose other resources lie on more nodes than its CPUs need is aligned worse than possible.
+- Sizes at which even the richest nodes have too little are left out, and so is all between one node and all
+  nodes where the pod has to be on one.
+- Of a size with more than ``MOST_SETS`` sets a few for each node are tried: neighbours by id, and the richest
+  nodes of each resource, with poorer ones put in their places one by one, as long as the pod fits. So the
+  time grows with the square of the nodes, and a pod that fits on the richest nodes is not refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from proxy.allocation.koordinator.bind_request import PolicyConflictError
+from proxy.allocation.koordinator.hints import ScoredHint
+from proxy.allocation.koordinator.node_shares import CPU, Amounts
+from proxy.allocation.koordinator.scored_merge import NodeStatus
+from proxy.model.idset import Mask
+from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
+from proxy.model.options import Policy
+
+ALL_SETS = 8
+"""Up to so many nodes every set of them is tried."""
+MOST_SETS = 700
+"""Of a size with more sets than this only some are tried; it is a little more than the pairs of 36 nodes."""
+
+WEIGHTS: Mapping[str, int] = {CPU: 1, "memory": 1}
+
+
+def policy_of(pod: NumaPolicy, node: NumaPolicy) -> Policy:
+    """Return the policy that applies to a pod.
+
+    Raises:
+        PolicyConflictError: Pod and node have different ones.
+    """
+    if pod and node and pod is not node:
+        raise PolicyConflictError(f"cannot align the pod: it wants {pod} and the node has {node}")
+    return KUBERNETES[pod or node]
+
+
+def node_status(pods: Iterable[Mask]) -> dict[int, NodeStatus]:
+    """Return how bound pods use NUMA nodes.
+
+    Args:
+        pods: The nodes of each pod.
+
+    Returns:
+        Nodes that are used; one with a pod that spans several is shared.
+    """
+    status: dict[int, NodeStatus] = {}
+    for nodes in pods:
+        for node in nodes:
+            if len(nodes) > 1:
+                status[node] = NodeStatus.SHARED
+            else:
+                status.setdefault(node, NodeStatus.SINGLE)
+    return status
+
+
+def scored_hints(
+    requests: Amounts,
+    available: Mapping[int, Amounts],
+    fits: Callable[[Mask], bool],
+    policy: Policy,
+    score: Callable[[Mask], int] = lambda _: 0,
+) -> dict[str, list[ScoredHint]]:
+    """Return the hints of a pod.
+
+    Args:
+        requests: What it asks for.
+        available: What every NUMA node could still give; a resource that no node names gets no hints.
+        fits: The trial: can the whole pod be placed on these nodes?
+        policy: The policy that applies.
+        score: How well these NUMA nodes suit the pod, see ``score_of``; only asked where the pod fits.
+
+    Returns:
+        Resource to hints, by size and then by node ids; an empty list where it cannot be given.
+    """
+    known = {resource for own in available.values() for resource in own}
+    found: dict[str, list[ScoredHint]] = {resource: [] for resource in sorted(known & requests.keys())}
+    least: dict[str, int] = {}
+    if not found:
+        return found
+    search = _Search(requests, available, fits, single=policy is Policy.SINGLE_NUMA_NODE)
+    for nodes in search.sets(lambda: all(found.values())):
+        if not fits(nodes):
+            continue
+        worth = score(nodes)
+        for resource, hints in found.items():
+            if all(available[node].get(resource, 0) > 0 for node in nodes):
+                smallest = least.setdefault(resource, len(nodes)) == len(nodes)
+                hints.append(ScoredHint(nodes, smallest or policy is Policy.RESTRICTED, score=worth))
+    return found
+
+
+def score_of(
+    requests: Amounts,
+    available: Mapping[int, Amounts],
+    total: Mapping[int, Amounts],
+    nodes: Mask,
+    strategy: NumaStrategy,
+    weights: Mapping[str, int] = WEIGHTS,
+) -> int:
+    """Score nodes for a pod.
+
+    Args:
+        requests: What it asks for.
+        available: What every node could still give.
+        total: What every node has.
+        nodes: The nodes.
+        strategy: Whether full or empty nodes are better.
+        weights: Resource to weight; what the nodes do not have does not count.
+
+    Returns:
+        0 to 100.
+    """
+    points = weight_sum = 0
+    for resource, weight in weights.items():
+        has = sum(total.get(node, {}).get(resource, 0) for node in nodes)
+        left = sum(available.get(node, {}).get(resource, 0) for node in nodes)
+        if has <= 0:
+            continue
+        used = max(has - left, 0) + requests.get(resource, 0)
+        part = min(used, has) if strategy is NumaStrategy.MOST_ALLOCATED else max(has - used, 0)
+        points += weight * (part * 100 // has)
+        weight_sum += weight
+    return points // weight_sum if weight_sum else 0
+
+
+class _Search:
+    """Which sets of nodes are tried, and in which order."""
+
+    def __init__(
+        self,
+        requests: Amounts,
+        available: Mapping[int, Amounts],
+        fits: Callable[[Mask], bool],
+        *,
+        single: bool,
+    ) -> None:
+        self._available = available
+        self._fits = fits
+        self._single = single
+        self._nodes = sorted(available)
+        self._asked = sorted(
+            r for r, amount in requests.items() if amount and any(r in own for own in available.values())
+        )
+        self._fewest = max((self._needed(r, requests[r]) for r in self._asked), default=1)
+
+    def sets(self, enough: Callable[[], bool]) -> Iterator[Mask]:
+        """Return sets of nodes by size.
+
+        Args:
+            enough: Called after each size; true when only the set of all nodes is still wanted.
+        """
+        nodes = self._nodes
+        if len(nodes) <= ALL_SETS:
+            for size in range(1, len(nodes) + 1):
+                yield from map(Mask, itertools.combinations(nodes, size))
+            return
+        for size in range(self._fewest, 2 if self._single else len(nodes)):
+            if math.comb(len(nodes), size) <= MOST_SETS:
+                yield from map(Mask, itertools.combinations(nodes, size))
+            else:
+                yield from self._some(size)
+            if enough():
+                break
+        yield Mask(nodes)
+
+    def _needed(self, resource: str, amount: int) -> int:
+        """Return how many of the richest nodes have enough of a resource; all where they have not."""
+        for count, node in enumerate(self._by_riches(resource), 1):
+            amount -= self._has(resource, node)
+            if amount <= 0:
+                return count
+        return len(self._nodes)
+
+    def _some(self, size: int) -> Iterator[Mask]:
+        """Return some sets of a size, each once."""
+        nodes = self._nodes
+        neighbours = (Mask(nodes[first : first + size]) for first in range(len(nodes) - size + 1))
+        found = dict.fromkeys(neighbours)
+        for resource in self._asked:
+            order = self._by_riches(resource)
+            chosen = order[:size]
+            found[Mask(chosen)] = None
+            for at, poorer in zip(reversed(range(size)), reversed(order[size:]), strict=False):
+                other = [*chosen[:at], poorer, *chosen[at + 1 :]]
+                if self._fits(Mask(other)):
+                    chosen = other
+                    found[Mask(chosen)] = None
+        yield from found
+
+    def _by_riches(self, resource: str) -> list[int]:
+        return sorted(self._nodes, key=lambda node: -self._has(resource, node))
+
+    def _has(self, resource: str, node: int) -> int:
+        return self._available[node].get(resource, 0)

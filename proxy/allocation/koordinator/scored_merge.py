@@ -1,0 +1,214 @@
+"""The merge of hints with scores, and what a policy makes of it.
+
+Source: koordinator a7a1b76, pkg/scheduler/frameworkext/topologymanager/policy.go. As in kubelet, every
+combination of one hint from each list counts. Its mask is the intersection; it is preferred where all masks
+are equal and all hints preferred, and no pod with which it must not share a NUMA node is there (see
+``allowed``). It is *unsatisfied* where its mask is smaller than one of its hints' or where a hint is. Its
+score is the sum of the scores of the hints with exactly this mask. The best is preferred before not, then has
+fewer nodes, then the higher score, then the lower node ids. All nodes, not preferred, with score 0, always
+take part.
+
+Koordinator compares one by one and lets lower node ids win over a higher score whenever they come later, so
+that its result depends on an order which partly is that of a hash table. Here it is the order above; where
+scores are equal, or hints come by size and then by mask as numbers, both agree.
+
+The best is found without going through the combinations:
+
+- A preferred combination takes the same mask, or a preferred "any node", from each list. So there are no
+  more of them than masks in a list, and the best of one mask is the sum of the best of each list.
+- Only if there is none do others count, and of them only the smallest masks.
+  ``proxy.allocation.intersections`` finds the masks that can be reached. What a list can add to the score of
+  mask m is the best of its hints with mask m; any other hint of a combination that meets in m adds nothing.
+  So again the best is a sum of bests, and it is satisfied if it can be made of hints with mask m and of "any
+  node" alone.
+
+So the time is that of ``intersections``: bounded by the number of *different* intersections, at most
+2**nodes.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.allocation.intersections import meet_all
+from proxy.allocation.koordinator.hints import Answer, ScoredHint, gather, single_numa
+from proxy.model.idset import Mask, union
+from proxy.model.koordinator import NumaExclusive
+from proxy.model.options import Policy
+
+
+class NodeStatus(enum.StrEnum):
+    """How bound pods use a NUMA node: not, only pods that fit on one node, or also pods that span several."""
+
+    IDLE = "idle"
+    SINGLE = "single"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """Which pods may share NUMA nodes.
+
+    Attributes:
+        exclusive: Whether pods on one NUMA node and pods on several may share a node. Only ``Required``
+            forbids it.
+        status: NUMA node to its use; a node that is not here is idle.
+    """
+
+    exclusive: NumaExclusive = NumaExclusive.NONE
+    status: Mapping[int, NodeStatus] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What a policy made of the hints.
+
+    Attributes:
+        hint: The hint for the allocators.
+        admitted: The pod may be placed.
+        reasons: Why not, in Koordinator's words.
+    """
+
+    hint: ScoredHint
+    admitted: bool
+    reasons: tuple[str, ...] = ()
+
+
+def align(policy: Policy, answers: Sequence[Answer], nodes: Mask, tenancy: Tenancy | None = None) -> Aligned:
+    """Merge the providers' hints under a policy.
+
+    Args:
+        policy: The policy.
+        answers: The providers' answers; their order does not matter.
+        nodes: All NUMA nodes of the machine.
+        tenancy: Which pods may share NUMA nodes; None: all of them.
+    """
+    if policy is Policy.NONE:
+        return Aligned(ScoredHint(None), admitted=True)
+    said = gather(answers)
+    if said.reasons and policy is not Policy.BEST_EFFORT:
+        return Aligned(ScoredHint(None if policy is Policy.SINGLE_NUMA_NODE else nodes), False, said.reasons)
+    single = policy is Policy.SINGLE_NUMA_NODE
+    hint = merge(single_numa(said.lists) if single else said.lists, nodes, tenancy)
+    if policy is Policy.BEST_EFFORT:
+        return Aligned(ScoredHint(nodes, hint.preferred) if hint.unsatisfied else hint, admitted=True)
+    if single and hint.affinity == nodes:
+        hint = ScoredHint(None, hint.preferred)
+    if admits(policy, hint):
+        return Aligned(hint, admitted=True)
+    between = "," if single else " & "
+    return Aligned(hint, False, (f"Unaligned NUMA Hint cause {between.join(said.summary)}",))
+
+
+def admits(policy: Policy, hint: ScoredHint) -> bool:
+    """Return whether a policy lets a pod with this hint in."""
+    return hint.preferred or policy in (Policy.NONE, Policy.BEST_EFFORT)
+
+
+def allowed(affinity: Mask | None, tenancy: Tenancy) -> bool:
+    """Return whether a pod may share these NUMA nodes with the pods there; False without nodes.
+
+    Required exclusivity keeps a pod on several nodes away from nodes with pods that are on one node only, and
+    a pod on one node away from nodes with pods on several.
+    """
+    if affinity is None:
+        return False
+    if tenancy.exclusive is not NumaExclusive.REQUIRED:
+        return True
+    forbidden = NodeStatus.SINGLE if len(affinity) > 1 else NodeStatus.SHARED
+    return all((tenancy.status or {}).get(node) is not forbidden for node in affinity)
+
+
+def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy | None = None) -> ScoredHint:
+    """Find the best hint for all lists.
+
+    Args:
+        lists: Hints by resource; a list may be empty, then nothing suits all.
+        nodes: All NUMA nodes of the machine.
+        tenancy: Which pods may share NUMA nodes.
+    """
+    tenancy = tenancy or Tenancy()
+    fallback = ScoredHint(nodes)
+    if not all(lists):
+        return fallback
+    read = [_List(hints) for hints in lists]
+    preferred = [h for h in _preferred(read, nodes) if h.affinity and allowed(h.affinity, tenancy)]
+    if preferred:
+        return min(preferred, key=_rank)
+    families = [r.masks | {nodes.bits} if r.open else r.masks for r in read]
+    whole = functools.reduce(operator.and_, map(union, families), nodes.bits)
+    reached = meet_all(families, whole) or set()
+    least = min(map(int.bit_count, reached), default=0)
+    smallest = [
+        _best([r.best for r in read], mask, nodes, preferred=False)
+        for mask in reached
+        if mask.bit_count() == least
+    ]
+    return min([fallback, *smallest], key=_rank)
+
+
+_Table = dict[int | None, ScoredHint]
+
+
+class _List:
+    """One list, sorted out: the best hint of each mask, and of each mask that is preferred.
+
+    Attributes:
+        best, best_preferred: Mask (None: any node) to its hint with the highest score, of equals one that is
+            satisfied.
+        masks: All masks, as integers.
+        open: The list has a hint for any node.
+    """
+
+    def __init__(self, hints: Iterable[ScoredHint]) -> None:
+        self.best: _Table = {}
+        self.best_preferred: _Table = {}
+        for hint in hints:
+            key = None if hint.affinity is None else hint.affinity.bits
+            for table in (self.best, self.best_preferred) if hint.preferred else (self.best,):
+                if key not in table or _worth(hint) > _worth(table[key]):
+                    table[key] = hint
+        self.masks = {key for key in self.best if key is not None}
+        self.open = None in self.best
+
+
+def _preferred(read: Sequence[_List], nodes: Mask) -> Iterable[ScoredHint]:
+    """Return the best preferred combination of each mask."""
+    tables = [r.best_preferred for r in read]
+    strict = [set(table) for table in tables if None not in table]
+    masks = set.intersection(*strict) if strict else {mask for table in tables for mask in (*table, None)}
+    if not tables or None in masks:
+        masks = masks - {None} | {nodes.bits}
+    for mask in masks:
+        if mask is not None:
+            yield _best(tables, mask, nodes, preferred=True)
+
+
+def _best(tables: Sequence[_Table], mask: int, nodes: Mask, *, preferred: bool) -> ScoredHint:
+    """Return the best combination of hints that meet in a mask, or in the part of it on this machine."""
+    met = mask & nodes.bits
+    if met != mask:  # the hints with this mask are larger than what they meet in
+        return ScoredHint(Mask.from_bits(met), preferred, unsatisfied=True)
+    score, satisfied, named = 0, True, mask == nodes.bits
+    for table in tables:
+        own, anywhere = table.get(mask), table.get(None)
+        score += own.score if own else 0
+        if own and not own.unsatisfied:
+            named = True
+        else:
+            # A hint with this mask and a score is needed; without a score, "any node" does as well.
+            satisfied &= not (own and own.score) and anywhere is not None and not anywhere.unsatisfied
+    return ScoredHint(Mask.from_bits(mask), preferred, not (satisfied and named), score)
+
+
+def _worth(hint: ScoredHint) -> tuple[int, bool]:
+    return hint.score, not hint.unsatisfied
+
+
+def _rank(hint: ScoredHint) -> tuple[int, int, int, bool]:
+    bits = hint.affinity.bits if hint.affinity is not None else 0
+    return bits.bit_count(), -hint.score, bits, hint.unsatisfied

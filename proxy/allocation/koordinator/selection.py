@@ -1,0 +1,153 @@
+"""Which CPUs an owner gets where Koordinator's bind policies apply.
+
+Where neither the pod nor the node says how CPUs are bound, the options of the CPU manager decide
+(``proxy.allocation.cpu_static``). Where one of them does, Koordinator's accumulator chooses, under the policy
+that applies to the pod: what the pod requires, else what the node prescribes, else what the pod prefers
+(koordinator v1.8, pkg/scheduler/plugins/nodenumaresource). NUMA nodes of the merged hint come first, as far
+as they have enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from proxy.allocation.cpu_request import MILLI
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.koordinator.bind import bind, bind_on_nodes, usable
+from proxy.allocation.koordinator.bind_request import (
+    Allocated,
+    BindError,
+    BindRequest,
+    effective_policy,
+    supported_request,
+)
+from proxy.allocation.koordinator.node_shares import CPU, InsufficientError, cpu_unit, divide, whole_cpus
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
+from proxy.model.phrases import nodes as named
+from proxy.model.workload import Container, Phase, Pod, Pool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeBinding:
+    """What a node says about the binding of CPUs.
+
+    Attributes:
+        policy: Koordinator's cpu-bind-policy of the node.
+        strategy: Its numa-allocate-strategy.
+        architecture: Of the machine; empty where it is not known.
+    """
+
+    policy: NodeBindPolicy = NodeBindPolicy.NONE
+    strategy: NumaStrategy = NumaStrategy.NONE
+    architecture: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Binding:
+    """How CPUs are chosen for one pod.
+
+    Attributes:
+        request: The bind policy, exclusive policy and strategy that apply.
+        taken: What other pods have, as far as it matters for this pod.
+        architecture: Of the machine, because some do not offer every policy; empty where it is not known.
+    """
+
+    request: BindRequest
+    taken: Allocated
+    architecture: str = ""
+
+
+def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> Binding | None:
+    """Return how the CPUs of a pod are bound; None where neither the pod nor the node says.
+
+    Args:
+        node: What the node prescribes.
+        pod: The pod with what it asks for.
+        containers: All containers of the node; read only for a pod with an exclusive policy.
+
+    Raises:
+        PolicyConflictError: Pod and node require different policies.
+    """
+    said = pod.bind_required or pod.bind_preferred or pod.exclusive or pod.aligned
+    prescribed = node.policy is not NodeBindPolicy.NONE or node.strategy is not NumaStrategy.NONE
+    if not said and not prescribed:
+        return None
+    policy, required = effective_policy(
+        pod.bind_required, pod.bind_preferred, node.policy, BindPolicy.FULL_PCPUS
+    )
+    strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
+    request = BindRequest(policy, required, pod.exclusive, strategy)
+    architecture = node.architecture
+    if pod.exclusive in (ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT):
+        request = dataclasses.replace(request, exclusive=ExclusivePolicy.NONE)
+        return Binding(request, Allocated(), architecture)
+    taken = Allocated()
+    for container in containers:
+        placement = container.placement
+        if (
+            placement.pool is Pool.OWN
+            and container.phase is not Phase.EXITED
+            and container.pod.key != pod.key
+        ):
+            taken = taken.add(placement.own, container.pod.exclusive)
+    return Binding(request, taken, architecture)
+
+
+def choose(
+    topology: CpuTopology,
+    free: CpuSet,
+    count: int,
+    binding: Binding,
+    nodes: Mask | None,
+    steps: list[str],
+    *,
+    even: bool = False,
+) -> CpuSet:
+    """Choose CPUs.
+
+    Args:
+        topology: The machine.
+        free: CPUs to choose from.
+        count: How many.
+        binding: How they are bound.
+        nodes: NUMA nodes of the merged hint; None for any.
+        steps: Sentences about what was done are added here.
+        even: Whether the CPUs are divided evenly over those NUMA nodes.
+
+    Raises:
+        NotEnoughCpus, BindError: There are too few such CPUs, or the machine does not offer what is required.
+    """
+    request, changed = supported_request(binding.request, binding.architecture, topology)
+    steps += changed
+    steps.append(f"bind policy {request.policy}, {'required' if request.required else 'preferred'}")
+    if nodes is not None:
+        inside = free & CpuSet.from_bits(union(topology.nodes.get(node, 0) for node in nodes))
+        if len(inside) >= count:
+            if not even or len(nodes) < 2:
+                return bind(topology, inside, count, request, binding.taken, steps)
+            return _evenly(topology, inside, count, request, binding.taken, nodes, steps)
+        steps.append(f"{named(nodes)} had only {len(inside)} free")
+    return bind(topology, free, count, request, binding.taken, steps)
+
+
+def _evenly(
+    topology: CpuTopology,
+    free: CpuSet,
+    count: int,
+    request: BindRequest,
+    taken: Allocated,
+    nodes: Mask,
+    steps: list[str],
+) -> CpuSet:
+    """Choose an even part of the CPUs on each NUMA node."""
+    candidates = usable(topology, free, request, count)
+    has = {node: {CPU: MILLI * (topology.nodes.get(node, 0) & candidates.bits).bit_count()} for node in nodes}
+    whole = request.required and request.policy is BindPolicy.FULL_PCPUS
+    unit = cpu_unit(topology.cpus_per_core, bound=True, required_full=whole)
+    try:
+        shares = whole_cpus(divide({CPU: MILLI * count}, has, nodes, unit))
+    except InsufficientError as error:
+        raise BindError(str(error)) from None
+    return bind_on_nodes(topology, free, shares, request, taken, steps)

@@ -1,0 +1,140 @@
+"""Allocating memory of NUMA nodes to containers, and releasing it.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``Allocate``. The mask comes from the
+merge of all hints. Where it is open, the best hint of the memory manager itself is taken; where it lacks free
+memory, it is extended to the best hint that contains it. In both cases a preferred decision must not become
+one that is not. At last the mask must not put single and group allocations on one node. Best is: preferred,
+then fewer nodes, then lower ones.
+
+An allocation takes over what ordinary init containers of the pod hold on the same mask: only the rest is
+charged, and their blocks shrink by what was taken over. The sum of all blocks is always what is charged.
+
+Two differences are on purpose. A single node of a group in use is treated as a mask that lacks memory, and
+extended to the group; kubelet gives the node to both, and afterwards its accounts do not balance any more.
+And kubelet's allocation fails for a container that asks for nothing; ours gives it nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from proxy.allocation.hint_family import Family
+from proxy.allocation.memory.hints import family, reusable_memory, violates_groups
+from proxy.allocation.memory.request import container_amounts, gets_memory
+from proxy.allocation.memory.state import MemoryRefused, MemoryState
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask, union
+from proxy.model.memory import Block, Blocks
+from proxy.model.phrases import nodes
+from proxy.model.quantity import show_quantity
+from proxy.model.requests import Ask, Kind, PodAsk
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrant:
+    """What came of an allocation.
+
+    Attributes:
+        state: The new state.
+        blocks: What the container holds; empty where it gets no memory of its own.
+        reasons: Sentences that say how it came to that.
+    """
+
+    state: MemoryState
+    blocks: Blocks
+    reasons: tuple[str, ...]
+
+    @property
+    def mems(self) -> Mask | None:
+        """The nodes for ``cpuset_mems``; None where the container is bound to none."""
+        return Mask.from_bits(_union(self.blocks)) if self.blocks else None
+
+
+def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -> MemoryGrant:
+    """Allocate memory to a container.
+
+    Args:
+        state: The state before; it is not changed.
+        pod: The pod, with all its containers in order.
+        name: The container.
+        merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
+
+    Raises:
+        MemoryRefused: It does not fit; the text is kubelet's.
+        KeyError: The pod has no container of that name.
+    """
+    ask = pod.named(name)
+    if not gets_memory(pod):
+        return MemoryGrant(state, (), ("only Guaranteed pods are given memory of their own",))
+    if (held := state.blocks(pod.uid, name)) is not None:
+        return MemoryGrant(state, held, ("it holds its memory already",))
+    amounts = container_amounts(pod, ask)
+    if not amounts:
+        return MemoryGrant(state, (), ("it asks for no memory of its own",))
+    mask, reasons = _choose(state, family(state, pod, amounts, name), amounts, merged)
+    blocks = tuple(Block(mask, resource, size) for resource, size in amounts.items())
+    for block in blocks:
+        taken = min(reusable_memory(state, pod, name, mask, block.resource), block.size)
+        if taken:
+            reasons.append(f"{show_quantity(taken)} of {block.resource} taken over from init containers")
+        state = _shrink(state.charged(block, block.size - taken), pod, ask, block)
+    return MemoryGrant(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
+
+
+def _choose(
+    state: MemoryState, able: Family, amounts: Mapping[str, int], merged: TopologyHint
+) -> tuple[Mask, list[str]]:
+    mask = merged.affinity
+    if mask is None:
+        best = able.best()
+        if best is None or best.affinity is None:
+            raise MemoryRefused(
+                "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
+            )
+        if merged.preferred and not best.preferred:
+            raise MemoryRefused("failed to find the default preferred hint")
+        return best.affinity, [f"no nodes were decided on; the best for its memory: {nodes(best.affinity)}"]
+    reasons = [f"decided on: {nodes(mask)}"]
+    in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask)
+    if in_group or not _has_free(state, mask, amounts):
+        wider = able.best(mask)
+        if wider is None or wider.affinity is None:
+            raise MemoryRefused("failed to find NUMA nodes to extend the current topology hint")
+        if merged.preferred and not wider.preferred:
+            raise MemoryRefused("failed to find the extended preferred hint")
+        if wider.affinity != mask:
+            lack = "serves a group" if in_group else "too little free memory there"
+            reasons.append(f"{lack}; enough on {nodes(wider.affinity)}")
+        mask = wider.affinity
+    if violates_groups(state, mask):
+        raise MemoryRefused("preferred hint violates NUMA node allocation")
+    return mask, reasons
+
+
+def _has_free(state: MemoryState, mask: Mask, amounts: Mapping[str, int]) -> bool:
+    nodes = [state.nodes[i] for i in mask]
+    return all(sum(node.table(name).free for node in nodes) >= size for name, size in amounts.items())
+
+
+def _shrink(state: MemoryState, pod: PodAsk, ask: Ask, block: Block) -> MemoryState:
+    """Shrink the blocks of earlier ordinary init containers by what a new block takes over."""
+    left = block.size
+    for earlier in pod.containers:
+        if earlier.name == ask.name:
+            break
+        held = state.blocks(pod.uid, earlier.name)
+        if earlier.kind is not Kind.INIT or not held:
+            continue
+        rest = []
+        for own in held:
+            same = own.resource == block.resource and own.affinity == block.affinity
+            part = min(own.size, left) if same else 0
+            left -= part
+            rest.append(replace(own, size=own.size - part))
+        state = state.with_blocks(pod.uid, earlier.name, tuple(rest))
+    return state
+
+
+def _union(blocks: Blocks) -> int:
+    return union(block.affinity.bits for block in blocks)

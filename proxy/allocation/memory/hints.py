@@ -1,0 +1,126 @@
+"""The hints of memory: the NUMA nodes that could hold what is requested.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``calculateHints``. All resources of a
+request share one list of masks. A mask is a hint if
+
+- no node of it serves blocks that conflict with it: a single node must not be in a group, and a group
+  must consist of nodes without blocks, or be exactly the group that its nodes with blocks are in;
+- for every resource its nodes have enough allocatable and, with what the pod's init containers leave on
+  exactly this mask, enough free.
+
+It is preferred if no smaller mask could ever do, by what is allocatable.
+
+So the masks are known without going through all of them: single nodes, groups in use, and - the open part of
+a ``Family`` - those over nodes without blocks. There nothing can be left by init containers, and more nodes
+never have less. On machines with many nodes the family is passed on as it is, see
+``proxy.allocation.hint_family``.
+
+What is held already is the hint; if it differs from the request, there is no preference at all (the CPU
+manager says "impossible" there). Nothing that fits is no preference either: refusing is left to the
+allocation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.allocation.demand import Demand, covers, smallest
+from proxy.allocation.hint_family import Family, hint
+from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts, split_problem
+from proxy.allocation.memory.state import MemoryState
+from proxy.model.hint import Hints
+from proxy.model.idset import Mask
+from proxy.model.memory import Blocks
+from proxy.model.requests import Kind, PodAsk
+
+
+def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:
+    """Return the hints for a container.
+
+    Raises:
+        KeyError: The pod has no container of that name.
+    """
+    ask = pod.named(name)
+    if not gets_memory(pod):
+        return None
+    amounts = container_amounts(pod, ask)
+    blocks = state.blocks(pod.uid, name)
+    if blocks is not None:
+        return _held(blocks, amounts)
+    return _answer(family(state, pod, amounts, name), amounts)
+
+
+def pod_hints(state: MemoryState, pod: PodAsk) -> Hints:
+    """Return the hints for a pod."""
+    if not gets_memory(pod):
+        return None
+    amounts = pod_amounts(pod)
+    if pod.own is not None and split_problem(pod):
+        return dict.fromkeys(amounts, ())
+    for ask in pod.containers:
+        if amounts and (blocks := state.blocks(pod.uid, ask.name)) is not None:
+            return _held(blocks, amounts)
+    return _answer(family(state, pod, amounts), amounts)
+
+
+def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: str = "") -> Family:
+    """Return the masks that can hold some amounts.
+
+    Args:
+        state: Nodes and assignments.
+        pod: The pod.
+        amounts: Resource to bytes.
+        name: The container that they are for; empty: the pod.
+    """
+    able = tuple(_demand(state, name, size, free=False) for name, size in amounts.items())
+    spare = tuple(_demand(state, name, size, free=True) for name, size in amounts.items())
+    least = smallest(tuple(state.nodes), able) if amounts else None
+    if least is None:
+        return Family((), (), 1, (), 0)
+    fixed = {node.cells.bits: node.cells for node in state.nodes.values()}
+    explicit = tuple(
+        mask.bits
+        for mask in fixed.values()
+        if not violates_groups(state, mask)
+        and covers(able, mask.bits)
+        and all(
+            d.had(mask.bits) + reusable_memory(state, pod, name, mask, n) >= d.want
+            for n, d in zip(amounts, spare, strict=True)
+        )
+    )
+    unused = tuple(i for i, node in state.nodes.items() if not node.assignments)
+    return Family(explicit, unused, 2, spare, max(least, 1))
+
+
+def violates_groups(state: MemoryState, mask: Mask) -> bool:
+    """Return whether a mask has nodes that serve blocks on others."""
+    nodes = (state.nodes[i] for i in mask)
+    return any(node.assignments and node.cells != mask for node in nodes)
+
+
+def reusable_memory(state: MemoryState, pod: PodAsk, name: str, mask: Mask, resource: str) -> int:
+    """Return the bytes that ordinary init containers before a container hold on exactly this mask."""
+    total = 0
+    for ask in pod.containers:
+        if ask.name == name:
+            break
+        if ask.kind is Kind.INIT:
+            held = state.blocks(pod.uid, ask.name) or ()
+            total += sum(b.size for b in held if b.affinity == mask and b.resource == resource)
+    return total
+
+
+def _demand(state: MemoryState, name: str, size: int, *, free: bool) -> Demand:
+    tables = ((i, node.table(name)) for i, node in state.nodes.items())
+    return Demand(size, tuple((1 << i, table.free if free else table.allocatable) for i, table in tables))
+
+
+def _held(blocks: Blocks, amounts: Mapping[str, int]) -> Hints:
+    if {b.resource: b.size for b in blocks} != dict(amounts) or len(blocks) != len(amounts):
+        return None
+    return {b.resource: (hint(b.affinity.bits, preferred=True),) for b in blocks}
+
+
+def _answer(found: Family, amounts: Mapping[str, int]) -> Hints:
+    hints = found.listed()
+    return dict.fromkeys(amounts, hints) if hints else {}

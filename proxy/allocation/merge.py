@@ -1,0 +1,207 @@
+"""The merge of topology hints: which NUMA nodes suit all resources at once.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``mergePermutation``, ``HintMerger``. Every
+resource brings a list of hints. kubelet tries each combination of one hint from every list: its mask is the
+intersection of the hints' masks with all nodes D (a hint without a mask does not narrow it), and it is
+*preferred* when all its hints are and all their masks are equal. The best combination with a mask that is not
+empty wins:
+
+- a preferred one before all others; among preferred ones the *fitter* mask;
+- else with ``target`` = the largest, over the lists, of the size of the list's narrowest mask: sizes up to
+  the target before larger ones, then the size nearest to the target, then the fitter mask.
+
+Fitter is fewer nodes, then (only with ``prefer-closest-numa-nodes``) the smaller mean distance, then the
+smaller integer, which is the mask with lower nodes. This is one total order over (mask, preferred): kubelet
+compares pair by pair, but the outcome does not depend on the order in which it meets the pairs. So the result
+is the least element of the set of *different* (mask, preferred) pairs, and that set is found without going
+through the combinations:
+
+1. A combination is preferred exactly if there is one mask f such that it takes from each list either the
+   preferred hint f or a preferred hint without a mask. So the candidates are the masks that are preferred in
+   every list that has no preferred hint without a mask: an intersection of sets. Where all lists have one,
+   they are the masks preferred in any list, and D for the combination without a mask. Masks are equal as
+   they were given; D is applied afterwards.
+2. If there are any, non-preferred combinations cannot win. If there are none, no combination is preferred,
+   and whatever can be reached by intersecting is a non-preferred candidate: ``intersections`` finds these
+   masks, each once, list by list. It never holds more than the different masks, and with many nodes it drops
+   those that are already smaller than a size up to the target that some combination is known to have
+   (intersections only shrink, so they could not win any more).
+
+Nodes that some list never names cannot be in an intersection, and are left out first. What providers answer
+then has few nodes at most, however many the machine has: each brings a list over few nodes or, for more
+(``proxy.allocation.hint_sampling``), hints made for the few nodes of such a list, or a single hint. So the
+time of a merge is bounded by the ``DENSE_NODES`` nodes for which ``intersections`` counts; only lists made by
+hand can be worse.
+
+The runner-up, which explains the winner, is the least element after it with another mask.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import heapq
+import itertools
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from proxy.allocation.distance import Distances
+from proxy.allocation.hint_lists import MaskList
+from proxy.allocation.intersections import DENSE_NODES, meet_all
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+
+_RUNNER_UP_PAIRS = 1 << 17
+"""Where all nodes are more than ``DENSE_NODES``, a mere runner-up is not looked for among more pairs."""
+_STARTS = 16
+"""How many masks are tried to find a possible size."""
+
+
+class Decided(enum.StrEnum):
+    """Why the winner comes before the runner-up, or why there is none."""
+
+    NO_PREFERENCE = "no resource has a preference"
+    NOTHING_COMMON = "no choice of hints has a node in common"
+    ONLY = "no other nodes do for all resources"
+    PREFERRED = "all resources prefer it"
+    FEWER_NODES = "fewer nodes"
+    NEAREST_COUNT = "number of nodes nearest to what the widest resource needs"
+    CLOSER = "nodes closer to each other"
+    LOWER_IDS = "lower node ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The result of a merge.
+
+    Attributes:
+        hint: The winner; its affinity is None only where a policy has made it so.
+        runner_up: The best with other nodes; None where there is none, or finding it would have cost too
+            much.
+        decided: What decided between them.
+        target: The size that non-preferred masks are measured by.
+    """
+
+    hint: TopologyHint
+    runner_up: TopologyHint | None
+    decided: Decided
+    target: int
+
+
+def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Distances | None = None) -> Merged:
+    """Find the best hint for all lists.
+
+    Args:
+        lists: Hints by resource; without any list all nodes are preferred.
+        nodes: All NUMA nodes of the machine.
+        distances: The distance table where ``prefer-closest-numa-nodes`` is on.
+
+    Returns:
+        The winner, or all nodes and not preferred where no combination has a node in common.
+
+    Raises:
+        KeyError: A node is not in the distance table.
+    """
+    whole = nodes.bits
+    read = [MaskList.of(hints) for hints in lists]
+    target = _target(read)
+    if all(r.free and not r.masks for r in read):
+        return Merged(TopologyHint(nodes, preferred=True), None, Decided.NO_PREFERENCE, target)
+    preferred = _preferred(read, whole)
+    others, floor = (set[int](), 1) if len(preferred) > 1 else _others(read, whole, target, preferred)
+    first = _first(preferred, others, target, distances, most=2)
+    if not first:
+        return Merged(TopologyHint(nodes, preferred=False), None, Decided.NOTHING_COMMON, target)
+    best, runner_up = first[0], first[1] if len(first) > 1 else None
+    if floor > 1 and runner_up is not None and len(runner_up[0]) > target:
+        runner_up = None  # one below the floor might come before it
+    decided = _decided(best, runner_up, distances, cut=floor != 1)
+    return Merged(TopologyHint(*best), runner_up and TopologyHint(*runner_up), decided, target)
+
+
+def _first(
+    preferred: Collection[int],
+    others: Collection[int],
+    target: int,
+    distances: Distances | None,
+    most: int,
+) -> list[tuple[Mask, bool]]:
+    result: list[tuple[Mask, bool]] = []
+    for masks, good in ((set(preferred), True), (set(others) - set(preferred), False)):
+        wanted = 0 if good else target
+        by_size: dict[int, list[int]] = {}
+        for mask in masks:
+            by_size.setdefault(mask.bit_count(), []).append(mask)
+        by_size.pop(0, None)
+        for _, size in sorted(((size > wanted, abs(size - wanted)), size) for size in by_size):
+            fittest = heapq.nsmallest(most - len(result), by_size[size], key=_fitness(distances))
+            result += [(Mask.from_bits(mask), good) for mask in fittest]
+    return result
+
+
+def _target(read: Sequence[MaskList]) -> int:
+    return max((r.narrowest for r in read), default=0)
+
+
+def _preferred(read: Sequence[MaskList], whole: int) -> set[int]:
+    """Return the masks of preferred combinations (step 1 of the theory)."""
+    strict = [r.preferred for r in read if not r.free]
+    common = set.intersection(*strict) if strict else {whole}.union(*(r.preferred for r in read))
+    return {mask & whole for mask in common} - {0}
+
+
+def _others(read: Sequence[MaskList], whole: int, target: int, preferred: set[int]) -> tuple[set[int], int]:
+    """Return the masks that can be reached at all (step 2), and the size below which they may be missing.
+
+    With a preferred mask they are looked for only to name a runner-up: if that is much work, all may be
+    missing, and the size is 0.
+    """
+    families = [r.masks | {whole} if r.open else r.masks for r in read]
+    for family in families:
+        whole &= functools.reduce(operator.or_, family, 0)
+    if whole.bit_count() <= DENSE_NODES:
+        return meet_all(families, whole), 1
+    if preferred:
+        found = meet_all(families, whole, most=_RUNNER_UP_PAIRS)
+        return (set(), 0) if found is None else (found, 1)
+    floor = _known_size(read, families, whole, target)
+    return meet_all(families, whole, floor), floor
+
+
+def _known_size(read: Sequence[MaskList], families: Sequence[set[int]], whole: int, target: int) -> int:
+    """Return a size up to the target that some combination is known to have; 1 where none was found.
+
+    Starts at narrow masks of the list that sets the target and takes from each other list what leaves most.
+    """
+    widest = next((r.masks for r in read if r.narrowest == target), set[int]())
+    known = 1
+    for start in itertools.islice((mask for mask in widest if mask.bit_count() == target), _STARTS):
+        common = start & whole
+        for family in families:
+            common = max((common & mask for mask in family), key=int.bit_count, default=0)
+        known = max(known, common.bit_count())
+        if known == target:
+            break
+    return known
+
+
+def _fitness(distances: Distances | None) -> Callable[[int], tuple[int, int]] | None:
+    if distances is None:
+        return None
+    return lambda mask: (distances.total(Mask.from_bits(mask)), mask)
+
+
+def _decided(
+    best: tuple[Mask, bool], runner_up: tuple[Mask, bool] | None, distances: Distances | None, *, cut: bool
+) -> Decided:
+    if runner_up is None and not cut:
+        return Decided.ONLY
+    (mine, preferred), (other, as_well) = best, runner_up or (Mask(), False)
+    if preferred != as_well or runner_up is None:
+        return Decided.PREFERRED if preferred else Decided.NEAREST_COUNT
+    if len(mine) != len(other):
+        return Decided.FEWER_NODES if preferred else Decided.NEAREST_COUNT
+    if distances is not None and distances.total(mine) != distances.total(other):
+        return Decided.CLOSER
+    return Decided.LOWER_IDS

@@ -1,0 +1,146 @@
+"""Records of the providers' answers, and of what a policy made of them.
+
+A record has to be small and cheap, for every decision leaves one. So of a list of hints only the first few
+are kept, best first: preferred ones, then fewest nodes, then the smaller integer, as the merge prefers them
+(``proxy.allocation.merge``). Providers give their lists by size already, so only the masks of as many sizes
+as fill the sample are read. A ``Family`` is not read at all: its first masks are found directly, with a
+bounded number of tries, and it is not counted.
+
+Where the result is not preferred, the record names the resources that prevent it. A preferred result is one
+mask that every resource prefers, so there are three ways to miss it: a resource cannot be given at all; a
+resource has no preferred mask left; or each has some, but not in common - then the first two that have none
+in common are named, and where any two have some, all are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from proxy.allocation.hint_family import Family
+from proxy.allocation.hint_lists import HintList
+from proxy.allocation.policies import PolicyDecision, usable_hints
+from proxy.model.explanation import SAMPLE, Merge, Said
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.phrases import counted, nodes
+
+NO_PREFERENCE, IMPOSSIBLE = "no preference", "impossible"
+_NAMED = 4
+"""How many masks a sentence names."""
+
+
+def record_answer(provider: str, answer: Hints) -> tuple[Said, ...]:
+    """Record a provider's answer, resource by resource.
+
+    Args:
+        provider: ``cpu``, ``memory`` or ``devices``.
+        answer: Its answer; lists by number of nodes, as all providers give them.
+    """
+    if not answer:
+        return (Said(provider, "", NO_PREFERENCE),)
+    return tuple(_record(provider, resource, hints) for resource, hints in answer.items())
+
+
+def record_merge(decision: PolicyDecision, scope: Scope) -> Merge | None:
+    """Record what a policy decided; None under ``none``, which decides nothing."""
+    merged = decision.merged
+    if merged is None:
+        return None
+    blame = () if decision.hint.preferred else _blame(decision)
+    return Merge(
+        str(decision.policy), str(scope), decision.hint, merged.runner_up, str(merged.decided), blame
+    )
+
+
+def _record(provider: str, resource: str, hints: Sequence[TopologyHint] | None) -> Said:
+    if hints is None:
+        return Said(provider, resource, NO_PREFERENCE)
+    if not hints:
+        return Said(provider, resource, IMPOSSIBLE)
+    if isinstance(hints, Family):
+        return Said(provider, resource, "", hints.lowest(SAMPLE), None, None)
+    preferred = [hint for hint in hints if hint.preferred]
+    sample = _first(preferred, SAMPLE)
+    sample += _first((hint for hint in hints if not hint.preferred), SAMPLE - len(sample))
+    return Said(provider, resource, "", tuple(sample), len(hints), len(preferred))
+
+
+def _first(hints: Iterable[TopologyHint], most: int) -> list[TopologyHint]:
+    """Return the best of hints that come by size."""
+    found: list[TopologyHint] = []
+    for _, row in itertools.groupby(hints, _size):
+        found += sorted(row, key=_bits)
+        if len(found) >= most:
+            return found[:most]
+    return found
+
+
+def _size(hint: TopologyHint) -> int:
+    return len(hint.affinity) if hint.affinity is not None else 0
+
+
+def _bits(hint: TopologyHint) -> int:
+    return hint.affinity.bits if hint.affinity is not None else 0
+
+
+def _blame(decision: PolicyDecision) -> tuple[str, ...]:
+    words = [f"{resource} cannot be given at all" for resource in decision.unsatisfiable]
+    strict: list[_Preference] = []
+    for entry in decision.lists:
+        if entry.unsatisfiable:
+            continue
+        hints = usable_hints(entry, decision.policy)
+        if not hints:
+            words.append(_narrowest(entry, decision.policy))
+        if all(hint.affinity is not None for hint in hints):
+            masks = {hint.affinity.bits for hint in hints if hint.affinity is not None}
+            strict.append(_Preference(entry.resource, masks, whole=entry.family is None))
+    return tuple(words or _at_odds(strict))
+
+
+@dataclass(frozen=True, slots=True)
+class _Preference:
+    """What a resource requires: the masks that it prefers, and whether these are all."""
+
+    resource: str
+    masks: set[int]
+    whole: bool
+
+    @property
+    def few(self) -> bool:
+        return self.whole and (len(self.masks) <= _NAMED or self.single)
+
+    @property
+    def single(self) -> bool:
+        return max(map(int.bit_count, self.masks)) == 1
+
+    @property
+    def places(self) -> str:
+        if self.single:
+            return f"{'one of nodes' if len(self.masks) > 1 else 'node'} {Mask.from_bits(sum(self.masks))}"
+        first = sorted(self.masks, key=lambda mask: (mask.bit_count(), mask))
+        return " or ".join(f"nodes {Mask.from_bits(mask)} together" for mask in first)
+
+
+def _narrowest(entry: HintList, policy: Policy) -> str:
+    single = policy is Policy.SINGLE_NUMA_NODE
+    what = "has no single NUMA node that it prefers" if single else "has no preferred NUMA nodes left"
+    masks = (hint.affinity for hint in entry.hints if hint.affinity)
+    least = min(masks, key=lambda mask: (len(mask), mask.bits), default=None)
+    now = f", the fewest it can have now are {nodes(least)}" if least else ""
+    return f"{entry.resource} {what}{now}"
+
+
+def _at_odds(strict: Sequence[_Preference]) -> list[str]:
+    for one, other in itertools.combinations(strict, 2):
+        sizes = min(map(int.bit_count, one.masks)), min(map(int.bit_count, other.masks))
+        if one.few and other.few and one.masks.isdisjoint(other.masks):
+            return [f"{one.resource} can only be on {one.places} and {other.resource} only on {other.places}"]
+        if one.masks.isdisjoint(other.masks) and sizes[0] != sizes[1]:
+            mine, theirs = (counted(size, "NUMA node") for size in sizes)
+            return [f"{one.resource} prefers {mine} and {other.resource} {theirs}"]
+    names = ", ".join(each.resource for each in strict)
+    return [f"no NUMA nodes are preferred by all of {names}"]

@@ -1,0 +1,42 @@
+"""What the containers of a pod request together.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``podGuaranteedCPUs``. Init containers
+run one after the other before the app containers; restartable ones (sidecars) stay. At any time a pod needs
+at most: for each ordinary init container its own request with those of the sidecars before it, and afterwards
+the sum of all sidecars and app containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from proxy.model.requests import Ask, Kind
+
+
+def peak_request(
+    containers: Iterable[Ask],
+    amounts: Callable[[Ask], Mapping[str, int]],
+    kinds: Iterable[Kind] = tuple(Kind),
+) -> dict[str, int]:
+    """Return what containers need together at most at any time.
+
+    Args:
+        containers: In the order of the pod.
+        amounts: What one container needs.
+        kinds: Only resources that a container of these kinds names appear in the answer.
+    """
+    peak: dict[str, int] = {}
+    staying: dict[str, int] = {}
+    running: dict[str, int] = {}
+    named: dict[str, None] = {}
+    wanted = frozenset(kinds)
+    for ask in containers:
+        for resource, amount in amounts(ask).items():
+            if ask.kind in wanted:
+                named[resource] = None
+            if ask.kind is Kind.INIT:
+                peak[resource] = max(peak.get(resource, 0), staying.get(resource, 0) + amount)
+            else:
+                into = staying if ask.kind is Kind.SIDECAR else running
+                into[resource] = into.get(resource, 0) + amount
+    return {r: max(peak.get(r, 0), staying.get(r, 0) + running.get(r, 0)) for r in named}

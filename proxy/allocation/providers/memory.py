@@ -1,0 +1,160 @@
+"""The memory provider: memory and huge pages by NUMA node, as kubelet's memory manager grants them.
+
+Memory that is bound already is not granted: where the request names memory nodes, and where the pod got
+memory as a whole, which its containers use together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from proxy.allocation.memory.accounts import charged, entries_of
+from proxy.allocation.memory.allocate import allocate
+from proxy.allocation.memory.hints import container_hints, pod_hints
+from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts
+from proxy.allocation.memory.state import MemoryRefused, MemoryState
+from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
+from proxy.model.explanation import Lack
+from proxy.model.grants import Grants
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.machine import Machine
+from proxy.model.memory import Block
+from proxy.model.options import Scope
+from proxy.model.workload import Container, KubeQos, Pod, Request
+
+MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProvider(Provider):
+    """Grants memory by NUMA node.
+
+    Attributes:
+        machine: The hardware.
+        state: The memory of the NUMA nodes, and which containers hold it.
+        follow_cpus: Whether memory is looked for on the NUMA nodes of the container's CPUs first, where no
+            policy has merged hints.
+        bound: Whether the memory of the request is bound already, so that none is granted.
+    """
+
+    machine: Machine
+    state: MemoryState
+    follow_cpus: bool = True
+    bound: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in records."""
+        return MEMORY
+
+    @property
+    def serves(self) -> Serves:
+        """Memory is granted to containers of Guaranteed pods."""
+        return Serves.GUARANTEED
+
+    @property
+    def accounts(self) -> bool:
+        """Memory is charged to the NUMA nodes over the life of containers."""
+        return True
+
+    def account(
+        self,
+        pods: Mapping[str, Pod],
+        containers: Mapping[str, Container],
+        changed_pods: Collection[Pod],
+        changed: Collection[Container],
+    ) -> MemoryProvider:
+        """Return the provider with what containers hold now."""
+        state = charged(self.state, pods, containers, entries_of(changed_pods, changed))
+        return self if state is self.state else dataclasses.replace(self, state=state)
+
+    def prepare(self, view: NodeView, request: ProviderRequest) -> MemoryProvider:
+        """Return the provider for one decision; it grants nothing where memory is bound already."""
+        pod = request.pod
+        bound = bool(request.cri.cpuset_mems) or (pod.aside is not None and bool(pod.aside.blocks))
+        return dataclasses.replace(self, bound=bound)
+
+    def wants(self, request: ProviderRequest) -> bool:
+        """Return whether the request asks for such memory, also where no NUMA node could hold it."""
+        return gets_memory(request.asks) and bool(self._amounts(request))
+
+    def hints(self, request: ProviderRequest) -> Hints:
+        """Return hints for memory and huge pages."""
+        if self.bound:
+            return None
+        if request.scope is Scope.POD:
+            return pod_hints(self.state, request.asks)
+        return container_hints(self.state, request.asks, request.name)
+
+    def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
+        """Grant memory under the hint; without one on the NUMA nodes of the CPUs, where it fits there."""
+        if self.bound:
+            return Allocation(self, grants)
+        targets = [hint]
+        if hint.affinity is None and not hint.preferred and grants.cpus and self.follow_cpus:
+            homes = self.machine.nodes_of(grants.cpus) & self.machine.memory_nodes
+            targets = [TopologyHint(homes, preferred=False), hint] if homes else targets
+        steps: list[str] = []
+        for target in targets[:-1]:
+            try:
+                granted = allocate(self.state, request.asks, request.name, target)
+                break
+            except MemoryRefused as refusal:
+                steps.append(f"not on the nodes {target.affinity} of its CPUs: {refusal}")
+        else:
+            granted = allocate(self.state, request.asks, request.name, targets[-1])
+        if granted.blocks:
+            steps += granted.reasons
+        after = dataclasses.replace(self, state=granted.state)
+        return Allocation(after, dataclasses.replace(grants, blocks=granted.blocks), steps)
+
+    def holds(self, request: ProviderRequest, name: str, grants: Grants) -> Grants:
+        """Return the grants with the memory that the container still holds."""
+        return dataclasses.replace(grants, blocks=self.state.blocks(request.asks.uid, name) or ())
+
+    def release(self, grants: Grants) -> Grants:
+        """Return the grants without memory.
+
+        Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/memory_manager.go ``AddContainer``, which
+        releases the memory of the init containers before the one that starts.
+        """
+        return dataclasses.replace(grants, blocks=()) if grants.blocks else grants
+
+    def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
+        """Return the grants with the memory of the NUMA nodes to which the container is bound.
+
+        None where it may use all nodes, or where its pod is not Guaranteed.
+        """
+        if grants.blocks and not running:
+            return grants
+        bound = mems != self.machine.memory_nodes or len(mems) == 1
+        if pod.kube_qos is not KubeQos.GUARANTEED or not bound:
+            return dataclasses.replace(grants, blocks=()) if grants.blocks else grants
+        amounts = ((MEMORY, request.memory_limit), *request.huge_pages)
+        blocks = tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)
+        return dataclasses.replace(grants, blocks=blocks)
+
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+        """Return how many bytes a NUMA node is short of, by resource."""
+        if self.bound or not request.asks.guaranteed:
+            return ()
+        here = self.state.nodes.get(node)
+        amounts = self._amounts(request)
+        if here is None or (amounts and len(here.cells) > 1):
+            return None
+        found: list[Lack] = []
+        for resource, size in amounts.items():
+            table = here.table(resource)
+            if table.allocatable < size:
+                return None
+            if table.free < size:
+                found.append(Lack(resource, Mask((node,)), size, table.free))
+        return tuple(found)
+
+    def _amounts(self, request: ProviderRequest) -> dict[str, int]:
+        if request.whole or request.scope is Scope.POD:
+            return pod_amounts(request.asks)
+        return container_amounts(request.asks, request.asks.named(request.name))

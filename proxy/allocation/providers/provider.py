@@ -1,0 +1,217 @@
+"""What the topology manager asks of every provider: the ``Provider`` protocol.
+
+A provider answers for one kind of resource. For a container or a pod it says on which NUMA nodes the request
+could be served (hints), it allocates under the hint that the policy merged from all answers, and it explains
+what was missing where a request was refused. This is kubelet's ``HintProvider`` (kubernetes v1.36,
+pkg/kubelet/cm/topologymanager/topology_manager.go: ``GetTopologyHints``, ``GetPodTopologyHints``,
+``Allocate``), with three differences:
+
+* A provider is a value. The node holds the providers with nothing granted, the state of the node holds them
+  with what its containers have, and an allocation returns the provider after it. So a decision can be tried
+  and dropped, and the next container of a pod sees what the earlier ones got.
+* A provider reads the state of the node only through ``NodeView``, before a decision, in ``prepare``.
+* A shortfall is explained in numbers. kubelet reports only that the topology manager refused.
+
+A new provider is one class that inherits from ``Provider`` (everything but ``name``, ``wants``, ``hints`` and
+``allocate`` has a default) and one entry in ``proxy.engine.node.PROVIDERS``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from proxy.model.explanation import Lack
+from proxy.model.grants import Grants
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.kubelet import Held
+from proxy.model.options import Scope
+from proxy.model.requests import PodAsk
+from proxy.model.workload import Container, Near, Pod, Request
+
+
+class Serves(enum.Enum):
+    """The containers without exclusive CPUs and without devices for which a provider has to be asked."""
+
+    NONE = enum.auto()
+    GUARANTEED = enum.auto()
+    ALL = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRequest:
+    """A request as every provider reads it.
+
+    Attributes:
+        pod: The pod.
+        asks: What its containers ask for, in the order of the pod.
+        name: The container; empty for the pod as a whole, or for a container that stands for the pod.
+        cri: What the CRI says of the container or the sandbox.
+        scope: Whether hints are wanted for the container or for the pod as a whole.
+        exclusive: Whether CPUs may be given to it alone.
+        cpus: Exclusive CPUs that are wanted.
+        avoid: CPUs that must not be chosen.
+        even: Whether CPUs are divided evenly over the NUMA nodes of the hint.
+        unmerged: Whether the policy merges no hints (``none``), so that providers choose by themselves.
+    """
+
+    pod: Pod
+    asks: PodAsk
+    name: str
+    cri: Request
+    scope: Scope = Scope.CONTAINER
+    exclusive: bool = True
+    cpus: int = 0
+    avoid: CpuSet = field(default_factory=CpuSet)
+    even: bool = False
+    unmerged: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """True where the request is the sum over the containers of a pod."""
+        return self.name == "" and self.asks.containers[0].name != ""
+
+    @property
+    def near(self) -> tuple[Near, ...]:
+        """Devices that kubelet's device manager has assigned already."""
+        return self.cri.devices
+
+
+class NodeView(Protocol):
+    """What a provider may read of the state of a node before a decision."""
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """Sandboxes by id."""
+
+    @property
+    def containers(self) -> Mapping[str, Container]:
+        """Containers by id."""
+
+    @property
+    def kubelet(self) -> Held:
+        """CPUs that kubelet's own CPU manager holds for containers."""
+
+    def in_sandbox(self, sandbox_id: str) -> list[Container]:
+        """Return the containers of a sandbox."""
+
+    def exclusive_cpus(self, pod_key: str) -> tuple[dict[str, CpuSet], CpuSet]:
+        """Return exclusive CPUs: those of a pod by container name, and those of all other pods."""
+
+    def had(self, owner: str) -> CpuSet:
+        """Return the CPUs that an owner holds, or held when it ended."""
+
+    def promised(self, owner: str) -> CpuSet:
+        """Return CPUs to which ended containers of other owners may come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one provider granted.
+
+    Attributes:
+        provider: The provider with the grant in its books.
+        grants: What the container has, with the grant.
+        steps: What the allocator did, in sentences.
+    """
+
+    provider: Provider
+    grants: Grants
+    steps: Sequence[str] = ()
+
+
+class Provider(Protocol):
+    """One kind of resource: where it could be served, what is granted, and what was missing."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """Name in records and explanations, such as ``cpu``."""
+
+    @property
+    def serves(self) -> Serves:
+        """Which containers without exclusive CPUs and devices it has to be asked for."""
+        return Serves.NONE
+
+    @property
+    def accounts(self) -> bool:
+        """Whether it keeps books over the life of containers, so that ``account`` has to be called."""
+        return False
+
+    def account(
+        self,
+        pods: Mapping[str, Pod],
+        containers: Mapping[str, Container],
+        changed_pods: Collection[Pod],
+        changed: Collection[Container],
+    ) -> Self:
+        """Return the provider with what containers hold now: grants that came are charged, others released.
+
+        Args:
+            pods: All sandboxes by id.
+            containers: All containers by id.
+            changed_pods: Sandboxes that came, changed or went, as before and as now.
+            changed: Containers that came, changed or went, as before and as now.
+        """
+        return self
+
+    def prepare(self, view: NodeView, request: ProviderRequest) -> Self:
+        """Return the provider for one decision: with what others hold, and what the pod may use again.
+
+        Raises:
+            AllocationRefusedError: The request contradicts the settings of the node.
+        """
+        return self
+
+    def wants(self, request: ProviderRequest) -> bool:
+        """Return whether the request asks for anything that this provider grants."""
+
+    def hints(self, request: ProviderRequest) -> Hints:
+        """Return the hints for the container, or in scope ``pod`` for the pod as a whole, by resource."""
+
+    def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
+        """Allocate for a container under the merged hint.
+
+        Args:
+            request: The request; ``request.name`` is the container.
+            hint: The merged hint.
+            grants: What the providers before this one have granted.
+
+        Raises:
+            AllocationRefusedError: The request cannot be served.
+        """
+
+    def holds(self, request: ProviderRequest, name: str, grants: Grants) -> Grants:
+        """Return what a container holds after later containers of its pod have been served.
+
+        A later container may take over part of what an init container had.
+        """
+        return grants
+
+    def release(self, grants: Grants) -> Grants:
+        """Return what an ordinary init container that has ended keeps once a later container has started."""
+        return grants
+
+    def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
+        """Return what a container holds that was created without a decision, or under other settings.
+
+        Args:
+            pod: The pod.
+            request: What the CRI, or the runtime, says of the container.
+            mems: Its memory nodes.
+            grants: What is recorded of it.
+            running: True where it uses what it has already, whatever is recorded.
+        """
+        return grants
+
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+        """Return what a NUMA node has too little of for the request.
+
+        Returns:
+            Empty where it has enough; None where it could not serve the request even if it were empty.
+        """
+        return ()

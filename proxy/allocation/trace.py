@@ -1,0 +1,55 @@
+"""What the allocators did, in sentences.
+
+An allocator notes what it took, unit by unit, and only where a record is wanted. Here the notes become
+sentence fragments, one for each step: what was taken of one unit in a row is one fragment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from proxy.allocation.cpu_topology import CpuTopology, Units
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.phrases import counted, cpus
+
+Note = tuple[str, int, int]
+"""Kind of unit (``SOCKET`` and so on), its id, and the bits of the CPUs that were taken."""
+
+SOCKET, NODE, UNCORE, PART, CORE, SINGLE = "socket", "NUMA node", "uncore cache", "part", "core", "single"
+"""A whole socket, node or cache; a part of a cache; a whole core; a single CPU."""
+
+
+def steps_in_words(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
+    """Return notes as sentence fragments, in their order."""
+    lines: list[str] = []
+    for (kind, where), row in itertools.groupby(notes, lambda note: (note[0], _where(topo, note))):
+        taken = list(row)
+        bits = union(more for _, _, more in taken)
+        if kind in (SOCKET, NODE, UNCORE):
+            words = f"{kind} {where} whole"
+        elif kind == PART:
+            words = f"all that was still wanted from uncore cache {where}"
+        elif kind == CORE:
+            words = f"{counted(len(taken), 'whole core')} of NUMA node {where}"
+        else:
+            cores = [core for core, held in topo.cores.items() if held & bits]
+            home = f"core {cores[0]}" if len(cores) == 1 else f"NUMA node {where}"
+            words = f"{counted(len(taken), 'single CPU')} of {home}"
+        lines.append(f"{words}: {cpus(CpuSet.from_bits(bits))}")
+    return lines
+
+
+def nodes_of(topo: CpuTopology, taken: CpuSet) -> Mask:
+    """Return the NUMA nodes that CPUs are on."""
+    return Mask(node for node, bits in topo.nodes.items() if bits & taken.bits)
+
+
+def _where(topo: CpuTopology, note: Note) -> int:
+    """Return the unit under which a note is listed: cores and CPUs by their NUMA node."""
+    kind, unit, bits = note
+    return unit if kind in (SOCKET, NODE, UNCORE, PART) else _first(topo.nodes, bits)
+
+
+def _first(units: Units, bits: int) -> int:
+    return next(unit for unit, held in units.items() if held & bits)

@@ -1,0 +1,313 @@
+"""From configuration to keeper: what the daemon puts together before anything runs.
+
+The daemon imports this module after its socket is there, so what every node needs is imported at the top.
+What only some nodes use (partitions, BE suppression, a Node object, asking kubelet for pods) is imported
+where it is called for, and is in memory on those alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
+from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
+from proxy.backends.cgroup.displaced_tasks import KernelDisplaced
+from proxy.backends.cgroup.fences import KernelFences
+from proxy.backends.cgroup.inotify import InotifyWrites
+from proxy.backends.cgroup.locator import Locator
+from proxy.backends.cgroup.memory import KernelMemory, open_memory
+from proxy.backends.kubelet.cpu_manager import KubeletBeside
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.backends.runtime.client import GrpcRuntime
+from proxy.backends.runtime.containerd_events import ContainerdEvents
+from proxy.backends.systemd.units import SystemdUnits
+from proxy.config.schema import Config, Mode, OnError, Partitions
+from proxy.controller.controller import Keeper, Ports
+from proxy.controller.machine.hotplug import NO_UEVENTS
+from proxy.controller.node_rules import node_of
+from proxy.controller.options import Options
+from proxy.model.errors import CgroupError, TopologyError
+from proxy.model.koordinator import KeepQuota, SuppressMode
+from proxy.model.machine import Machine
+from proxy.model.mode import NodeMode
+from proxy.topology.devices import SysfsDevices
+from proxy.topology.presence import is_same
+from proxy.topology.reader import read_machine
+from proxy.topology.uevents import listen
+
+if TYPE_CHECKING:
+    from proxy.controller.be.suppression import Suppression
+    from proxy.controller.context import NodeContext
+    from proxy.controller.drift.ports import Writes
+    from proxy.controller.kernel_ports import Cgroups, CpuGroups, Places
+    from proxy.controller.partitions.ports import Partitions as KernelPartitions
+    from proxy.controller.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
+    from proxy.controller.systemd.ports import Fences, Units
+    from proxy.telemetry.port import Telemetry
+
+
+def keeper_of(
+    config: Config,
+    machine: Machine,
+    cgroups: Cgroups | None,
+    ledger: Ledger | None,
+    entries: Collection[str],
+    *,
+    reread: bool,
+    telemetry: Telemetry,
+) -> Keeper:
+    """Make the keeper of a node.
+
+    Args:
+        config: What to do.
+        machine: The hardware.
+        cgroups: The cpuset tree; found below ``cgroupRoot`` if None.
+        ledger: Where placements are kept; None to keep none.
+        entries: Keys of what it told; a ledger that can be read may not be one that can be written.
+        reread: Whether the machine is looked at again now and then; one that is described never changes.
+        telemetry: Where to log, count and report problems.
+    """
+    groups, lack = _cpu_groups(config, cgroups)
+    node = node_of(config, machine)
+    tree = cgroups or open_cgroups(config.cgroup_root)
+    runtime = GrpcRuntime(str(config.runtime), config.call_timeout)
+
+    def ports(context: NodeContext) -> Ports:
+        runtime.unread = context.unreadable
+        if lack and node.keep_quota is not KeepQuota.ALWAYS:
+            context.telemetry.problem(
+                "cannot remove the CFS quotas of containers with exclusive CPUs", err=lack
+            )
+        return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
+
+    return Keeper(
+        # Where quotas cannot be written, everybody keeps his.
+        node if groups is not None else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS),
+        tree,
+        runtime,
+        ledger,
+        _options(config),
+        telemetry,
+        time.monotonic,
+        time.time,
+        ports,
+    )
+
+
+def _ports(
+    config: Config,
+    context: NodeContext,
+    root: Path | None,
+    groups: CpuGroups | None,
+    entries: Collection[str],
+    *,
+    reread: bool,
+) -> Ports:
+    """Make what a node may have beside cpusets, a runtime and a ledger."""
+    cgroups = context.enforcer.cgroups
+    memory = open_memory(root) if root is not None else None
+    partitions, kind = _partitions(config, cgroups, entries)
+    units, fences = _systemd(cgroups)
+    return Ports(
+        hardware=lambda known: _changed(config, known) if reread else None,
+        kubelet=_kubelet(config, context),
+        devices=_devices(config, context),
+        beside=_beside(config, context),
+        node_object=_node_object(config),
+        topology_options=config.topology_manager_policy_options,
+        cpu_groups=groups,
+        memory=memory,
+        machine_events=_machine_events(context) if reread else None,
+        displaced=_displaced(config, cgroups) if reread else None,
+        places=_places(config, cgroups, groups, memory),
+        units=units,
+        fences=fences,
+        events=ContainerdEvents(str(config.runtime), config.call_timeout),
+        writes=_writes(context),
+        partitions=partitions,
+        partition_kind=kind,
+    )
+
+
+def _writes(context: NodeContext) -> Writes | None:
+    """Have the kernel report writes to cpusets, where it can."""
+    root = getattr(context.enforcer.cgroups, "root", None)
+    if not context.store.mode.enforces or not isinstance(root, Path):
+        return None
+    try:
+        return InotifyWrites(root)
+    except CgroupError as error:
+        seconds = context.options.reconcile_period / 2
+        context.telemetry.problem(
+            "cannot watch the writes to cpusets: they are compared periodically until a restart",
+            seconds=seconds,
+            err=error,
+        )
+        return None
+
+
+def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
+    """Give the folder at which controllers are looked for; None where a tree does not tell its own."""
+    root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
+    return root if isinstance(root, Path) else None
+
+
+def _partitions(
+    config: Config, cgroups: Cgroups, entries: Collection[str]
+) -> tuple[KernelPartitions | None, str]:
+    """Have owned CPUs be partitions, or end those that an earlier run has made; with their kind."""
+    asked = "" if config.apply.partitions is Partitions.NONE else config.apply.partitions.value
+    if not asked and not any(key.startswith("x/") for key in entries):
+        return None, ""
+    from proxy.backends.cgroup.partitions import open_partitions
+
+    return open_partitions(cgroups), asked
+
+
+def _places(
+    config: Config, cgroups: Cgroups, quotas: CpuGroups | None, memory: KernelMemory | None
+) -> Places | None:
+    """Make who finds a container's group by what the runtime tells of it."""
+    if not isinstance(cgroups, KernelCgroups):
+        return None
+    others = [tree for tree in (quotas, memory) if isinstance(tree, KernelCpuGroups | KernelMemory)]
+    return Locator(cgroups, others, config.procfs_root)
+
+
+def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:
+    """Give systemd, whose scopes containers may be on cgroup v2, and what narrows its slices."""
+    if isinstance(cgroups, KernelCgroups) and cgroups.version == 2:
+        return SystemdUnits(), KernelFences(cgroups.root)
+    return None, None
+
+
+def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:
+    """Find the cpu controller's tree beside that of the cpuset controller; None, and why there is none."""
+    root = _root_of(config, cgroups)
+    if root is None:
+        return None, "the cpu controller's tree is not known"
+    try:
+        return open_cpu_groups(root), ""
+    except CgroupError as error:
+        return None, str(error)
+
+
+def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] | None) -> Suppression | None:
+    """Make what keeps BE pods within what the others leave; None where there is nothing to do.
+
+    Args:
+        config: What to do.
+        keeper: Whose BE containers.
+        record: What an earlier run has written and not taken off, by the ledger.
+    """
+    asked = config.be_suppress
+    if config.mode is not Mode.ENFORCE or (asked.mode is SuppressMode.OFF and not record):
+        return None
+    from proxy.backends.cgroup.cpu_usage import open_usage
+    from proxy.controller.be.quota import BeQuota
+    from proxy.controller.be.suppression import Settings, Suppression
+
+    usage = groups = None
+    try:
+        if asked.mode is not SuppressMode.OFF:
+            usage = open_usage(config.cgroup_root, config.procfs_root)
+        if asked.mode is SuppressMode.QUOTA or record:
+            groups = open_cpu_groups(config.cgroup_root)
+    except CgroupError as error:
+        keeper.telemetry.problem("cannot suppress BE pods", err=error)
+    settings = Settings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
+    return Suppression(
+        keeper, keeper.writes, settings, usage, lambda worker: BeQuota(keeper, groups, worker, record)
+    )
+
+
+def _node_object(config: Config) -> NodeObject | None:
+    if config.koordinator.node_object is None:
+        return None
+    from proxy.backends.kubelet.node_file import NodeFile
+
+    return NodeFile(config.koordinator.node_object)
+
+
+def _options(config: Config) -> Options:
+
+    return Options(
+        mode=NodeMode(config.mode.value),
+        refuse_on_error=config.on_error is OnError.REFUSE,
+        call_timeout=config.call_timeout,
+        settle_per_second=config.settle.per_second if config.settle.enabled else 0,
+        reconcile_period=config.reconcile_period,
+        history=config.explain_history,
+    )
+
+
+def _kubelet(config: Config, context: NodeContext) -> Kubelet | None:
+    """Find out whether kubelet can tell what the CRI does not carry."""
+    asked = config.kubelet
+    if not (asked.pods or asked.pods_api or asked.pod_resources):
+        return None
+    from proxy.backends.kubelet.client import KubeletClient
+
+    return KubeletClient(_kubelet_settings(config), context.telemetry.problem)
+
+
+def _devices(config: Config, context: NodeContext) -> Hardware:
+    """Find out where devices are, by sysfs."""
+    return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.telemetry.problem)
+
+
+def _beside(config: Config, context: NodeContext) -> Beside:
+    """Find out what kubelet's CPU manager does."""
+    asked = config.kubelet
+    return KubeletBeside(
+        _kubelet_settings(config),
+        str(asked.state_dir),
+        str(asked.config_file or ""),
+        lambda: context.state.node.topology,
+    )
+
+
+def _kubelet_settings(config: Config) -> KubeletSettings:
+
+    asked = config.kubelet
+    return KubeletSettings(
+        pods_url=asked.pods,
+        pods_api=str(asked.pods_api or ""),
+        pod_resources=str(asked.pod_resources or ""),
+        token_file=str(asked.token_file or ""),
+        ca_file=str(asked.ca_file or ""),
+        cert_file=str(asked.cert_file or ""),
+        key_file=str(asked.key_file or ""),
+        insecure=asked.insecure_skip_verify,
+        timeout=asked.timeout,
+        configz=asked.configz,
+    )
+
+
+def _machine_events(context: NodeContext) -> MachineEvents | None:
+    """Have the kernel report CPUs and memory that come or go, where it can."""
+    events, lack = listen()
+    if lack:
+        context.telemetry.problem(NO_UEVENTS, err=lack)
+    return events
+
+
+def _displaced(config: Config, cgroups: Cgroups) -> Displaced | None:
+    """Make who brings tasks back that the kernel has moved away, as it does on cgroup v1."""
+    if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
+        return None
+    return KernelDisplaced(cgroups.root, config.procfs_root)
+
+
+def _changed(config: Config, known: Machine) -> Machine | None:
+    """Read the machine again if its CPUs or its memory changed."""
+    try:
+        if is_same(known, config.sysfs_root):
+            return None
+        return read_machine(config.sysfs_root, config.procfs_root)
+    except (OSError, ValueError, TopologyError):
+        return None  # what cannot be read now is read at the next pass

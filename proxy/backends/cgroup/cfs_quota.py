@@ -1,0 +1,175 @@
+"""The CFS quota of cgroups, v1 and v2: how long the tasks of a group may run in each period.
+
+Theory (Linux scheduler/sched-bwc.rst, cgroup-v2.rst "CPU Interface Files"; each refusal seen on kernel 6.18).
+
+* v1 has ``cpu.cfs_quota_us`` (-1: none) and ``cpu.cfs_period_us`` in the cpu controller's hierarchy, which is
+  often mounted together with cpuacct. A quota counts by its ratio to the period: a group's must not exceed
+  that of its nearest ancestor that has one, nor fall short of one below it; else the write fails with EINVAL.
+  The root cannot be written. Removing a quota always succeeds: such a group is held by its ancestors alone.
+  So removing quotas begins above, where a group below would still be held; restoring them begins below, and
+  restores the greater one last.
+* v2 has ``cpu.max``, "quota period" or "max period"; a single word leaves the period as it is. Any value is
+  taken, and the least one on the way up counts. Groups have the file where their parent's
+  ``cgroup.subtree_control`` has ``cpu``.
+* The period is never changed here: it stays as it was set.
+
+Groups lie at the same paths as in the cpuset hierarchy, but not always under the same root.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from proxy.backends.cgroup.error_text import explain
+from proxy.backends.cgroup.files import Files, OsFiles
+from proxy.backends.cgroup.group_names import parent_path
+from proxy.backends.cgroup.hierarchies import elsewhere, has, is_folder_tree, mounted
+from proxy.backends.cgroup.kubepods import Driver, pod_uid
+from proxy.backends.cgroup.search import Finder
+from proxy.backends.cgroup.v2_values import quota_of, quota_text
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+
+UNLIMITED = -1
+_V1_NAMES = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+_V1_FILE = "cpu.cfs_quota_us"
+_V2_FILE = "cpu.max"
+
+
+class KernelCpuGroups:
+    """The cpu controller's hierarchy; implements ``proxy.controller.kernel_ports.CpuGroups``.
+
+    Thread-safe as far as the kernel is: it holds no state but names that were found.
+    """
+
+    def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
+        """Take a hierarchy as it is; ``open_cpu_groups`` finds one.
+
+        Args:
+            root: Where the hierarchy with the cpu controller is mounted.
+            version: 1 or 2.
+            files: How to reach it; the kernel's files below ``root`` if None.
+        """
+        self.root = root
+        self.version = version
+        self._files: Files = files if files is not None else OsFiles(root)
+        self._file = _V1_FILE if version == 1 else _V2_FILE
+        self._finder = Finder(self._files)
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Find a container's group; see ``proxy.controller.kernel_ports.CpuGroups.find``."""
+        return self._finder.find(parent, container_id)
+
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+        """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""
+        self._finder.learn(container_id, path, parent)
+
+    def pod_group(self, parent: str) -> str | None:
+        """Find a pod's own group; see ``proxy.controller.kernel_ports.CpuGroups.pod_group``."""
+        path = parent_path(parent)
+        if not path or not _is_pods(path.rpartition("/")[2]):
+            return None
+        return self._finder.group(path)
+
+    def quota(self, path: str) -> int:
+        """Read a group's quota; see ``proxy.controller.kernel_ports.CpuGroups.quota``."""
+        try:
+            text = self._files.read(path, self._file)
+        except OSError as error:
+            raise self._error("read the CFS quota of", path, error) from None
+        if self.version == 2:
+            return quota_of(text)
+        try:
+            return max(UNLIMITED, int(text))
+        except ValueError:
+            raise CgroupError(
+                f"cannot read the CFS quota of cgroup /{path}: {text!r} is not a number"
+            ) from None
+
+    def set_quota(self, path: str, quota: int) -> bool:
+        """Set a group's quota and read it back; see ``proxy.controller.kernel_ports.CpuGroups.set_quota``."""
+        if not path.strip("/"):
+            raise CgroupError("cannot set the CFS quota of the root cgroup: it has none", errno.EACCES)
+        if quota != UNLIMITED and quota <= 0:
+            raise CgroupError(f"cannot set the CFS quota of cgroup /{path} to {quota}: it is not a time")
+        if self.quota(path) == quota:
+            return False
+        try:
+            self._files.write(path, self._file, str(quota) if self.version == 1 else quota_text(quota))
+        except OSError as error:
+            raise self._error(f"set the CFS quota to {quota} in", path, error) from None
+        seen = self.quota(path)
+        if seen != quota:
+            raise CgroupError(
+                f"cannot set the CFS quota to {quota} in cgroup /{path}: it reads {seen} afterwards "
+                "(another writer)"
+            )
+        return True
+
+    def _error(self, what: str, path: str, error: OSError) -> CgroupError:
+        number = error.errno or 0
+        if number == errno.ENOENT and self._files.is_group(path):
+            number, words = (
+                errno.EOPNOTSUPP,
+                "the cpu controller is not enabled here, or the kernel has no CFS bandwidth",
+            )
+        elif number == errno.EINVAL:
+            words = "an ancestor allows less, a group below has more, or it is less than a millisecond"
+        else:
+            words = ""
+        said = f"{words} ({errno.errorcode[number]})" if words else explain(number)
+        return CgroupError(
+            f"cannot {what} cgroup /{path}: {said}", errno.ENOENT if number in GONE else number
+        )
+
+
+def _is_pods(name: str) -> bool:
+    """Return whether a group's name is that of one pod, and not of all pods or of a class."""
+    try:
+        pod_uid(Driver.SYSTEMD if name.endswith(".slice") else Driver.CGROUPFS, name)
+    except CgroupError:
+        return False
+    return True
+
+
+def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups:
+    """Find the hierarchy with the cpu controller.
+
+    Args:
+        root: The root of ``proxy.backends.cgroup.cpuset.open_cgroups``: usually ``/sys/fs/cgroup``; a v1
+            mount of the cpuset controller, beside which that of the cpu controller lies; a directory that
+            imitates a tree. Where it is at none of its usual places, the mount table is used.
+        procfs: Where our own mount table is.
+
+    Raises:
+        CgroupError: There is none, or it cannot be written.
+    """
+    if is_folder_tree(root):
+        from proxy.backends.cgroup.fake.cpuset import FolderCgroups  # not in memory on a real node
+
+        tree = FolderCgroups.open(root)
+        return KernelCpuGroups(root, tree.version, tree.files)
+    found = _at(root) or next(
+        (KernelCpuGroups(*at) for at in mounted(elsewhere(root, procfs), "cpu", _V1_FILE)), None
+    )
+    if found is None:
+        raise CgroupError(
+            f"cannot find the cpu controller below {root}: neither a v1 mount {root / 'cpu'} with {_V1_FILE} "
+            "nor a v2 hierarchy whose cgroup.controllers lists cpu"
+        )
+    if not os.access(found.root, os.W_OK):
+        raise CgroupError(f"cannot write to {found.root}: it is mounted read-only, or this is not root")
+    return found
+
+
+def _at(root: Path) -> KernelCpuGroups | None:
+    beside = [root.parent / name for name in _V1_NAMES] if (root / "cpuset.cpus").is_file() else []
+    for mount in (*(root / name for name in _V1_NAMES), root, *beside):
+        if (mount / _V1_FILE).is_file() and not (mount / "cgroup.controllers").exists():
+            return KernelCpuGroups(mount, 1)
+    for mount in (root, root / "unified"):
+        if has(mount, "cpu"):
+            return KernelCpuGroups(mount, 2)
+    return None

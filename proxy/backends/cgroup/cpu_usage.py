@@ -1,0 +1,187 @@
+"""CPU time of the node and its pods, from the kernel's counters.
+
+Theory. The kernel adds up the time of every group: ``cpuacct.usage`` on v1 (nanoseconds), ``usage_usec`` in
+``cpu.stat`` on v2, where it is there without any controller. A group's figure holds that of all groups that
+ever below it, so a pod's group includes containers that have ended. The node's own figure is the
+first line of ``/proc/stat``: what is neither idle, nor waiting for a disk, nor stolen by a hypervisor; it
+counts interrupts, which no group does.
+
+Counters are read a few hundred at a time, every second, so their files stay open and are read in place
+(``pread``). A file of a group that is gone gives ENODEV; then it is closed, and the group is looked for
+again. What can be done with two readings is in ``proxy.controller.be.rates``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from proxy.backends.cgroup import group_names
+from proxy.backends.cgroup.hierarchies import elsewhere, mounted
+from proxy.backends.cgroup.v2_values import cpu_usage
+from proxy.controller.kernel_ports import UsageGroup, UsageReading
+from proxy.model.errnos import ABSENT
+from proxy.model.errors import CgroupError
+
+_OPEN = 1024
+"""Files that stay open; what is more is opened for each reading."""
+_BYTES = 4096
+_STAT_LINE = 1024
+_BUSY = (1, 2, 3, 6, 7)
+"""Columns of the first line of /proc/stat: user (with guests), nice, system, interrupts, soft interrupts."""
+
+V1, V2 = "cpuacct.usage", "cpu.stat"
+_PARSERS: Mapping[str, Callable[[str], int]] = {V1: int, V2: cpu_usage}
+
+
+class CgroupUsage:
+    """Reads counters; implements ``proxy.controller.kernel_ports.UsageSource``. For one thread at a time."""
+
+    def __init__(self, root: Path, file: str, procfs: Path = Path("/proc")) -> None:
+        """Take a hierarchy as it is; ``open_usage`` finds one.
+
+        Args:
+            root: Where the hierarchy is mounted.
+            file: V1 or V2: which file of a group holds its counter.
+            procfs: Where /proc is.
+        """
+        self.root = root
+        self._file = file
+        self._parse = _PARSERS[file]
+        self._procfs = procfs
+        self._tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        self._open: dict[str, int] = {}
+
+    def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:
+        """Read the counters; see ``proxy.controller.kernel_ports.UsageSource.read``."""
+        at = time.monotonic_ns()
+        node = self._node()
+        found: dict[str, Mapping[str, int]] = {}
+        seen: set[str] = set()
+        for key, group in groups.items():
+            reported = self._group(group)
+            if reported:
+                found[key] = reported
+                seen |= reported.keys()
+        for path in [path for path in self._open if path not in seen and path]:
+            self._close(path)
+        return UsageReading(at, node, found)
+
+    def best_effort(self, parents: Iterable[str]) -> str:
+        """Find the group above BestEffort pods.
+
+        See ``proxy.controller.kernel_ports.UsageSource.best_effort``.
+        """
+        above = Counter[str]()
+        for parent in parents:
+            path = (group_names.parent_path(parent) or "").rpartition("/")[0]
+            if path.rpartition("/")[2] == "besteffort" or path.endswith("-besteffort.slice"):
+                above[path] += 1
+        return above.most_common(1)[0][0] if above else ""
+
+    def close(self) -> None:
+        """Close all files."""
+        for path in list(self._open):
+            self._close(path)
+
+    # Counters
+
+    def _node(self) -> int:
+        try:
+            with (self._procfs / "stat").open("rb", buffering=0) as file:
+                line = file.read(_STAT_LINE).split(b"\n", 1)[0].split()
+            if line[0] == b"cpu":
+                return sum(int(line[i]) for i in _BUSY) * self._tick_ns
+        except (OSError, ValueError, IndexError):
+            pass
+        whole = self._counter("")
+        if whole is None:
+            raise CgroupError(f"cannot read the node's CPU time: neither {self._procfs}/stat nor {self.root}")
+        return whole
+
+    def _group(self, group: UsageGroup) -> dict[str, int]:
+        """Read a pod's counter, or those of its containers where it has no group of its own."""
+        path = group_names.parent_path(group.parent)
+        if path:
+            used = self._counter(path)
+            return {} if used is None else {path: used}
+        found: dict[str, int] = {}
+        for container in group.containers:
+            for candidate in group_names.candidates(group.parent, container):
+                used = self._counter(candidate)
+                if used is not None:
+                    found[candidate] = used
+                    break
+        return found
+
+    def _counter(self, path: str) -> int | None:
+        """Read one counter, in nanoseconds; None where the group is gone.
+
+        Raises:
+            CgroupError: The file is there and cannot be read.
+        """
+        for again in (True, False):
+            fd = self._open.get(path)
+            try:
+                kept = fd is not None
+                if fd is None:
+                    fd = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                    if len(self._open) < _OPEN:
+                        self._open[path] = fd
+                try:
+                    text = os.pread(fd, _BYTES, 0).decode("ascii", "replace")
+                finally:
+                    if path not in self._open:
+                        os.close(fd)
+            except OSError as error:
+                self._close(path)
+                if error.errno not in ABSENT:
+                    raise CgroupError(
+                        f"cannot read the CPU time of cgroup /{path}: {error.strerror}", error.errno or 0
+                    ) from None
+                if kept and again:
+                    continue  # the group may have been made again under its name
+                return None
+            try:
+                return self._parse(text)
+            except ValueError:
+                raise CgroupError(
+                    f"cannot read the CPU time of cgroup /{path}: {text[:40]!r} is not a number"
+                ) from None
+        return None
+
+    def _full(self, path: str) -> str:
+        return f"{self.root}/{path}/{self._file}" if path else f"{self.root}/{self._file}"
+
+    def _close(self, path: str) -> None:
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+
+def open_usage(root: Path, procfs: Path = Path("/proc"), mounts: Path = Path("/proc")) -> CgroupUsage:
+    """Find the hierarchy that counts CPU time.
+
+    Args:
+        root: What ``cgroupRoot`` says: usually ``/sys/fs/cgroup``; a v1 cpuset mount itself and a directory
+            with an imitated tree are taken too.
+        procfs: Where /proc is.
+        mounts: The /proc where our own mount table is, for a hierarchy that is at none of its usual places.
+
+    Raises:
+        CgroupError: There is none.
+    """
+    for mount in (root / "cpuacct", root / "cpu,cpuacct", root, root.parent / "cpuacct"):
+        if (mount / V1).is_file():
+            return CgroupUsage(mount, V1, procfs)
+    for mount in (root, root / "unified"):
+        if (mount / "cgroup.controllers").is_file() and (mount / V2).is_file():
+            return CgroupUsage(mount, V2, procfs)
+    for mount, version in mounted(elsewhere(root, mounts), "cpuacct", V1, always=V2):
+        return CgroupUsage(mount, V1 if version == 1 else V2, procfs)
+    raise CgroupError(
+        f"cannot find the kernel's CPU times below {root}: neither a v1 mount with {V1} nor a v2 hierarchy"
+    )

@@ -1,0 +1,329 @@
+"""The cpuset controller, v1 and v2: finding, reading and writing a container's group.
+
+Theory of writing.
+
+* A value is read before it is written: an unchanged write still costs the kernel 8 microseconds and takes its
+  global cpuset lock, a changed one 40 (measured), and other writers (runc, systemd, kubelet) must not be
+  overlooked because we remember our last value. Where many are written that had something else by
+  our own account, that first read is spared: what counts is the one after the write.
+* v1: a child must lie within its parent: ancestors that are too narrow (EACCES) and groups below that would
+  stick out (EBUSY) are seen to by ``proxy.backends.cgroup.nesting``. The root is never written.
+* v1: the kernel takes an id out of every group when it goes offline, does not put it back, and refuses a list
+  with such an id (EINVAL). Then what is online of it is written; the next comparison writes the rest when it
+  is back.
+* v2: the write is taken in any case, but what does not lie within the ancestors has no effect: with nothing
+  left the group gets its parent's CPUs. So the effective file is what counts, and ancestors that hold a list
+  of their own are widened.
+* What was written is read back. On v2 the effective value may lack CPUs that are offline, nothing else.
+
+Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset Interface Files").
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from proxy.backends.cgroup import nesting
+from proxy.backends.cgroup.cpuset_files import Kind, kinds, line_of, list_or_none
+from proxy.backends.cgroup.error_text import explain
+from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles
+from proxy.backends.cgroup.group_names import parent_path
+from proxy.backends.cgroup.hierarchies import elsewhere, has, is_folder_tree, mounted
+from proxy.backends.cgroup.search import Finder
+from proxy.controller.kernel_ports import CpusetValue
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, IdSet, Mask
+
+
+class KernelCgroups:
+    """A cpuset hierarchy; implements ``proxy.controller.kernel_ports.Cgroups``.
+
+    Thread-safe as far as the kernel is: it holds no lock, and no state but names that were found.
+    """
+
+    def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
+        """Take a hierarchy as it is; ``open_cgroups`` finds one.
+
+        Args:
+            root: Where the hierarchy with the cpuset controller is mounted.
+            version: 1 or 2.
+            files: How to reach it; the kernel's files below ``root`` if None.
+        """
+        self.root = root
+        self._version = version
+        self._files: Files = files if files is not None else OsFiles(root)
+        self._cpus, self._mems = kinds(version)
+        self._finder = Finder(self._files)
+
+    @property
+    def version(self) -> int:
+        """1 or 2."""
+        return self._version
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Find a container's group.
+
+        See ``Cgroups.find`` of the ports and ``proxy.backends.cgroup.search``.
+        """
+        return self._finder.find(parent, container_id)
+
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+        """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""
+        self._finder.learn(container_id, path, parent)
+
+    def is_group(self, path: str) -> bool:
+        """Return whether there is such a group."""
+        return self._files.is_group(path)
+
+    def pod_group(self, parent: str) -> str | None:
+        """Find the group that a pod's ``cgroup_parent`` names.
+
+        See ``proxy.controller.kernel_ports.Cgroups``.
+        """
+        path = parent_path(parent)
+        return self._finder.group(path) if path else None
+
+    # Reading
+
+    def children(self, path: str) -> list[str]:
+        """Return the names of the groups right below a group; none where it is gone."""
+        return list(self._files.children(path))
+
+    def read(self, path: str) -> CpusetValue:
+        """Read a group's cpuset; see ``proxy.controller.kernel_ports.Cgroups.read``."""
+        values: list[IdSet] = []
+        for kind in (self._cpus, self._mems):
+            own = self._get(path, kind, kind.file)
+            values += [own, self._get(path, kind, kind.effective, own)]
+        cpus, effective_cpus, mems, effective_mems = values
+        return CpusetValue(
+            CpuSet.from_bits(cpus.bits),
+            Mask.from_bits(mems.bits),
+            CpuSet.from_bits(effective_cpus.bits),
+            Mask.from_bits(effective_mems.bits),
+        )
+
+    def cpus(self, path: str) -> CpuSet:
+        """Read the CPUs in effect; see ``proxy.controller.kernel_ports.Cgroups.cpus``."""
+        kind = self._cpus
+        return CpuSet.from_bits(
+            self._get(path, kind, kind.file if self._version == 1 else kind.effective).bits
+        )
+
+    def nodes(self, path: str) -> Mask:
+        """Read a group's memory nodes as configured; see ``proxy.controller.kernel_ports.Cgroups.nodes``."""
+        return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
+
+    def _get(self, path: str, kind: Kind, file: str, missing: IdSet | None = None) -> IdSet:
+        """Read one list; ``missing`` stands in for a file that is not there."""
+        try:
+            return kind.type.parse(self._files.read(path, file))
+        except OSError as error:
+            if error.errno == errno.ENOENT and self._files.is_group(path):
+                if missing is not None:
+                    return missing
+                if self._version == 2 and not path:
+                    return kind.type()  # v2 has no cpuset.cpus in the root: nothing is configured there
+                error = OSError(errno.EOPNOTSUPP, "")
+            raise self._error(f"read {kind.words} of", path, error) from None
+        except ValueError as error:
+            raise CgroupError(f"cannot read {kind.words} of cgroup /{path}: {error}") from None
+
+    # Writing
+
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+        """Set a group's CPUs and memory nodes; see ``proxy.controller.kernel_ports.Cgroups.write``."""
+        if not path.strip("/"):
+            raise CgroupError("cannot write to the root cgroup: it belongs to the kernel", errno.EACCES)
+        pairs = [
+            (kind, value) for kind, value in ((self._cpus, cpus), (self._mems, mems)) if value is not None
+        ]
+        for kind, value in pairs:
+            if not value:
+                raise CgroupError(
+                    f"cannot set {kind.words} of cgroup /{path}: the set is empty", errno.EINVAL
+                )
+        written = False
+        for kind, value in pairs:
+            if self._version == 1:
+                changed = self._set_v1(path, kind, value, inner=inner)
+            else:
+                changed = self._set_v2(path, kind, value)
+            written = written or changed
+        return written
+
+    def write_all(
+        self,
+        paths: Sequence[str],
+        cpus: CpuSet,
+        known: CpuSet | None = None,
+        going_on: Callable[[], bool] = lambda: True,
+    ) -> list[bool | None]:
+        """Set the CPUs of many groups; see ``proxy.controller.kernel_ports.Cgroups.write_all``."""
+        if not cpus or not all(paths):
+            return [None] * len(paths)
+        line, kind = line_of(cpus), self._cpus
+        held = self._swap_all(paths, kind, cpus, line_of(known) if known else None, going_on)
+        done = [None if before is None else before != line for before in held]
+        if self._version == 1:
+            self._follow_all(paths, held, kind, cpus)
+            return done
+        for at, path in enumerate(paths):
+            if held[at] is not None:
+                try:
+                    done[at] = self._in_effect(path, kind, cpus) or done[at]
+                except CgroupError:
+                    done[at] = None
+        return done
+
+    def _follow_all(
+        self, paths: Sequence[str], held: Sequence[bytes | None], kind: Kind, value: IdSet
+    ) -> None:
+        """See to the groups inside those that have grown (v1)."""
+        for line in {*held} - {None}:
+            before = list_or_none(kind.type.parse, line)
+            if before and before < value:
+                for path in (path for path, was in zip(paths, held, strict=True) if was == line):
+                    nesting.follow(self._lists(kind), path, before, value)
+
+    def _set_v1(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> bool:
+        held = self._swap(path, kind, value)
+        if held is None:
+            return self._put_whole(path, kind, value, inner=inner)
+        if inner and held and held < value:
+            nesting.follow(self._lists(kind), path, held, value)
+        return held != value
+
+    def _swap(self, path: str, kind: Kind, value: IdSet) -> IdSet | None:
+        """Write in the quick way; gives what the group held, or None where it takes more than that."""
+        held = self._swap_all((path,), kind, value)[0]
+        return list_or_none(kind.type.parse, held)
+
+    def _swap_all(
+        self,
+        paths: Sequence[str],
+        kind: Kind,
+        value: IdSet,
+        known: bytes | None = None,
+        going_on: Callable[[], bool] = lambda: True,
+    ) -> list[bytes | None]:
+        """Write many in the quick way; see ``OsFiles.swap``. None for all where there is no such way."""
+        line = line_of(value)
+        if not isinstance(self._files, OsFiles) or len(line) >= QUICK_BYTES:
+            return [None] * len(paths)
+        return self._files.swap(paths, kind.file, line, known, going_on)
+
+    def _put_whole(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> bool:
+        held = self._get(path, kind, kind.file)
+        if held == value:
+            return False
+        try:
+            self._put_v1(path, kind, value, inner=inner)
+        except CgroupError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            there = value & self._get("", kind, kind.file)
+            if not there or there == value:
+                raise
+            if held == there:
+                return False
+            value = there
+            self._put_v1(path, kind, value, inner=inner)
+        if inner and held and held <= value:
+            nesting.follow(self._lists(kind), path, held, value)
+        return True
+
+    def _put_v1(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> None:
+        """Write, seeing to the groups above and below if need be, and read back."""
+        try:
+            self._put(path, kind, value)
+        except CgroupError as error:
+            if error.errno == errno.EBUSY and inner:
+                nesting.narrow(self._lists(kind), path, value, error)
+            elif error.errno == errno.EACCES and nesting.widen(self._lists(kind), path, value):
+                self._put(path, kind, value)
+            else:
+                raise
+        self._check(path, kind, kind.file, value, value)
+
+    def _set_v2(self, path: str, kind: Kind, value: IdSet) -> bool:
+        held = self._swap(path, kind, value)
+        if held is None:
+            held = self._get(path, kind, kind.file)
+            if held != value:
+                self._put(path, kind, value)
+                self._check(path, kind, kind.file, value, value)
+        return self._in_effect(path, kind, value) or held != value
+
+    def _in_effect(self, path: str, kind: Kind, value: IdSet) -> bool:
+        """Have a list that a group holds take effect (v2); True when one above was written for it."""
+        if self._get(path, kind, kind.effective) == value:
+            return False
+        widened = nesting.widen(self._lists(kind), path, value)
+        online = self._get("", kind, kind.effective, value)
+        self._check(path, kind, kind.effective, value, value & online or value)
+        return widened
+
+    def _lists(self, kind: Kind) -> nesting.Lists:
+        return nesting.Lists(
+            lambda path: self._get(path, kind, kind.file),
+            lambda path, value: self._put(path, kind, value),
+            lambda path: [f"{path}/{name}" for name in self._files.children(path)],
+            self._version,
+        )
+
+    def _put(self, path: str, kind: Kind, value: IdSet) -> None:
+        try:
+            self._files.write(path, kind.file, str(value))
+        except OSError as error:
+            if error.errno == errno.ENOENT and self._files.is_group(path):
+                error = OSError(errno.EOPNOTSUPP, "")
+            raise self._error(f"set {kind.words} to {value} in", path, error) from None
+
+    def _check(self, path: str, kind: Kind, file: str, wanted: IdSet, expected: IdSet) -> None:
+        seen = self._get(path, kind, file)
+        if seen != expected:
+            raise CgroupError(
+                f"cannot set {kind.words} to {wanted} in cgroup /{path}: {file} reads {str(seen) or 'empty'} "
+                "afterwards (another writer, or a cpuset partition beside it)"
+            )
+
+    @staticmethod
+    def _error(what: str, path: str, error: OSError) -> CgroupError:
+        number = error.errno or 0
+        return CgroupError(
+            f"cannot {what} cgroup /{path}: {explain(number)}", errno.ENOENT if number in GONE else number
+        )
+
+
+def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
+    """Find the hierarchy with the cpuset controller.
+
+    Args:
+        root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a directory made by ``FolderCgroups``
+            are taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
+            side. Where neither is at its usual place, the mount table is used.
+        procfs: Where our own mount table is.
+
+    Raises:
+        CgroupError: There is none; the message says what to do.
+    """
+    if is_folder_tree(root):
+        from proxy.backends.cgroup.fake.cpuset import FolderCgroups  # not in memory on a real node
+
+        return FolderCgroups.open(root)
+    for mount in (root / "cpuset", root):
+        if (mount / "cpuset.cpus").is_file() and not (mount / "cgroup.controllers").exists():
+            return KernelCgroups(mount, 1)
+    for mount in (root, root / "unified"):
+        if has(mount, "cpuset"):
+            return KernelCgroups(mount, 2)
+    for mount, version in mounted(elsewhere(root, procfs), "cpuset", "cpuset.cpus"):
+        return KernelCgroups(mount, version)
+    raise CgroupError(
+        f"cannot find the cpuset controller below {root}: neither a v1 mount {root / 'cpuset'} nor a v2 "
+        "hierarchy whose cgroup.controllers lists cpuset; mount one, or name its directory with --cgroup-root"
+    )

@@ -1,0 +1,84 @@
+"""Tasks that the kernel has moved out of a group because its last CPU, or its last memory node, went (v1).
+
+A v1 group whose list becomes empty cannot hold tasks: the kernel moves them to the nearest ancestor that can,
+and does not move them back. There they run on all that their pod's or their class's group has. They can still
+be identified by the other hierarchies, in which nothing moved: the group of the memory or the cpu controller
+carries the container's name. On v2 such a group has its parent's CPUs, and no task is moved.
+
+A process that moves another into a cpuset group needs all capabilities of that one, or CAP_SYS_NICE;
+otherwise it is EPERM, root or not (Linux, ``cap_task_setscheduler``; systemd/topoproxy.service grants it).
+
+Linux, kernel/cgroup/cpuset-v1.c, ``remove_tasks_in_empty_cpuset``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from proxy.backends.cgroup.files import OsFiles, read_whole
+from proxy.model.errors import CgroupError
+
+TASKS = "cgroup.procs"
+ROUNDS = 3
+"""Processes may come while others are moved."""
+_DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants CAP_SYS_NICE for that"
+
+
+class KernelDisplaced:
+    """Brings tasks back; implements ``proxy.controller.ports.Displaced``."""
+
+    def __init__(self, root: Path, procfs: Path) -> None:
+        """Take a hierarchy.
+
+        Args:
+            root: Where the cpuset controller's v1 hierarchy is mounted.
+            procfs: What stands for ``/proc``.
+        """
+        self._root = root
+        self._procfs = procfs
+
+    def bring_back(self, path: str) -> int:
+        """Move the tasks of a group back into it; see ``proxy.controller.ports.Displaced``."""
+        group = self._root / path
+        if not group.is_dir() or _is_used(group):
+            return 0
+        name, above, files = group.name, group.parent, OsFiles(self._root)
+        while True:
+            moved = 0
+            for _ in range(ROUNDS):
+                found = [pid for pid in _processes(above) if self._is_of(pid, name)]
+                for pid in found:
+                    try:
+                        files.write(path, TASKS, pid)
+                    except PermissionError:
+                        raise CgroupError(_DENIED.format(pid=pid, path=path), errno.EPERM) from None
+                    except OSError:
+                        continue  # it has ended, or the group is gone or still empty
+                    moved += 1
+                if not found:
+                    break
+            if moved or above == self._root:
+                return moved
+            above = above.parent
+
+    def _is_of(self, pid: str, name: str) -> bool:
+        """Return whether a process is in a group of that name, or below one, in another hierarchy."""
+        try:
+            lines = (self._procfs / pid / "cgroup").read_text().splitlines()
+        except OSError:
+            return False
+        return any(name in line.split(":", 2)[-1].split("/") for line in lines)
+
+
+def _is_used(group: Path) -> bool:
+    """Return whether a group, or one below it, holds processes."""
+    return any(_processes(Path(directory)) for directory, _, _ in os.walk(group))
+
+
+def _processes(group: Path) -> list[str]:
+    try:
+        return read_whole(group / TASKS).split()
+    except OSError:
+        return []

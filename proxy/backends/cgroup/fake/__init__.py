@@ -1,0 +1,1 @@
+"""A directory that behaves as a cgroup hierarchy does under the kernel's rules."""

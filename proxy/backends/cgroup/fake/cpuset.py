@@ -1,0 +1,122 @@
+"""A cpuset hierarchy in an ordinary directory, with the kernel's rules.
+
+For the demo, for tests, and for trying the daemon without touching the node: the files are real files, so a
+person can look at them, and what the kernel refuses is refused with the kernel's error number (the contract
+test runs the same cases on both). The description of the imagined machine lies in the directory
+(``directory-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules
+are in ``proxy.backends.cgroup.fake.cpuset_rules``. Groups are made and removed with ``mkdir`` and ``rmdir``
+of ``FolderCgroups``.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.backends.cgroup.fake.cpuset_rules import FolderFiles
+from proxy.backends.cgroup.hierarchies import MARKER, is_folder_tree
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+
+
+class FolderCgroups(KernelCgroups):
+    """A cpuset tree in a directory: ``KernelCgroups`` on ``FolderFiles``, and what a runtime does to it."""
+
+    def __init__(
+        self,
+        root: Path,
+        online: CpuSet,
+        nodes: Mask,
+        version: int,
+        possible: CpuSet | None = None,
+        *,
+        exclusive: bool = True,
+    ) -> None:
+        """Make the tree, or open it where the directory holds one already.
+
+        Args:
+            root: The directory; made if it is missing.
+            online: CPUs of the imagined machine.
+            nodes: Its memory nodes.
+            version: 1 or 2.
+            possible: CPUs that the kernel was built for; ``online`` if None.
+            exclusive: Whether groups have ``cpuset.cpus.exclusive``, as since Linux 6.7.
+        """
+        room = online if possible is None else possible
+        self._tree = FolderFiles(root, online, room, nodes, version, exclusive=exclusive)
+        super().__init__(root, version, self._tree)
+        if not is_folder_tree(root):
+            root.mkdir(parents=True, exist_ok=True)
+            facts = {"version": version, "online": str(online), "nodes": str(nodes)}
+            facts |= {"possible": str(room), "exclusive": exclusive}
+            (root / MARKER).write_text(json.dumps(facts) + "\n")
+            self._tree.furnish("")
+
+    @classmethod
+    def open(cls, root: Path) -> FolderCgroups:
+        """Open the tree that a directory holds.
+
+        Raises:
+            CgroupError: The directory's description cannot be read.
+        """
+        try:
+            facts = json.loads((root / MARKER).read_text())
+            possible, nodes = CpuSet.parse(facts["possible"]), Mask.parse(facts["nodes"])
+            online, newer = CpuSet.parse(facts["online"]), bool(facts.get("exclusive", True))
+            return cls(root, online, nodes, int(facts["version"]), possible, exclusive=newer)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CgroupError(
+                f"cannot open the cgroup directory {root}: {MARKER} is damaged ({error})"
+            ) from None
+
+    @property
+    def files(self) -> FolderFiles:
+        """The files of the tree, with the kernel's refusals: for other controllers than cpuset."""
+        return self._tree
+
+    def mkdir(self, path: str) -> None:
+        """Make a group.
+
+        Raises:
+            OSError: EEXIST, or ENOENT where the parent is missing.
+        """
+        above, _, name = path.rpartition("/")
+        new = f"{above}/.{name}" if above else f".{name}"
+        with self._tree.locked():
+            if self._tree.is_group(path):
+                raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            (self.root / new).mkdir()
+            self._tree.furnish(new)
+            (self.root / new).rename(self.root / path)  # a group is never visible without its files
+
+    def rmdir(self, path: str) -> None:
+        """Remove a group.
+
+        Raises:
+            OSError: ENOENT, or EBUSY where it holds tasks or groups.
+        """
+        with self._tree.locked():
+            if self._tree.children(path) or self._tree.read(path, "cgroup.procs").strip():
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+            gone = self.root / f".{path.replace('/', '.')}"
+            (self.root / path).rename(gone)
+            for file in gone.iterdir():
+                file.unlink()
+            gone.rmdir()
+            self._tree.gone(path)
+
+    def attach(self, path: str, pid: int) -> None:
+        """Move a task into a group.
+
+        Raises:
+            OSError: ENOENT, or on v1 ENOSPC where the group has no CPUs or no memory nodes.
+        """
+        self._tree.write(path, "cgroup.procs", str(pid))
+
+    def detach(self, pid: int) -> None:
+        """End a task: it leaves its group."""
+        with self._tree.locked():
+            self._tree.forget(pid)

@@ -1,0 +1,202 @@
+"""The kernel's rules of partitions (cgroup v2), on files in an ordinary directory.
+
+As seen on Linux 6.12 (the theory is in ``proxy.backends.cgroup.partitions``), without exclusive sets as on
+6.1:
+
+* any write of ``root`` or ``isolated`` is taken; what came of it is in the file, with the reason;
+* a partition takes its CPUs out of the effective sets of all groups outside;
+* a sibling that comes to name one of them makes it invalid, without a reason; the CPUs stay withheld, and
+  with the next write of its list it runs where the others do; until ``member`` is written nothing helps;
+* an exclusive set may not overlap a sibling's, nor hold all of a sibling's list (EINVAL);
+* a set above that is made smaller than a partition needs makes that a member, without a word.
+
+A group may be a partition below another one only where that has all its CPUs; hotplug is not imitated.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from proxy.atomic_write import write_file
+from proxy.model.idset import CpuSet
+
+PARTITION, EXCLUSIVE, ISOLATED = "cpuset.cpus.partition", "cpuset.cpus.exclusive", "cpuset.cpus.isolated"
+FILES = (PARTITION, EXCLUSIVE)
+TABLE = ".partitions.json"
+VALID, INVALID, STUCK, LOST = "valid", "invalid", "stuck", "lost"
+"""Invalid from the beginning; made invalid by a sibling; and written to since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A group that is no member."""
+
+    kind: str
+    cpus: str
+    state: str
+    reason: str = ""
+
+    @property
+    def withheld(self) -> CpuSet:
+        """The CPUs that no group outside has."""
+        return CpuSet() if self.state == INVALID else CpuSet.parse(self.cpus)
+
+    @property
+    def text(self) -> str:
+        """What its file says."""
+        if self.state == VALID:
+            return self.kind
+        return f"{self.kind} invalid{f' ({self.reason})' if self.reason else ''}"
+
+
+Table = dict[str, Entry]
+
+
+class Tree(Protocol):
+    """What is needed of the directory."""
+
+    def read(self, path: str, name: str) -> str:
+        """Read one file of a group."""
+
+    def is_group(self, path: str) -> bool:
+        """Return whether there is such a group."""
+
+    def children(self, path: str) -> Sequence[str]:
+        """Names of the groups right below."""
+
+
+def load(root: Path) -> Table:
+    """Return the groups that are no members."""
+    try:
+        return {path: Entry(**entry) for path, entry in json.loads((root / TABLE).read_text()).items()}
+    except FileNotFoundError:
+        return {}
+
+
+def save(root: Path, table: Table) -> None:
+    """Keep them."""
+    text = json.dumps({path: asdict(entry) for path, entry in table.items()})
+    write_file(root / TABLE, text.encode(), mode=0o644, sync=False)
+
+
+def furniture(path: str, *, exclusive: bool) -> dict[str, str]:
+    """Return the files of a new group and what they hold."""
+    if not path:
+        return {ISOLATED: ""} if exclusive else {}
+    return {PARTITION: "member", **({EXCLUSIVE: ""} if exclusive else {})}
+
+
+def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Table) -> CpuSet:
+    """Return what tasks of a group get."""
+    inside = CpuSet()
+    for other, each in table.items():
+        if other.startswith(f"{path}/") or not path:
+            inside |= each.withheld
+    if not path:
+        return online - inside
+    entry = table.get(path)
+    if entry is not None and entry.state in (VALID, STUCK):
+        return (entry.withheld & online) - inside
+    return own & above or above
+
+
+def set_exclusive(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
+    """Return the groups that are no members after an exclusive set was written.
+
+    Raises:
+        OSError: EINVAL, as the kernel refuses.
+    """
+    for sibling in _siblings(tree, path):
+        named = _list(tree, sibling, "cpuset.cpus")
+        if _list(tree, sibling, EXCLUSIVE) & value or (named and named <= value):
+            raise OSError(errno.EINVAL, "not exclusive")
+    return {
+        other: entry
+        for other, entry in table.items()
+        if entry.state != VALID or not other.startswith(f"{path}/") or CpuSet.parse(entry.cpus) <= value
+    }
+
+
+def listed(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
+    """Return them after a group's list was written."""
+    after = dict(table)
+    for sibling in _siblings(tree, path):
+        entry = after.get(sibling)
+        if entry is not None and entry.state == VALID and CpuSet.parse(entry.cpus) & value:
+            after[sibling] = replace(entry, state=STUCK)
+    own = after.get(path)
+    if own is not None and own.state == STUCK:
+        after[path] = replace(own, state=LOST)
+    elif own is not None and own.state == VALID and not _list(tree, path, EXCLUSIVE):
+        after[path] = _made(tree, path, own.kind, value, {k: v for k, v in after.items() if k != path})
+    return after
+
+
+def set_partition(tree: Tree, path: str, word: str, table: Table) -> Table:
+    """Return them after a group was made a partition or a member.
+
+    Raises:
+        OSError: EINVAL: no such word.
+    """
+    if word not in ("member", "root", "isolated"):
+        raise OSError(errno.EINVAL, "not a kind of partition")
+    after, old = {k: v for k, v in table.items() if k != path}, table.get(path)
+    if word == "member":
+        return after
+    if old is not None and old.state == VALID:
+        return {**after, path: replace(old, kind=word)}
+    if old is not None and old.state in (STUCK, LOST):
+        why = "Invalid cpu list in cpuset.cpus.exclusive"
+        return {**after, path: replace(old, kind=word, state=LOST, reason=why)}
+    cpus = _list(tree, path, EXCLUSIVE) or _list(tree, path, "cpuset.cpus")
+    return {**after, path: _made(tree, path, word, cpus, after)}
+
+
+def _made(tree: Tree, path: str, kind: str, cpus: CpuSet, others: Table) -> Entry:
+    reason = _reason(tree, path, cpus, others)
+    return Entry(kind, str(cpus), INVALID if reason else VALID, reason)
+
+
+def _reason(tree: Tree, path: str, cpus: CpuSet, others: Table) -> str:
+    """Return why a group cannot be a partition; empty where it can."""
+    parent = path.rpartition("/")[0]
+    above = others.get(parent)
+    if above is not None and above.state == VALID:
+        free = CpuSet.parse(tree.read(parent, "cpuset.cpus.effective"))
+        return "" if cpus and cpus < free else "Parent unable to distribute cpu downstream"
+    if parent and not _has_exclusive(tree, path):
+        return "Parent is not a partition root"
+    parts = path.split("/")
+    ancestors = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+    if not cpus or not all(cpus <= _list(tree, ancestor, EXCLUSIVE) for ancestor in ancestors):
+        return "Invalid cpu list in cpuset.cpus.exclusive"
+    if any(_list(tree, sibling, "cpuset.cpus") & cpus for sibling in _siblings(tree, path)):
+        return "Cpu list in cpuset.cpus not exclusive"
+    if CpuSet.parse(tree.read("", "cpuset.cpus.effective")) <= cpus:
+        return "Parent unable to distribute cpu downstream"
+    return ""
+
+
+def _siblings(tree: Tree, path: str) -> Iterator[str]:
+    above, _, name = path.rpartition("/")
+    yield from (f"{above}/{other}" if above else other for other in tree.children(above) if other != name)
+
+
+def _has_exclusive(tree: Tree, path: str) -> bool:
+    try:
+        tree.read(path, EXCLUSIVE)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _list(tree: Tree, path: str, name: str) -> CpuSet:
+    try:
+        return CpuSet.parse(tree.read(path, name))
+    except FileNotFoundError:
+        return CpuSet()

@@ -1,0 +1,44 @@
+"""Lists of groups above containers on cgroup v2, written as given.
+
+A list that lies outside of its parent's has no effect, and groups below need not fit: so nothing but the one
+file is touched. A group with processes in it or below it cannot be without a list again (ENOSPC).
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from proxy.backends.cgroup.error_text import explain
+from proxy.backends.cgroup.files import OsFiles
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+
+_FILE = "cpuset.cpus"
+
+
+class KernelFences:
+    """Implements ``proxy.controller.systemd.ports.Fences``."""
+
+    def __init__(self, root: Path) -> None:
+        """Take the root of the hierarchy."""
+        self._files = OsFiles(root)
+
+    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+        """Write a list, and give the one before; see ``Fences``."""
+        if not path.strip("/") or not cpus:
+            raise CgroupError(f"cannot set CPUs of cgroup /{path} to {str(cpus) or 'none'}", errno.EINVAL)
+        try:
+            before = CpuSet.parse(self._files.read(path, _FILE).strip())
+            if before != cpus:
+                self._files.write(path, _FILE, f"{cpus}\n")
+        except OSError as error:
+            number = error.errno or 0
+            raise CgroupError(
+                f"cannot set CPUs to {cpus} in cgroup /{path}: {explain(number)}",
+                errno.ENOENT if number in GONE else number,
+            ) from None
+        except ValueError as error:
+            raise CgroupError(f"cannot read CPUs of cgroup /{path}: {error}") from None
+        return before

@@ -1,0 +1,127 @@
+"""A container's group from the runtime's own answer, where it cannot be found by its name.
+
+The verbose status holds the ``cgroupsPath`` of the OCI spec, and the pid of the container's first process.
+The path is a name as any other, so it is looked at first. The pid leads to ``/proc/PID/cgroup``, which is
+correct in any case: kubelet in a container, a custom cgroup root, a runtime with a cgroup manager
+of its own. What is read there is the group of a process, and only what carries the container's id is the
+container's:
+
+* a process may have moved below the container's group (systemd as first process: ``ID/init.scope``; crun's
+  ``ID.scope/container``), so the path is cut after the part that holds the id;
+* the first process of a container in a virtual machine is the machine's, in a group of the sandbox, which all
+  containers of the pod share. No group is better than that one.
+
+Runs in a worker: the runtime has been asked before, here files are read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from proxy.backends.cgroup import group_names
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.backends.cgroup.hierarchies import read_mounts, root_of
+from proxy.backends.cgroup.mounts import Below, below, group_line
+from proxy.controller.kernel_ports import Located
+from proxy.controller.runtime_ports import RuntimeDetail
+
+_LIMIT = 1024
+"""This many groups are checked for a place whose beginning is unknown."""
+
+
+class Tree(Protocol):
+    """The tree of another controller."""
+
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+        """Remember where a container's group is."""
+
+
+class Locator:
+    """Implements ``proxy.controller.kernel_ports.Places``; safe to use from several threads."""
+
+    def __init__(
+        self,
+        groups: KernelCgroups,
+        others: Sequence[Tree] = (),
+        procfs: Path = Path("/proc"),
+        mounts: Path = Path("/proc"),
+    ) -> None:
+        """Take the trees.
+
+        Args:
+            groups: The cpuset controller's.
+            others: Trees that are notified of a place, too, where it is in them.
+            procfs: Where processes are: that of the pid namespace in which the runtime counts.
+            mounts: The /proc where our own mount table is.
+        """
+        self._groups = groups
+        self._others = others
+        self._procfs = procfs
+        self._mounts = mounts
+
+    def locate(self, container_id: str, reported: RuntimeDetail) -> Located:
+        """Find a container's group; see ``proxy.controller.kernel_ports.Places.locate``."""
+        path, why = self._by_name(container_id, reported.cgroups_path), ""
+        if not path:
+            path, why = self._by_pid(container_id, reported.pid)
+        if path:
+            self.remember(container_id, path, reported.cgroups_path)
+        return Located(path, why)
+
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
+        """Notify all trees of a place; see ``proxy.controller.kernel_ports.Places.remember``."""
+        self._groups.learn(container_id, path, parent)
+        for tree in self._others:
+            tree.learn(container_id, path, parent)
+
+    def _by_name(self, container_id: str, cgroups_path: str) -> str:
+        if not cgroups_path or not group_names.is_plain(container_id):
+            return ""
+        candidates = group_names.candidates(cgroups_path, container_id)
+        return next((path for path in candidates if self._groups.is_group(path)), "")
+
+    def _by_pid(self, container_id: str, pid: int) -> tuple[str, str]:
+        if pid <= 0:
+            return "", "the runtime does not report its first process"
+        try:
+            text = (self._procfs / str(pid) / "cgroup").read_text(errors="surrogateescape")
+        except OSError as error:
+            return "", f"its first process {pid} cannot be looked at ({error.strerror})"
+        reported = group_line(text, self._groups.version)
+        if reported is None:
+            return "", f"its first process {pid} is in no group of the cpuset controller"
+        parts = reported.split("/")
+        own = next((i for i, part in enumerate(parts) if group_names.holds_id(part, container_id)), None)
+        if own is None:
+            return "", f"its first process {pid} is in {reported}, which is not its own (a virtual machine?)"
+        reported = "/".join(parts[: own + 1])
+        place = below(reported, root_of(read_mounts(self._mounts), self._groups.root))
+        path = self._spelled(place) if place is not None else ""
+        if not path:
+            return (
+                "",
+                f"its first process {pid} is in {reported}, which is not seen below {self._groups.root}",
+            )
+        return path, ""
+
+    def _spelled(self, place: Below) -> str:
+        """Return the whole path of a place, if there is just one such group."""
+        if not place.path or not group_names.is_plain(place.path):
+            return ""
+        if not place.hidden:
+            return place.path if self._groups.is_group(place.path) else ""
+        found: list[str] = []
+        todo = deque([("", 0)])
+        for _ in range(_LIMIT):
+            if not todo:
+                break
+            at, depth = todo.popleft()
+            if depth == place.hidden:
+                whole = f"{at}/{place.path}"
+                found += [whole] if self._groups.is_group(whole) else []
+                continue
+            todo += [(f"{at}/{name}" if at else name, depth + 1) for name in self._groups.children(at)]
+        return found[0] if len(found) == 1 else ""

@@ -1,0 +1,162 @@
+"""The location of a container's memory: bytes by NUMA node, from the memory and hugetlb controllers.
+
+Theory (Linux cgroup-v1/memory.rst, cgroup-v2.rst, hugetlb.rst; what moves was measured on kernel 6.1).
+
+* v2 reports ``anon`` and ``file`` in bytes by node, v1 pages by LRU list; there ``total`` has besides
+  ``file`` and ``anon`` what is locked (``unevictable``), and the lines that begin with ``hierarchical_``
+  count the groups below too, as v2 always does. Huge pages are in neither: ``hugetlb.<size>.numa_stat`` has
+  them.
+* What is counted is charged to the group: a page of a file that another container read first is the other's.
+* A change of ``cpuset.mems`` moves what is mapped on v2, within the write: 120 MB took 4 s in a virtual
+  machine, 0.4 s the second time. On v1 it does so only where ``cpuset.memory_migrate`` is 1, which no runtime
+  sets; else what is there stays, and only new pages come from the new nodes. Page cache that is not mapped
+  never moves. To add nodes moves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.backends.cgroup.files import OsFiles, read_whole
+from proxy.backends.cgroup.hierarchies import elsewhere, has, mounted
+from proxy.backends.cgroup.mounts import mounted_v1
+from proxy.backends.cgroup.search import Finder
+from proxy.controller.kernel_ports import MemoryUse
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+
+_NODE = re.compile(r"N([0-9]{1,5})=([0-9]{1,19})")
+_STAT = "memory.numa_stat"
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def by_node(line: str, unit: int = 1) -> dict[int, int]:
+    """Read ``N0=1 N1=2`` out of a line; zeros are left out."""
+    return {int(m[1]): int(m[2]) * unit for m in _NODE.finditer(line) if int(m[2])}
+
+
+def parse_use(text: str, version: int, huge: str = "") -> MemoryUse:
+    """Read ``memory.numa_stat``.
+
+    Args:
+        text: The file.
+        version: 1 or 2.
+        huge: The ``hugetlb.<size>.numa_stat`` files, one after the other.
+
+    Raises:
+        CgroupError: It is not that file.
+    """
+    lines = {head: rest for line in text.splitlines() for head, _, rest in [_cut(line)]}
+    if version == 2:
+        if not {"anon", "file"} <= lines.keys():
+            raise CgroupError(f"cannot read {_STAT}: it has no lines for anon and file")
+        anon, file = by_node(lines["anon"]), by_node(lines["file"])
+    else:
+        stem = "hierarchical_" if "hierarchical_total" in lines else ""
+        if not {f"{stem}total", f"{stem}file"} <= lines.keys():
+            raise CgroupError(f"cannot read {_STAT}: it has no lines for total and file")
+        total, file = by_node(lines[f"{stem}total"], _PAGE), by_node(lines[f"{stem}file"], _PAGE)
+        # The lists are read one after the other, while pages come and go.
+        anon = {n: more for n, size in total.items() if (more := size - file.get(n, 0)) > 0}
+    return MemoryUse(anon, file, _huge(huge))
+
+
+def _cut(line: str) -> tuple[str, str, str]:
+    """Cut a line's name off: ``anon N0=1`` on v2, ``total=5 N0=5`` on v1."""
+    head, blank, rest = line.partition(" ")
+    return head.partition("=")[0], blank, rest
+
+
+def _huge(text: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    lines = text.splitlines()
+    below = any(line.startswith("hierarchical_total=") for line in lines)
+    for line in lines:
+        if line.startswith("hierarchical_total=" if below else "total="):
+            for node, size in by_node(line).items():
+                found[node] = found.get(node, 0) + size
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMemory:
+    """The memory controller's tree; implements ``proxy.controller.kernel_ports.Memory``.
+
+    Attributes:
+        root: Where it is mounted.
+        version: 1 or 2.
+        huge: Where the hugetlb controller's is; None where there is none.
+        cpusets: Where the cpuset controller's is, if that is v1.
+    """
+
+    root: Path
+    version: int
+    huge: Path | None = None
+    cpusets: Path | None = None
+    _finder: Finder = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_finder", Finder(OsFiles(self.root)))
+
+    def use(self, parent: str, container_id: str) -> MemoryUse | None:
+        """Return where a container's memory is; see ``proxy.controller.kernel_ports.Memory.use``."""
+        path = self._finder.find(parent, container_id)
+        if path is None:
+            return None
+        try:
+            text = read_whole(self.root / path / _STAT)
+        except OSError as error:
+            if error.errno in GONE and not (self.root / path).is_dir():
+                return None
+            raise CgroupError(f"cannot read {_STAT} of cgroup /{path}: {error.strerror}") from None
+        return parse_use(text, self.version, self._huge_text(path))
+
+    def _huge_text(self, path: str) -> str:
+        found = []
+        if self.huge is not None:
+            for file in sorted((self.huge / path).glob("hugetlb.*.numa_stat")):
+                try:
+                    found.append(read_whole(file))
+                except OSError:
+                    continue  # gone with its group
+        return "\n".join(found)
+
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+        """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""
+        self._finder.learn(container_id, path, parent)
+
+    def migrates(self, path: str) -> bool:
+        """Return whether a change of memory nodes moves pages; see ``Memory.migrates`` of the ports."""
+        if self.cpusets is None:
+            return self.version == 2
+        try:
+            return read_whole(self.cpusets / path / "cpuset.memory_migrate").strip() == "1"
+        except OSError:
+            return False
+
+
+def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None:
+    """Find the memory controller's hierarchy; None where there is none.
+
+    Args:
+        root: The root of ``proxy.backends.cgroup.cpuset.open_cgroups``. Where the controller is at none of
+            its usual places, the mount table is used.
+        procfs: Where our own mount table is.
+    """
+    beside = root.parent if (root / "cpuset.cpus").is_file() else root
+    mounts = elsewhere(root, procfs)
+    sets = beside / "cpuset"
+    cpusets = sets if (sets / "cpuset.cpus").is_file() else next(mounted_v1(mounts, "cpuset"), None)
+    if (beside / "memory" / _STAT).is_file():
+        huge = beside / "hugetlb"
+        return KernelMemory(beside / "memory", 1, huge if huge.is_dir() else None, cpusets)
+    for mount in (root, root / "unified"):
+        if has(mount, "memory"):
+            return KernelMemory(mount, 2, mount, cpusets)
+    for mount, version in mounted(mounts, "memory", _STAT):
+        tree = mount if version == 2 else next(mounted_v1(mounts, "hugetlb"), None)
+        return KernelMemory(mount, version, tree, cpusets)
+    return None

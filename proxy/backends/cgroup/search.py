@@ -1,0 +1,100 @@
+"""Find a container's group in a cpuset tree.
+
+The expected places (``proxy.backends.cgroup.group_names``) are looked at first: a few stat calls of a
+microsecond each. Only where the pod's own group is not where its name says (a node inside a container), the
+tree is searched for the id, breadth first and with a bound, and the place is remembered for as long as it
+exists. What lies above it there is remembered, too: all other names are looked at below that as well, so that
+a node is searched once. A container that was not started yet has no group; its pod's group exists, so that it
+costs no search.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from proxy.backends.cgroup import group_names
+from proxy.backends.cgroup.files import Files
+
+GROUPS_LIMIT = 4096
+"""A search ends after this many groups (about 15 ms)."""
+
+_REMEMBERED = 1024
+_TOPS = 4
+
+
+class Finder:
+    """Finds groups by parent and container id; safe to use from several threads."""
+
+    def __init__(self, files: Files, limit: int = GROUPS_LIMIT) -> None:
+        self._files = files
+        self._limit = limit
+        self._found: dict[str, str] = {}
+        self._tops: list[str] = [""]
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Return a container's group, or None where it has none; see ``Cgroups.find`` of the ports."""
+        if not _is_id(container_id):
+            return None
+        for path in group_names.candidates(parent, container_id):
+            there = self.group(path)
+            if there is not None:
+                return there
+        known = self._found.get(container_id)
+        if known is not None:
+            if self._files.is_group(known):
+                return known
+            self._found.pop(container_id, None)
+        found = self._search(parent, container_id)
+        if found is not None:
+            self.learn(container_id, found, parent)
+        return found
+
+    def group(self, path: str) -> str | None:
+        """Return a group by its name: where that says, or where names have been found to begin."""
+        for top in self._tops:
+            there = f"{top}/{path}" if top else path
+            if self._files.is_group(there):
+                return there
+        return None
+
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+        """Remember a group that was found; one that is not in this tree is not kept.
+
+        Args:
+            container_id: The container.
+            path: Its group.
+            parent: ``cgroup_parent`` or ``cgroupsPath``, if it is known: it shows where names begin.
+        """
+        if not _is_id(container_id) or not self._files.is_group(path):
+            return
+        if len(self._found) >= _REMEMBERED:
+            self._found.clear()
+        self._found[container_id] = path
+        if parent:
+            ends = (f"/{name}" for name in group_names.candidates(parent, container_id))
+            top = next((path.removesuffix(end) for end in ends if path.endswith(end)), "")
+            if top not in self._tops:
+                self._tops = [*self._tops[:_TOPS], top]
+
+    def _search(self, parent: str, container_id: str) -> str | None:
+        home = group_names.home(parent, container_id)
+        at = self.group(home) if home else None
+        if at is not None:
+            # The pod is where it should be: its container is right below it, under whatever name, or nowhere.
+            below = self._files.children(at)
+            return next((f"{at}/{name}" for name in below if group_names.holds_id(name, container_id)), None)
+        todo = deque([""])
+        for _ in range(self._limit):
+            if not todo:
+                break
+            at = todo.popleft()
+            for name in self._files.children(at):
+                path = f"{at}/{name}" if at else name
+                if group_names.holds_id(name, container_id):
+                    return path
+                todo.append(path)
+        return None
+
+
+def _is_id(container_id: str) -> bool:
+    return bool(container_id) and "/" not in container_id and group_names.is_plain(container_id)

@@ -1,0 +1,171 @@
+"""Writing ``cpu_manager_state`` as kubelet's CPU manager does.
+
+Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState, and
+pkg/kubelet/cm/cpumanager/policy_static.go, validateState). kubelet reads the file once, when it starts, and
+ends with an error where it does not like what it finds; a kubelet that its supervisor starts again and again
+then never comes up. What it wants:
+
+- the policy's name is that of its configuration, and the checksum is right;
+- under ``none`` nothing else: the default set is empty and there are no entries;
+- under ``static`` the default set is not empty, no entry overlaps it, all entries and the default set
+  together are the CPUs that are online, and the CPUs that kubelet keeps back lie in the default set. Under
+  the option ``strict-cpu-reservation`` those lie in neither, and are not part of the whole.
+
+After that it writes the file from memory at each change and never reads it, so a file that is written while
+kubelet runs is lost with its next write. Its memory manager keeps ``memory_manager_state`` in the same way,
+by its own policy; that file does not know the CPU manager, and stays as it is when the CPU manager's policy
+changes.
+
+A write is atomic: a file beside is written, synced and renamed over the old one, as kubelet does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxy.atomic_write import write_file
+from proxy.backends.kubelet.checkpoint_contents import held_cpus
+from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, fnv1a, lower, read_cpu, text_of
+from proxy.backends.kubelet.small_file import read_small
+from proxy.model.errors import CannotCreateError, PermissionDeniedError
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import Held
+
+NAME = "cpu_manager_state"
+CURRENT = 2
+"""The version that kubelet has written since 1.18, unless the gate PodLevelResourceManagers is on."""
+_BESIDE = f".{NAME}.topoproxy"
+_LIMIT = 16 << 20
+
+
+def none_state(version: int = CURRENT) -> str:
+    """Return the file of policy ``none``."""
+    return _state("none", CpuSet(), {}, {}, version)
+
+
+def static_state(
+    all_cpus: CpuSet,
+    held: Held,
+    *,
+    pods: Mapping[str, CpuSet] | None = None,
+    reserved: CpuSet | None = None,
+    strict: bool = False,
+    version: int = CURRENT,
+) -> str:
+    """Return the file of policy ``static`` in which some containers have CPUs of their own.
+
+    Args:
+        all_cpus: The CPUs that kubelet counts: those that are online.
+        held: Pod uid to container name to CPUs; for version 1, container ids below an empty uid.
+        pods: CPUs of pods as a whole, by uid; only version 3 knows them.
+        reserved: CPUs that kubelet keeps back.
+        strict: Its option ``strict-cpu-reservation`` is on.
+        version: The file's version.
+
+    Raises:
+        CheckpointError: kubelet would not start with it.
+    """
+    keep = reserved or CpuSet()
+    whole = all_cpus - keep if strict else all_cpus
+    taken = CpuSet()
+    for cpus in [cpus for pod in held.values() for cpus in pod.values()] + list((pods or {}).values()):
+        taken |= cpus
+    for wrong, words in (
+        (taken - all_cpus, "are not online"),
+        (taken & keep, "are those that kubelet keeps back"),
+    ):
+        if wrong:
+            raise CheckpointError(f"cannot write kubelet's {NAME}: CPUs {wrong} of containers {words}")
+    if not whole - taken:
+        raise CheckpointError(f"cannot write kubelet's {NAME}: no CPU is left for its default set")
+    return _state("static", whole - taken, held, pods or {}, version)
+
+
+def _state(policy: str, default: CpuSet, held: Held, pods: Mapping[str, CpuSet], version: int) -> str:
+    fields: dict[str, Any] = {"policyName": policy, "defaultCpuSet": str(default)}
+    entries: dict[str, Any] = {
+        uid: {name: str(cpus) for name, cpus in sorted(names.items())} for uid, names in sorted(held.items())
+    }
+    if version == 1:
+        entries = entries.get("", {})
+    if entries:
+        fields["entries"] = entries
+    if pods and version >= 3:
+        fields["podEntries"] = {uid: {"cpuSet": str(cpus)} for uid, cpus in sorted(pods.items())}
+    fields["checksum"] = fnv1a_of(fields, version)
+    written = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+    _verify(written, policy, default, held, version)
+    return written
+
+
+def fnv1a_of(fields: Mapping[str, Any], version: int) -> int:
+    """Return the checksum that kubelet gives to the fields of a file."""
+    return fnv1a(text_of(lower(fields), version))
+
+
+def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int) -> None:
+    """Read what was made with other eyes: nothing that we cannot read back goes to a disk."""
+    found = read_cpu(written)
+    cpus = held_cpus(found)
+    there = {uid: dict(names) for uid, names in held.items() if names}
+    got = {uid: dict(names) for uid, names in cpus.held.items()}
+    if (found.policy, found.version, cpus.default, got) != (policy, version, default, there):
+        raise CheckpointError(f"cannot write kubelet's {NAME}: it does not read back as it was meant")
+
+
+def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
+    """Return the CPUs of pods as a whole that a file of version 3 has.
+
+    Raises:
+        CheckpointError: A set in it is none.
+    """
+    entries = checkpoint.fields.get("podentries") or {}
+    try:
+        return {uid: CpuSet.parse(lower(pod).get("cpuset", "")) for uid, pod in entries.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"cannot read kubelet's {NAME}: {error!r}") from None
+
+
+def read_text(directory: Path) -> str | None:
+    """Read the file of a kubelet; None where there is none.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        raw, _ = read_small(str(directory / NAME), _LIMIT)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {directory / NAME}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"cannot read {directory / NAME}: {error}") from None
+    return raw.decode(errors="replace")
+
+
+def write_text(directory: Path, text: str) -> None:
+    """Put a text into the place of kubelet's file, at once or not at all; mode 0600, the owner stays.
+
+    Raises:
+        CannotCreateError, PermissionDeniedError: It cannot be written; the old file is as it was.
+    """
+    replace(directory / NAME, text, directory / _BESIDE)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what a write that was cut off has left beside the file."""
+    with contextlib.suppress(OSError):
+        (directory / _BESIDE).unlink()
+
+
+def replace(path: Path, text: str, beside: Path) -> None:
+    """Replace a file by way of one beside it; see ``write_text``."""
+    try:
+        write_file(path, text.encode(), draft=beside, keep_owner=True)
+    except OSError as error:
+        kind = PermissionDeniedError if isinstance(error, PermissionError) else CannotCreateError
+        raise kind(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,248 @@
+"""Reading the state files of kubelet's CPU and memory managers.
+
+Theory (kubernetes v1.36 pkg/kubelet/checkpointmanager/checksum/checksum.go, New; pkg/util/hash/hash.go,
+DeepHashObject). The files are compact JSON with a checksum: the 32-bit FNV-1a hash of a text, which is how a
+Go printer (spew) shows the structure with checksum 0. The text names Go types for fields, not for map keys,
+values and list items; it shows pointers in maps as ``<*>``, what is null as ``<nil>`` (the outermost maps are
+null only where the file says so: left out, they are empty), sorts keys, and puts one space between members.
+The same type name stands in every version, so versions differ in the types of entries only:
+
+- CPU 1 has container id to set, CPU 2 pod uid to container name to set, CPU 3 also a set for each pod;
+- memory 2 has also blocks for each pod.
+
+A file does not contain its version: the version is the one whose text has the checksum. Reading never needs
+the checksum: a file that is being rewritten, or was edited, has ``version`` None, and the caller decides.
+Keys match in any case, as in Go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+from proxy.pools.go_json import load
+
+_OFFSET, _PRIME = 2166136261, 16777619
+_NIL = "<nil>"
+
+
+class CheckpointError(TopoproxyError):
+    """A state file of kubelet cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state file, read.
+
+    Attributes:
+        fields: The file's JSON; the keys of the outermost structure are in lower case.
+        checksum: The checksum in the file; 0 where there is none.
+        version: The version whose text has the checksum, None where none has.
+        text: The text that was hashed for that version; empty where there is none.
+    """
+
+    fields: Mapping[str, Any]
+    checksum: int
+    version: int | None
+    text: str
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that wrote it."""
+        return str(self.fields.get("policyname", ""))
+
+
+def fnv1a(text: str) -> int:
+    """Return the 32-bit FNV-1a hash of a text in UTF-8."""
+    value = _OFFSET
+    for byte in text.encode():
+        value = (value ^ byte) * _PRIME & 0xFFFFFFFF
+    return value
+
+
+def read_cpu(content: str) -> Checkpoint:
+    """Read ``cpu_manager_state``.
+
+    Raises:
+        CheckpointError: It is not such a file.
+    """
+    return _read(content, "cpu_manager_state", {2: _cpu_2, 1: _cpu_1, 3: _cpu_3})
+
+
+def text_of(fields: Mapping[str, Any], version: int) -> str:
+    """Return the text whose hash is the checksum of a ``cpu_manager_state``.
+
+    Args:
+        fields: Its JSON, the outermost keys in lower case.
+        version: 1, 2 or 3.
+
+    Raises:
+        KeyError: There is no such version.
+    """
+    return {1: _cpu_1, 2: _cpu_2, 3: _cpu_3}[version](fields)
+
+
+def read_memory(content: str) -> Checkpoint:
+    """Read ``memory_manager_state``.
+
+    Raises:
+        CheckpointError: It is not such a file.
+    """
+    return _read(content, "memory_manager_state", {1: _memory_1, 2: _memory_2})
+
+
+def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, Any]], str]]) -> Checkpoint:
+    try:
+        raw = load(content, largest=None)
+        if not isinstance(raw, dict):
+            raise ValueError("it is not a JSON object")  # noqa: TRY004, TRY301 - one kind of error for all
+        fields = lower(raw)
+        checksum = _checksum(fields.get("checksum"))
+    except ValueError as error:
+        raise CheckpointError(f"cannot read kubelet's {what}: {error}") from None
+    for version, text in texts.items():
+        try:
+            # Go has no half characters: it reads each as the replacement character.
+            shown = text(fields).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
+            continue  # its entries have another form: it is not this version
+        if fnv1a(shown) == checksum:
+            return Checkpoint(fields, checksum, version, shown)
+    return Checkpoint(fields, checksum, None, "")
+
+
+def _checksum(raw: object) -> int:
+    try:
+        return int(raw or 0)  # type: ignore[call-overload, no-any-return]
+    except (ValueError, TypeError, ArithmeticError):
+        raise ValueError("its checksum is not a number") from None
+
+
+def lower(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a structure with its keys in lower case."""
+    return {name.lower(): value for name, value in raw.items()}
+
+
+def _map(items: Iterable[tuple[object, str]]) -> str:
+    return f"map[{' '.join(f'{key}:{value}' for key, value in items)}]"
+
+
+def _strings(raw: Mapping[str, Any] | None) -> str:
+    if raw is None:
+        return _NIL
+    items = sorted(raw.items())
+    if not all(isinstance(value, str) for _, value in items):
+        raise TypeError("not a map of texts")
+    return _map(items)
+
+
+def _nested(raw: Mapping[str, Any] | None, show: Callable[[Any], str]) -> str:
+    return _NIL if raw is None else _map((key, show(value)) for key, value in sorted(raw.items()))
+
+
+def _struct(name: str, *members: str) -> str:
+    return f"(*state.{name}){{{' '.join(members)} Checksum:(checksum.Checksum)0}}"
+
+
+def _cpu(fields: Mapping[str, Any], *members: str) -> str:
+    head = (
+        f"PolicyName:(string){fields.get('policyname', '')}",
+        f"DefaultCPUSet:(string){fields.get('defaultcpuset', '')}",
+    )
+    return _struct("CPUManagerCheckpoint", *head, *members)
+
+
+def _cpu_1(fields: Mapping[str, Any]) -> str:
+    return _cpu(fields, f"Entries:(map[string]string){_strings(fields.get('entries', {}))}")
+
+
+def _cpu_2_entries(fields: Mapping[str, Any]) -> str:
+    return f"Entries:(map[string]map[string]string){_nested(fields.get('entries', {}), _strings)}"
+
+
+def _cpu_2(fields: Mapping[str, Any]) -> str:
+    return _cpu(fields, _cpu_2_entries(fields))
+
+
+def _cpu_3(fields: Mapping[str, Any]) -> str:
+    left = CpuSet.LIMIT
+
+    def pod_cpus(raw: Mapping[str, Any]) -> str:
+        nonlocal left
+        cpus = CpuSet.parse(lower(raw).get("cpuset", ""))
+        left -= len(cpus)
+        if left < 0:  # no CPU is in two pods' sets, and a text of few letters may name very many
+            raise ValueError("more CPUs than any machine has")
+        elements = _map((cpu, "{}") for cpu in cpus)
+        return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"
+
+    pods = _nested(fields.get("podentries", {}), pod_cpus)
+    return _cpu(fields, _cpu_2_entries(fields), f"PodEntries:(state.PodCPUAssignments){pods}")
+
+
+def _memory(fields: Mapping[str, Any], *members: str) -> str:
+    nodes = fields.get("machinestate", {})
+    if nodes is not None:
+        nodes = {int(i): node for i, node in nodes.items()}
+    entries = _nested(fields.get("entries", {}), lambda pod: _nested(pod, _blocks))
+    return _struct(
+        "MemoryManagerCheckpoint",
+        f"PolicyName:(string){fields.get('policyname', '')}",
+        f"MachineState:(state.NUMANodeMap){_nested(nodes, _node)}",
+        f"Entries:(state.ContainerMemoryAssignments){entries}",
+        *members,
+    )
+
+
+def _memory_1(fields: Mapping[str, Any]) -> str:
+    return _memory(fields)
+
+
+def _memory_2(fields: Mapping[str, Any]) -> str:
+    def pod(raw: Mapping[str, Any]) -> str:
+        return f"{{MemoryBlocks:([]state.Block){_blocks(lower(raw).get('memoryblocks'))}}}"
+
+    pods = _nested(fields.get("podentries", {}), pod)
+    return _memory(fields, f"PodEntries:(state.PodMemoryAssignments){pods}")
+
+
+def _node(raw: Mapping[str, Any]) -> str:
+    node = lower(raw)
+    tables = _nested(node.get("memorymap"), _table)
+    return (
+        f"<*>{{NumberOfAssignments:(int){int(node.get('numberofassignments', 0))}"
+        f" MemoryMap:(map[v1.ResourceName]*state.MemoryTable){tables}"
+        f" Cells:([]int){_list(node.get('cells'))}}}"
+    )
+
+
+_AMOUNTS = {
+    "TotalMemSize": "total",
+    "SystemReserved": "systemreserved",
+    "Allocatable": "allocatable",
+    "Reserved": "reserved",
+    "Free": "free",
+}
+
+
+def _table(raw: Mapping[str, Any]) -> str:
+    table = lower(raw)
+    return f"<*>{{{' '.join(f'{go}:(uint64){int(table.get(key, 0))}' for go, key in _AMOUNTS.items())}}}"
+
+
+def _list(raw: Iterable[object] | None) -> str:
+    return _NIL if raw is None else f"[{' '.join(map(str, raw))}]"
+
+
+def _blocks(raw: Iterable[Mapping[str, Any]] | None) -> str:
+    return _list(None if raw is None else [_block(lower(block)) for block in raw])
+
+
+def _block(block: Mapping[str, Any]) -> str:
+    return (
+        f"{{NUMAAffinity:([]int){_list(block.get('numaaffinity'))}"
+        f" Type:(v1.ResourceName){block.get('type', '')} Size:(uint64){int(block.get('size', 0))}}}"
+    )

@@ -1,0 +1,174 @@
+"""Facts that kubelet has and the CRI does not carry: a pod's requests, and its devices.
+
+Kubelet is asked while one of its own calls waits, so nothing here fails: a fact that is not available is
+None, and each cause is reported once, and again only after that source worked in between.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from proxy.backends.kubelet.channel import UnixChannel
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.fetch import fetch_pods
+from proxy.backends.kubelet.pod_resources import Devices, PodResources
+from proxy.backends.kubelet.pod_spec import PodSpec
+from proxy.backends.kubelet.pods import PodList
+from proxy.backends.kubelet.pods_api import PodsApi
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.model.backoff import RetryTimes
+from proxy.model.errors import TopoproxyError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.requests import PodAsk
+from proxy.model.workload import Near
+from proxy.telemetry.port import Report
+
+PODS_API, POD_LIST, POD_RESOURCES = (
+    "kubelet's pods API",
+    "kubelet's list of pods",
+    "kubelet's pod-resources API",
+)
+NO_API_S = 60.0
+_MOST_CAUSES = 32
+_NEVER = float("-inf")
+
+T = TypeVar("T")
+
+
+class KubeletClient:
+    """Implements ``proxy.controller.ports.Kubelet``; safe to use from several threads."""
+
+    def __init__(
+        self,
+        settings: KubeletSettings,
+        complain: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare the sources; nothing is opened before the first request.
+
+        Args:
+            settings: Where and how.
+            complain: Takes a message why a fact is not available.
+            clock: Monotonic seconds.
+        """
+        self._complaints = SourceErrorLog(complain)
+        self._clock = clock
+        self._hung = RetryTimes[str](settings.rests)
+        self._no_api_until = _NEVER
+        self._list = PodList(lambda: fetch_pods(settings), clock) if settings.pods_url else None
+        self._channels: list[UnixChannel] = []
+        self._api = PodsApi(self._open(settings.pods_api, settings)) if settings.pods_api else None
+        self._resources = (
+            PodResources(self._open(settings.pod_resources, settings), clock)
+            if settings.pod_resources
+            else None
+        )
+
+    @property
+    def knows_pods(self) -> bool:
+        """True where ``asks`` can give an answer."""
+        return self._api is not None or self._list is not None
+
+    @property
+    def knows_devices(self) -> bool:
+        """True where ``devices`` can give an answer."""
+        return self._resources is not None
+
+    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodAsk, str] | None:
+        """Ask for a pod's requests and limits; see ``proxy.controller.ports.Kubelet``."""
+        if not uid:
+            return None
+        spec, source, pods = None, PODS_API, self._list
+        if self._api is not None and self._clock() >= self._no_api_until:
+            spec = self._tried(PODS_API, lambda: self._from_api(uid))
+        if spec is None and pods is not None:
+            spec, source = self._tried(POD_LIST, lambda: pods.find(uid, namespace, name)), POD_LIST
+        return None if spec is None else (replace(spec.ask, uid=uid), source)
+
+    def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+        """Ask which devices a container was given; see ``proxy.controller.ports.Kubelet``."""
+        resources = self._resources
+        if resources is None:
+            return None
+        return self._tried(POD_RESOURCES, lambda: resources.of_container(namespace, pod, container))
+
+    def allocatable(self) -> Devices:
+        """Ask for all devices: resource to id to NUMA nodes; empty where kubelet does not answer."""
+        resources = self._resources
+        if resources is None:
+            return {}
+        return self._tried(POD_RESOURCES, resources.allocatable) or {}
+
+    def close(self) -> None:
+        """Close the channels."""
+        for channel in self._channels:
+            channel.close()
+
+    def _open(self, path: str, settings: KubeletSettings) -> UnixChannel:
+        channel = UnixChannel(path, settings.timeout)
+        self._channels.append(channel)
+        return channel
+
+    def _from_api(self, uid: str) -> PodSpec | None:
+        """Ask the pods API, but not again for a minute where it is not served and the list can be had."""
+        try:
+            return self._api.find(uid) if self._api else None
+        except KubeletError as error:
+            if self._list is not None and error.code in (
+                GrpcStatus.UNIMPLEMENTED,
+                GrpcStatus.UNAVAILABLE,
+                GrpcStatus.DEADLINE_EXCEEDED,
+            ):
+                self._no_api_until = self._clock() + NO_API_S
+            raise
+
+    def _tried(self, source: str, ask: Callable[[], T | None]) -> T | None:
+        if not self._hung.due(source, self._clock()):
+            return None
+        try:
+            answer = ask()
+        except KubeletError as error:
+            if error.code == GrpcStatus.DEADLINE_EXCEEDED:
+                self._hung.failed(source, self._clock())
+            else:
+                self._hung.succeeded(source)
+            self._complaints.add(source, str(error))
+        except TopoproxyError as error:
+            self._complaints.add(source, str(error))
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node: it asks for less
+            self._complaints.add(source, f"cannot ask {source}: {type(error).__name__}: {error}")
+        else:
+            self._hung.succeeded(source)
+            self._complaints.clear(source)
+            return answer
+        return None
+
+
+class SourceErrorLog:
+    """Reports each cause once until its source works again."""
+
+    def __init__(self, complain: Report) -> None:
+        """Take the function that reports."""
+        self._complain = complain
+        self._lock = threading.Lock()
+        self._reported: dict[str, set[str]] = {}
+
+    def add(self, source: str, cause: str) -> None:
+        """Report a cause if it is new."""
+        with self._lock:
+            reported = self._reported.setdefault(source, set())
+            if cause in reported:
+                return
+            if len(reported) >= _MOST_CAUSES:  # causes that name pods would fill the memory
+                reported.clear()
+            reported.add(cause)
+        self._complain("cannot use a source of kubelet", source=source, reason=cause)
+
+    def clear(self, source: str) -> None:
+        """Record that a source works."""
+        with self._lock:
+            self._reported.pop(source, None)

@@ -1,0 +1,89 @@
+"""The part of a pod that kubelet sends over the CRI: what is left of requests, limits and QoS class.
+
+Theory (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, calculateLinuxResources;
+pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). Requests do not go over the wire; CPU shares stand for
+them, rounded: 1024 shares are a CPU, 2 the least and what nothing asked becomes, 262144 the most. Limits of
+CPU are a quota within a period of 100 ms, 1 ms the least, 0 none. A container without limits of its own gets
+those of the pod itself. The sandbox carries what all containers need together, without overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from proxy.backends.kubelet.pod_fields import CPU
+from proxy.backends.kubelet.pod_spec import PodSpec, needed
+from proxy.model.requests import HUGE_PAGES, MEMORY, Ask, PodAsk
+from proxy.model.workload import KubeQos, Pod, Request
+from proxy.pools.facts import pod_facts
+
+LEAST_SHARES, MOST_SHARES = 2, 262144
+PERIOD_US, LEAST_QUOTA_US = 100_000, 1000
+_NONE: Mapping[str, int] = {}
+_PARTS = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "burstable/", KubeQos.BEST_EFFORT: "besteffort/"}
+
+
+def shares(milli: int) -> int:
+    """Return the CPU shares for thousandths of a CPU."""
+    return min(max(milli * 1024 // 1000, LEAST_SHARES), MOST_SHARES)
+
+
+def quota(milli: int) -> int:
+    """Return the CFS quota in microseconds for a limit in thousandths of a CPU; 0 (no limit) for 0."""
+    return max(milli * PERIOD_US // 1000, LEAST_QUOTA_US) if milli else 0
+
+
+def cri_request(ask: Ask, own_limits: Mapping[str, int] = _NONE) -> Request:
+    """Return the resources that kubelet sends with CreateContainer.
+
+    Args:
+        ask: What the container asks for.
+        own_limits: Limits of the pod itself.
+    """
+    limits = {n: ask.limits.get(n) or own_limits.get(n, 0) for n in (CPU, MEMORY)}
+    return _request(ask.requests, {**ask.limits, **limits})
+
+
+def sandbox_total(pod: PodAsk, own_limits: Mapping[str, int] = _NONE) -> Request:
+    """Return the resources that kubelet sends with RunPodSandbox: what all containers need together.
+
+    Args:
+        pod: What the pod asks for; requests of its own stand in for the sums.
+        own_limits: Limits of the pod itself; the same.
+    """
+    requests = {**needed(pod.containers, lambda ask: ask.requests), **(pod.own or {})}
+    limits = {**needed(pod.containers, lambda ask: ask.limits), **own_limits}
+    return _request(requests, {n: v for n, v in limits.items() if n in (CPU, MEMORY)})
+
+
+def _request(requests: Mapping[str, int], limits: Mapping[str, int]) -> Request:
+    limit = limits.get(CPU, 0)
+    return Request(
+        cpu_shares=shares(requests.get(CPU, limit)),
+        cpu_quota=quota(limit),
+        cpu_period=PERIOD_US,
+        memory_limit=limits.get(MEMORY, 0),
+        huge_pages=tuple((n, v) for n, v in sorted(limits.items()) if n.startswith(HUGE_PAGES) and v),
+    )
+
+
+def cgroup_parent(uid: str, qos: KubeQos) -> str:
+    """Return the cgroup of a pod as the cgroupfs driver of kubelet names it."""
+    return f"/kubepods/{_PARTS[qos]}pod{uid}"
+
+
+def pod_of(spec: PodSpec, sandbox_id: str, source: str = "") -> Pod:
+    """Return the pod as it is known once its sandbox was asked for.
+
+    Args:
+        spec: The Pod object.
+        sandbox_id: The runtime's id of the sandbox.
+        source: Where the object came from, in words.
+    """
+    parent = cgroup_parent(spec.uid or sandbox_id, spec.qos)
+    facts = pod_facts(
+        sandbox_id, spec.uid, spec.namespace, spec.name, 0, spec.labels, spec.annotations, parent
+    )
+    # A uid may contain the words that identify a class in a path; here the class is known.
+    return replace(facts, kube_qos=spec.qos, asks=spec.ask, source=source)

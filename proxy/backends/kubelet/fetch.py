@@ -1,0 +1,244 @@
+"""One GET at kubelet's own server, bounded in time and in size.
+
+Theory. A timeout of a socket bounds one wait, not the exchange: a peer that sends a byte now and then holds
+its caller for ever. So before every wait the socket's timeout is set to what is left until one deadline; only
+the look-up of a host name is not bounded. Tokens and certificates are renewed while we run, hence their
+files are read for each exchange. No redirect is followed and no proxy of the environment is asked: the token
+is meant for kubelet only, and goes over TLS only.
+
+``http.client`` and ``ssl`` are imported with the first exchange: a daemon that does not need them loads
+neither.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+from proxy import memory_trim
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.backends.kubelet.small_file import read_small
+from proxy.model.grpc_status import GrpcStatus
+
+if TYPE_CHECKING:
+    import http.client
+    import ssl
+
+LARGEST = 64 << 20
+"""Bytes; a list of hundreds of pods has a few millions."""
+
+_CHUNK = 1 << 16
+_LONGEST_REASON = 200
+_LONGEST_TOKEN = 1 << 16
+_WHO = "; name the file of a valid token or certificate"
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Something that kubelet's server shows.
+
+    Attributes:
+        what: What it is, for messages.
+        path: Where it is if the address has no path.
+        right: What the API server must allow us.
+    """
+
+    what: str
+    path: str
+    right: str
+
+
+_PODS = _Page("the pods", "/pods", "nodes/pods")
+_CONFIGZ = _Page("the configuration", "/configz", "nodes/configz")
+
+
+def fetch_pods(settings: KubeletSettings) -> bytes:
+    """Read kubelet's list of pods.
+
+    Returns:
+        The body of the answer, at most ``LARGEST`` bytes.
+
+    Raises:
+        KubeletError: The list cannot be had in time.
+    """
+    return _fetch(settings, settings.pods_url, _PODS)
+
+
+def fetch_configz(settings: KubeletSettings) -> bytes:
+    """Read the configuration that kubelet runs with (``/configz``).
+
+    Returns:
+        The body of the answer, at most ``LARGEST`` bytes.
+
+    Raises:
+        KubeletError: It cannot be had in time; ``code`` is DEADLINE_EXCEEDED where it hangs.
+    """
+    return _fetch(settings, settings.configz, _CONFIGZ)
+
+
+def _fetch(settings: KubeletSettings, address: str, page: _Page) -> bytes:
+    import http.client
+
+    try:
+        url = urlsplit(address)
+        where = _shown(url)
+    except ValueError as error:
+        raise KubeletError(f"cannot read {page.what} of kubelet at {address!r}: {error}") from None
+    code = GrpcStatus.OK
+    try:
+        return _exchange(settings, url, page)
+    except TimeoutError:
+        cause, code = f"no complete answer within {settings.timeout:g} s", GrpcStatus.DEADLINE_EXCEEDED
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        cause = str(error) or type(error).__name__
+    raise KubeletError(f"cannot read {page.what} of kubelet at {where}: {cause}", code)
+
+
+def _shown(url: SplitResult) -> str:
+    """Show an address without the password that it may hold."""
+    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
+    port = "" if url.port is None else f":{url.port}"
+    return f"{url.scheme}://{host}{port}{url.path}"
+
+
+class _Bounded:
+    """A connected socket as http.client uses one; every wait ends at one deadline."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._socket.settimeout(_left(self._deadline))
+        self._socket.sendall(data)
+
+    def makefile(self, *_: object) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self._socket, self._deadline), _CHUNK)
+
+    def close(self) -> None:
+        """Do nothing: http.client closes before it reads; the exchange closes the socket at its end."""
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._socket.settimeout(_left(self._deadline))
+        return self._socket.recv_into(buffer)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _exchange(settings: KubeletSettings, url: SplitResult, page: _Page) -> bytes:
+    import http.client
+
+    deadline = time.monotonic() + settings.timeout
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError("this is not an http or https address")
+    headers = {"Accept": "application/json", "Connection": "close", **_authorization(settings, url.scheme)}
+    secure = _security(settings) if url.scheme == "https" else None
+    port = url.port or (443 if secure else 80)
+    connected = _connect(url.hostname, port, deadline)
+    try:
+        if secure:
+            connected.settimeout(_left(deadline))
+            connected = secure.wrap_socket(connected, server_hostname=url.hostname)
+        connection = http.client.HTTPConnection(url.hostname, port)
+        bounded: Any = _Bounded(connected, deadline)
+        connection.sock = bounded
+        path = page.path if url.path in ("", "/") else url.path
+        connection.request("GET", f"{path}?{url.query}" if url.query else path, headers=headers)
+        with connection.getresponse() as response:
+            return _body(response, page)
+    finally:
+        connected.close()
+
+
+def _connect(host: str, port: int, deadline: float) -> socket.socket:
+    """Connect to the first address that answers."""
+    failure: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.settimeout(_left(deadline))
+            made.connect(address)
+        except OSError as error:
+            made.close()
+            failure = error
+        else:
+            return made
+    raise failure
+
+
+def _security(settings: KubeletSettings) -> ssl.SSLContext:
+    memory_trim.allow_tls()  # the daemon bars it, to save memory where it is not needed
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file or None)
+    except OSError as error:
+        raise ValueError(f"cannot use the certificates of {settings.ca_file}: {error}") from None
+    # Kubelet's certificates are made for Go's rules: newer Pythons ask for more, older ones for a root.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if settings.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if settings.cert_file:
+        try:  # the password keeps OpenSSL from asking for one on the terminal
+            context.load_cert_chain(settings.cert_file, settings.key_file or None, password="")
+        except OSError as error:
+            raise ValueError(f"cannot use our certificate {settings.cert_file}: {error}") from None
+    return context
+
+
+def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
+    if not settings.token_file:
+        return {}
+    if scheme != "https":
+        raise ValueError("a token is sent over https only")
+    try:
+        token = read_small(settings.token_file, _LONGEST_TOKEN)[0].decode("ascii").strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the token in {settings.token_file}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"cannot read the token in {settings.token_file}: {error}") from None
+    if not token or not token.isprintable() or " " in token:
+        raise ValueError(f"cannot use the token in {settings.token_file}: it is not one word")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _body(response: http.client.HTTPResponse, page: _Page) -> bytes:
+    if response.status != 200:
+        said = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
+        said = "".join(c if c.isprintable() else "?" for c in said)
+        hint = {401: _WHO, 403: f"; allow get on {page.right} or nodes/proxy"}.get(response.status, "")
+        raise ValueError(f"it answers {response.status} {response.reason}: {said or 'no reason given'}{hint}")
+    promised = response.length
+    chunks, size = [], 0
+    if promised is None or promised <= LARGEST:
+        while chunk := response.read(_CHUNK):
+            size += len(chunk)
+            if size > LARGEST:
+                break
+            chunks.append(chunk)
+        else:
+            if promised is not None and size < promised:
+                raise ValueError(f"its answer ended after {size} of {promised} bytes")
+            return b"".join(chunks)
+    raise ValueError(f"its answer is larger than {LARGEST >> 20} MiB")

@@ -1,0 +1,88 @@
+"""The Node object in a file, written by a bootstrap script or by a program that watches the API server.
+
+Theory. The writer may be in the middle of a write when the file is read, and may be gone tomorrow. So an
+unreadable file is read again a few times at short intervals; if it is still unreadable, the last good content
+stays in effect, and that is reported. A removed file does not mean a Node object without labels: it means
+that the object is unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.backends.kubelet.small_file import read_small
+from proxy.model.node_object import NodeMeta
+from proxy.pools.go_json import short
+from proxy.pools.node_meta import node_meta
+
+LIMIT = 4 << 20
+"""Bytes; the API server keeps no object larger than 1.5 MiB or so."""
+TRIES = 3
+PAUSE_S = 0.05
+
+
+class NodeFile:
+    """A Node object in a file; see ``proxy.controller.ports.NodeObject``."""
+
+    def __init__(self, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
+        """Name a file; it is read when it is asked for.
+
+        Args:
+            path: The file.
+            pause: How to wait.
+        """
+        self._path = path
+        self._pause = pause
+        self._digest = b""
+        self._last: NodeMeta | None = None
+        self._problem = ""
+
+    @property
+    def source(self) -> str:
+        """Where it is, for people."""
+        return str(self._path)
+
+    @property
+    def problem(self) -> str:
+        """Why it could not be read the last time; empty if it could."""
+        return self._problem
+
+    def read(self) -> NodeMeta | None:
+        """Return the contents; the last ones if it cannot be read now, None if it never could be."""
+        cause = ""
+        for attempt in range(TRIES):
+            if attempt:
+                self._pause(PAUSE_S)
+            try:
+                self._take(read_small(str(self._path), LIMIT)[0])
+            except FileNotFoundError:
+                cause = "there is no such file"
+            except OSError as error:
+                cause = error.strerror or str(error)
+            except ValueError as error:
+                cause = str(error)
+            else:
+                self._problem = ""
+                return self._last
+        stays = "" if self._last is None else " (what it said last stays in effect)"
+        self._problem = f"cannot read the Node object in {self._path}: {short(cause)}{stays}"
+        return self._last
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _take(self, data: bytes) -> None:
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if digest != self._digest:
+            self._last = node_meta(_decoded(data))
+            self._digest = digest
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None

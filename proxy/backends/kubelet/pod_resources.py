@@ -1,0 +1,158 @@
+"""A container's devices and their NUMA nodes, from kubelet's pod-resources API v1.
+
+Theory (kubernetes v1.36 pkg/kubelet/apis/podresources/server_v1.go). Devices are assigned when a pod is
+admitted, before the first call to the runtime. ``Get`` returns one pod, ``List`` all of them; kubelets before
+1.27 have no ``Get``, and up to 1.33 it is disabled and answers an unspecific error, so ``List`` is used then,
+and ``Get`` is tried again after a minute. Pods are identified by namespace and name here, there is no uid.
+App containers and sidecars are listed, init containers are not. A device may come in several groups, each
+with its NUMA nodes; node 0 is an empty message, which is not the same as no message. Kubelet answers bursts
+of 10 calls and 100 a second: a rejected call is repeated a little later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import Mask
+from proxy.model.workload import Near
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from proxy.api.kubelet import podresources_pb2 as pb
+    from proxy.backends.kubelet.channel import UnixChannel
+
+    Answer = TypeVar("Answer", bound=Message)
+
+SOURCE = "kubelet's pod-resources API"
+NO_GET_S = 60.0
+FRESH_S = 10.0
+PATIENCE = 10
+_SERVICE = "/v1.PodResourcesLister"
+_TRIES, _WAIT_S = 4, 0.02
+_HIGHEST_NODE = 63
+_NEVER = float("-inf")
+
+Devices = Mapping[str, Mapping[str, Mask | None]]
+
+
+class PodResources:
+    """The pod-resources API; safe to use from several threads."""
+
+    def __init__(self, channel: UnixChannel, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the channel to kubelet's socket; the caller closes it.
+
+        Args:
+            channel: To kubelet's socket.
+            clock: Seconds that only grow.
+        """
+        self._channel = channel
+        self._clock = clock
+        self._list_until = _NEVER
+        self._lock = threading.Lock()
+        self._allocatable: Devices = {}
+        self._fresh_until = _NEVER
+
+    def of_container(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+        """Return the devices of a container.
+
+        Returns:
+            One entry a device, with ``nodes`` None where kubelet reports none; None where kubelet does not
+            list the pod or the container.
+
+        Raises:
+            KubeletError: Kubelet does not answer.
+        """
+        found = self._pod(namespace, pod)
+        for listed in found.containers if found else ():
+            if listed.name == container:
+                return _near(listed)
+        return None
+
+    def allocatable(self) -> Devices:
+        """Return all devices: resource to id to NUMA nodes (None where kubelet reports none).
+
+        An answer serves for 10 s, and while kubelet is slow to fail.
+
+        Raises:
+            KubeletError: Kubelet does not answer.
+        """
+        from proxy.api.kubelet import podresources_pb2 as pb
+
+        with self._lock:
+            if (now := self._clock()) < self._fresh_until:
+                return self._allocatable
+            request = pb.AllocatableResourcesRequest()
+            try:
+                answer = self._call("GetAllocatableResources", request, pb.AllocatableResourcesResponse)
+            except KubeletError:
+                # What was true last serves for a while, the longer the more this attempt cost.
+                ended = self._clock()
+                self._fresh_until = ended + min(PATIENCE * (ended - now), FRESH_S)
+                raise
+            self._allocatable, self._fresh_until = _devices(answer.devices), now + FRESH_S
+            return self._allocatable
+
+    def _pod(self, namespace: str, pod: str) -> pb.PodResources | None:
+        from proxy.api.kubelet import podresources_pb2 as pb
+
+        if self._clock() >= self._list_until:
+            try:
+                request = pb.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
+                return self._call("Get", request, pb.GetPodResourcesResponse).pod_resources
+            except KubeletError as error:
+                if error.code == GrpcStatus.NOT_FOUND or (
+                    error.code == GrpcStatus.UNKNOWN and "not found" in error.details
+                ):
+                    return None
+                if error.code not in (GrpcStatus.UNKNOWN, GrpcStatus.UNIMPLEMENTED):
+                    raise
+                self._list_until = self._clock() + NO_GET_S
+        listed = self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
+        for item in listed.pod_resources:
+            if (item.namespace, item.name) == (namespace, pod):
+                return item
+        return None
+
+    def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        what, path = "ask kubelet for devices", f"{_SERVICE}/{method}"
+        for _ in range(_TRIES - 1):
+            try:
+                return self._channel.call(what, path, request, answer)
+            except KubeletError as error:
+                if error.code != GrpcStatus.RESOURCE_EXHAUSTED:
+                    raise
+            time.sleep(_WAIT_S)  # in a worker; kubelet permits 100 requests a second
+        return self._channel.call(what, path, request, answer)
+
+
+def _near(listed: pb.ContainerResources) -> tuple[Near, ...]:
+    plugged = [
+        Near(name, resource, nodes, SOURCE if nodes else "")
+        for resource, ids in _devices(listed.devices).items()
+        for name, nodes in ids.items()
+    ]
+    claimed = dict.fromkeys(
+        device.name
+        for dynamic in listed.dynamic_resources
+        for claim in dynamic.claim_resources
+        for device in claim.cdi_devices
+    )
+    return (*plugged, *(Near(name) for name in claimed))
+
+
+def _devices(listed: Iterable[pb.ContainerDevices]) -> dict[str, dict[str, Mask | None]]:
+    """Put the groups of a device together."""
+    found: dict[str, dict[str, Mask | None]] = {}
+    for group in listed:
+        # A plugin passes on what sysfs says, and -1 there is no node.
+        nodes = Mask(node.ID for node in group.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)
+        ids = found.setdefault(group.resource_name, {})
+        for name in group.device_ids:
+            ids[name] = ((ids.get(name) or Mask()) | nodes) or None
+    return found

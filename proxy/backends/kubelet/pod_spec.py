@@ -1,0 +1,230 @@
+"""A Pod object of Kubernetes, from JSON or YAML, converted to the resources of its containers.
+
+Theory. What reaches kubelet was defaulted and checked by the API server, a file was not, so both is done
+here again; for an object that went through it already nothing changes.
+
+- A request that is not written is the limit, resource by resource.
+- A request above its limit is refused. What cannot be overcommitted (huge pages, devices) needs a limit, and
+  a request of the same size.
+- Requests of the pod itself that are not written are what its containers need together, else the limits.
+- What containers need together (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go,
+  podGuaranteedCPUs): init containers run one after the other, each beside the
+  sidecars that were started before it; app containers run beside all sidecars.
+- The QoS class looks at CPU and memory above zero, of the pod itself where it has resources of its own, else
+  of all containers: nothing asked is BestEffort; every container with both limits, and all sums of requests
+  equal to those of limits, is Guaranteed; the rest is Burstable. Ephemeral containers have no resources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.backends.kubelet import pod_fields
+from proxy.backends.kubelet.pod_fields import (
+    CPU,
+    FieldError,
+    below,
+    read_amounts,
+    read_list,
+    read_object,
+    read_text,
+)
+from proxy.model.errors import InputError
+from proxy.model.requests import HUGE_PAGES, MEMORY, Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos
+
+CONFIG_HASH = "kubernetes.io/config.hash"
+"""Annotation of static pods: the uid that kubelet gave them, and uses over the CRI."""
+
+Amounts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """What a Pod object says, as far as placement looks at it.
+
+    Attributes:
+        uid: ``metadata.uid``; empty where the object has none (a manifest).
+        namespace: ``metadata.namespace``; ``default`` where there is none.
+        name, labels, annotations: As in ``metadata``.
+        qos: Kubernetes' QoS class.
+        ask: What the containers ask for.
+        own_limits: ``spec.resources.limits``, units as in Ask; empty where there are none.
+        overhead: ``spec.overhead``, the same.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    qos: KubeQos
+    ask: PodAsk
+    own_limits: Amounts
+    overhead: Amounts
+
+
+def pod_spec(raw: object, where: str = "", *, listed: bool = False) -> PodSpec:
+    """Read a Pod object of core/v1.
+
+    Args:
+        raw: The object, as a JSON or YAML reader gives it.
+        where: The file that it comes from, for messages; else the pod's name is used.
+        listed: It was delivered by kubelet: ``kind`` may be missing, as in lists, and ``status.qosClass`` is
+            believed.
+
+    Raises:
+        InputError: It is no Pod, or a field does not hold what it should; the message names the field.
+    """
+    try:
+        return _pod(read_object(raw, ""), listed=listed)
+    except FieldError as error:
+        named = " ".join(filter(None, ("the pod", where or _called(raw))))
+        raise InputError(f"cannot read {named}: {error}") from None
+
+
+def _called(raw: object) -> str:
+    """Return the name of what may be a pod, for a message."""
+    metadata = raw.get("metadata") if isinstance(raw, Mapping) else None
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return pod_fields.shown(name).strip("'") if isinstance(name, str) else ""
+
+
+def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
+    for field, wanted in (("apiVersion", "v1"), ("kind", "Pod")):
+        found = read_text(raw.get(field), field)
+        if found != wanted and not (listed and not found):
+            raise FieldError(field, f"{pod_fields.shown(found)} is not {wanted!r}" if found else "is missing")
+    metadata = read_object(raw.get("metadata"), "metadata")
+    spec = read_object(raw.get("spec"), "spec")
+    uid = read_text(metadata.get("uid"), "metadata.uid")
+    containers = _containers(spec)
+    requests, limits = _own(spec.get("resources"), containers)
+    status = read_object(raw.get("status"), "status")
+    reported = read_text(status.get("qosClass"), "status.qosClass") if listed else ""
+    qos = KubeQos(reported) if reported in tuple(KubeQos) else _qos(containers, requests, limits)
+    return PodSpec(
+        uid,
+        pod_fields.read_name(metadata.get("namespace") or "default", "metadata.namespace"),
+        pod_fields.read_name(metadata.get("name"), "metadata.name", dots=True),
+        pod_fields.read_texts(metadata.get("labels"), "metadata.labels"),
+        pod_fields.read_texts(metadata.get("annotations"), "metadata.annotations"),
+        qos,
+        PodAsk(uid, containers, qos is KubeQos.GUARANTEED, requests or None),
+        limits,
+        read_amounts(spec.get("overhead"), "spec.overhead"),
+    )
+
+
+def _containers(spec: Mapping[str, Any]) -> tuple[Ask, ...]:
+    first = [
+        _ask(raw, f"spec.initContainers[{i}]", init=True)
+        for i, raw in enumerate(read_list(spec.get("initContainers"), "spec.initContainers"))
+    ]
+    apps = [
+        _ask(raw, f"spec.containers[{i}]", init=False)
+        for i, raw in enumerate(read_list(spec.get("containers"), "spec.containers"))
+    ]
+    if not apps:
+        raise FieldError("spec.containers", "a pod needs at least one container")
+    seen: set[str] = set()
+    for i, ask in enumerate((*first, *apps)):
+        at = f"spec.initContainers[{i}]" if i < len(first) else f"spec.containers[{i - len(first)}]"
+        if ask.name in seen:
+            raise FieldError(f"{at}.name", f"{ask.name!r} is taken by another container of the pod")
+        seen.add(ask.name)
+    return (*first, *apps)
+
+
+def _ask(value: object, at: str, *, init: bool) -> Ask:
+    raw = read_object(value, at)
+    restart = read_text(raw.get("restartPolicy"), f"{at}.restartPolicy")
+    requests, limits = _resources(raw.get("resources"), f"{at}.resources")
+    kind = Kind.APP if not init else Kind.SIDECAR if restart == "Always" else Kind.INIT
+    return Ask(pod_fields.read_name(raw.get("name"), f"{at}.name"), kind, requests, limits)
+
+
+def _resources(value: object, at: str) -> tuple[Amounts, Amounts]:
+    raw = read_object(value, at)
+    limits = read_amounts(raw.get("limits"), f"{at}.limits")
+    requests = {**limits, **read_amounts(raw.get("requests"), f"{at}.requests")}
+    for name, amount in requests.items():
+        _compare(below(f"{at}.requests", name), amount, limits.get(name), divisible=_divisible(name))
+    return requests, limits
+
+
+def _compare(at: str, request: int, limit: int | None, *, divisible: bool) -> None:
+    """Check a request against its limit, as the API server does."""
+    if divisible and limit is not None and request > limit:
+        raise FieldError(at, "is above its limit")
+    if not divisible and limit is None:
+        raise FieldError(at, "needs a limit of the same size, because it cannot be overcommitted")
+    if not divisible and request != limit:
+        raise FieldError(at, "differs from its limit, but cannot be overcommitted")
+
+
+def _divisible(name: str) -> bool:
+    """Return whether a resource can be overcommitted: Kubernetes' own ones, but not huge pages."""
+    return ("/" not in name or "kubernetes.io/" in name) and not name.startswith(HUGE_PAGES)
+
+
+def _own(value: object, containers: Sequence[Ask]) -> tuple[Amounts, Amounts]:
+    """Read the requests and limits of the pod itself."""
+    at = "spec.resources"
+    raw = read_object(value, at)
+    limits = read_amounts(raw.get("limits"), f"{at}.limits")
+    requests = read_amounts(raw.get("requests"), f"{at}.requests")
+    for part, amounts in (("limits", limits), ("requests", requests)):
+        for name in amounts:
+            if name not in (CPU, MEMORY) and not name.startswith(HUGE_PAGES):
+                raise FieldError(
+                    below(f"{at}.{part}", name), "a pod itself has only cpu, memory and huge pages"
+                )
+    if limits:
+        together = needed(containers, lambda ask: ask.requests)
+        requests = {**limits, **{n: v for n, v in together.items() if n in (CPU, MEMORY)}, **requests}
+    for name, amount in requests.items():
+        _compare(below(f"{at}.requests", name), amount, limits.get(name), divisible=_divisible(name))
+    return requests, limits
+
+
+def needed(containers: Iterable[Ask], amounts: Callable[[Ask], Amounts]) -> dict[str, int]:
+    """Return the resources that the containers of a pod need together (module docstring)."""
+    asks = tuple(containers)
+    names = dict.fromkeys(name for ask in asks for name in amounts(ask))
+    return {name: _most(asks, name, amounts) for name in names}
+
+
+def _most(asks: Sequence[Ask], name: str, amounts: Callable[[Ask], Amounts]) -> int:
+    most = sidecars = apps = 0
+    for ask in asks:
+        amount = amounts(ask).get(name, 0)
+        if ask.kind is Kind.SIDECAR:
+            sidecars += amount
+        elif ask.kind is Kind.INIT:
+            most = max(most, sidecars + amount)
+        else:
+            apps += amount
+    return max(most, sidecars + apps)
+
+
+def _qos(containers: Sequence[Ask], own: Amounts, own_limits: Amounts) -> KubeQos:
+    """Find the QoS class by the rule that Kubernetes has for it."""
+    holders = [(own, own_limits)] if own else [(c.requests, c.limits) for c in containers]
+    requests = _sums(asked for asked, _ in holders)
+    limits = _sums(limit for _, limit in holders)
+    if not requests and not limits:
+        return KubeQos.BEST_EFFORT
+    limited = all(limit.get(CPU, 0) > 0 and limit.get(MEMORY, 0) > 0 for _, limit in holders)
+    return KubeQos.GUARANTEED if limited and requests == limits else KubeQos.BURSTABLE
+
+
+def _sums(lists: Iterable[Amounts]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for amounts in lists:
+        for name in (CPU, MEMORY):
+            if amounts.get(name, 0) > 0:
+                sums[name] = sums.get(name, 0) + amounts[name]
+    return sums

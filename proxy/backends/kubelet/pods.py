@@ -1,0 +1,140 @@
+"""Finding a pod in kubelet's list of pods.
+
+Theory. Kubelet knows a pod before it calls the runtime for it, so a list that was requested after a call
+arrived contains the call's pod, if kubelet knows it at all. One request at a time is made, and it serves all
+waiting callers: a caller whose pod is in a list younger than 5 s takes it from there; one whose pod is not,
+and that came after that list was requested, requests again; one that came before has its answer: kubelet does
+not know the pod. For one pod this happens once a second at most. After a failed request there is no new one
+for ten times as long as it took: a kubelet that never answers costs a tenth of the time, and one that refuses
+at once costs nothing.
+
+Static pods are identified by the hash of their file: it is their uid in the CRI, while the list may have the
+uid of the mirror pod, which carries the hash as an annotation. Every user may write annotations, so namespace
+and name must match, too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.json_stream import read_items
+from proxy.backends.kubelet.pod_spec import CONFIG_HASH, PodSpec, pod_spec
+
+FRESH_S = 5.0
+GAP_S = 1.0
+PATIENCE = 10
+LONGEST_PAUSE_S = 30.0
+
+_NEVER = float("-inf")
+_CONTAINERS = ("containers", "initContainers")
+_KEPT = (*_CONTAINERS, "resources", "overhead")
+_KEPT_OF_CONTAINER = ("name", "restartPolicy", "resources")
+Item = Mapping[str, Any]
+
+
+class PodList:
+    """Kubelet's list of pods, read when it is needed; safe to use from several threads."""
+
+    def __init__(self, fetch: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
+        """Store how the list is read.
+
+        Args:
+            fetch: Gives the list as JSON, in bounded time; raises KubeletError.
+            clock: Seconds that only grow.
+        """
+        self._fetch = fetch
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._items: Mapping[tuple[str, ...], Item] = {}
+        self._begun = _NEVER
+        self._rest_until = _NEVER
+        self._failure = ""
+        self._asked: dict[str, float] = {}
+
+    def find(self, uid: str, namespace: str, name: str) -> PodSpec | None:
+        """Find a pod.
+
+        Args:
+            uid: As in PodSandboxMetadata.
+            namespace: The same.
+            name: The same.
+
+        Returns:
+            The pod, or None where kubelet does not know it.
+
+        Raises:
+            KubeletError: The list cannot be read.
+            InputError: The list holds the pod, but it is no valid one.
+        """
+        came = self._clock()
+        with self._lock:
+            now = self._clock()
+            item = self._match(uid, namespace, name) if now - self._begun < FRESH_S else None
+            rests = now < self._rest_until or now - self._asked.get(uid, _NEVER) < GAP_S
+            if item is None and self._begun < came and not rests:
+                self._renew(uid, now)
+            if self._failure:
+                raise KubeletError(self._failure)
+            item = item or self._match(uid, namespace, name)
+        return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
+
+    def _match(self, uid: str, namespace: str, name: str) -> Item | None:
+        return self._items.get((uid,)) or self._items.get((uid, namespace, name))
+
+    def _renew(self, uid: str, now: float) -> None:
+        self._asked = {u: at for u, at in self._asked.items() if now - at < GAP_S}
+        self._asked[uid] = self._begun = now
+        self._items, self._failure = {}, ""
+        try:
+            self._items = _index(self._fetch())
+        except KubeletError as error:
+            self._failure = str(error)
+            ended = self._clock()
+            self._rest_until = ended + min(PATIENCE * (ended - now), LONGEST_PAUSE_S)
+
+
+def _index(content: bytes) -> dict[tuple[str, ...], Item]:
+    """Read a list of pods: by uid, and by hash, namespace and name."""
+    found: dict[tuple[str, ...], Item] = {}
+    try:
+        for item in read_items(content, "PodList"):
+            _file(item, found)
+    except (ValueError, RecursionError) as error:
+        raise KubeletError(f"cannot read kubelet's list of pods: {error}") from None
+    return found
+
+
+def _file(item: object, found: dict[tuple[str, ...], Item]) -> None:
+    """Index an item by its uid; an item without a uid is ignored."""
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or not isinstance(metadata, dict):
+        return
+    uid, annotations = metadata.get("uid"), metadata.get("annotations")
+    hashed = annotations.get(CONFIG_HASH) if isinstance(annotations, dict) else None
+    kept = _kept(item)
+    if isinstance(uid, str):
+        found[(uid,)] = kept
+    if isinstance(hashed, str):
+        found[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = kept
+
+
+def _kept(item: Item) -> Item:
+    """Drop the fields that are not used here, nine tenths of a list."""
+    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    spec, status = item.get("spec"), item.get("status")
+    if isinstance(spec, dict):
+        spec = _only(spec, _KEPT)
+        for key in _CONTAINERS:
+            if isinstance(spec.get(key), list):
+                spec[key] = [_only(c, _KEPT_OF_CONTAINER) if isinstance(c, dict) else c for c in spec[key]]
+    if isinstance(status, dict):
+        status = _only(status, ("qosClass",))
+    return {**item, "metadata": metadata, "spec": spec, "status": status}
+
+
+def _only(raw: Item, keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: raw[key] for key in keys if key in raw}

@@ -1,0 +1,136 @@
+"""Reading a state file that kubelet may be writing at the same time.
+
+Theory (kubernetes v1.36 pkg/kubelet/util/store/filestore.go, writeFile). Kubelet writes a temporary file,
+syncs it, and renames it over the old one, so a reader finds a whole file, the old or the new one. Other
+writers do not: an editor, a backup that is restored, a file system that reorders writes. An empty, partial or
+altered file does not have the right checksum. It is read again a few times over a short period; if it stays
+so, the last good content stays in effect and the caller is notified. A missing file means that nothing is
+known: kubelet never removes it, operators do, before a kubelet with another policy starts.
+
+A check costs a ``stat`` while nothing has changed. A freed inode is soon reused, and file times have a
+resolution of some milliseconds, so a file that was changed just before it was read is read once more: two
+contents may have the same stamp then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
+
+if TYPE_CHECKING:
+    from proxy.backends.kubelet.checkpoints import Checkpoint
+
+CPU_STATE = "cpu_manager_state"
+PAUSES_S = (0.002, 0.004, 0.008, 0.016, 0.032)
+"""Between readings of a file that is not whole."""
+RECENT_NS = 100_000_000
+"""A file that was changed within this time may have been changed again without another stamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a state file says.
+
+    Attributes:
+        checkpoint: What was last read well; None where nothing is known.
+        problem: Why it cannot be read now; empty where it can.
+    """
+
+    checkpoint: Checkpoint | None = None
+    problem: str = ""
+
+
+class StateFile:
+    """One state file; for one thread at a time."""
+
+    def __init__(
+        self,
+        path: str,
+        pause: Callable[[float], None] = time.sleep,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Store the path; nothing is opened yet.
+
+        Args:
+            path: The file.
+            pause: Waits for some seconds.
+            wall_ns: Nanoseconds since the epoch, as times of files are.
+        """
+        self.path = path
+        self._pause = pause
+        self._wall_ns = wall_ns
+        self._stamp: Stamp | None = None
+        self._content = b""
+        self._seen = Seen()
+
+    def look(self) -> Seen:
+        """Return what the file says now; the same object as the last time while that is the same."""
+        try:
+            now = stamp(self.path)
+            if now is None:
+                self._keep(Seen(), None, b"")
+            elif now != self._stamp:
+                self._read()
+        except OSError as error:
+            self._failed(error.strerror or str(error))
+        return self._seen
+
+    def _read(self) -> None:
+        """Read the file, again where it is not whole."""
+        for pause in (*PAUSES_S, None):
+            try:
+                content, found = read_small(self.path)
+            except FileNotFoundError:
+                self._keep(Seen(), None, b"")
+                return
+            except ValueError as error:
+                self._failed(str(error))
+                return
+            settled = found if self._wall_ns() - found.modified_ns > RECENT_NS else None
+            if self._seen.checkpoint is not None and not self._seen.problem and content == self._content:
+                self._stamp = settled
+                return
+            checkpoint, cause = _whole(content)
+            if checkpoint is not None:
+                self._keep(Seen(checkpoint), settled, content)
+                return
+            if pause is not None:
+                self._pause(pause)
+        self._failed(cause)
+        self._stamp = settled
+
+    def _keep(self, seen: Seen, found: Stamp | None, content: bytes) -> None:
+        if seen != self._seen:
+            self._seen = seen
+        self._stamp, self._content = found, content
+
+    def _failed(self, cause: str) -> None:
+        """Return why it cannot be read; the last good content stays in effect."""
+        stands = "; what it said before stands" if self._seen.checkpoint is not None else ""
+        seen = Seen(self._seen.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}")
+        if seen != self._seen:
+            self._seen = seen
+        self._stamp = None
+
+
+def _whole(content: bytes) -> tuple[Checkpoint | None, str]:
+    """Read a content; None where it is not what kubelet has written, and why."""
+    from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu
+
+    if not content.strip():
+        return None, "it is empty"
+    try:
+        checkpoint = read_cpu(content.decode())
+    except UnicodeDecodeError:
+        return None, "it is not UTF-8"
+    except CheckpointError as error:
+        return None, str(error).partition(": ")[2]
+    if not checkpoint.checksum:
+        return None, "it has no checksum"
+    if checkpoint.version is None:
+        return None, "its checksum does not match what it says"
+    return checkpoint, ""

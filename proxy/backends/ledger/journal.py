@@ -1,0 +1,197 @@
+"""The durable record of placements: a journal file that is appended to and, now and then, compacted.
+
+What it survives. A batch is one append of one line, so a crash of the process at any instruction leaves all
+of it or none (what the kernel has taken, a later process reads). By default nothing is synced: after a loss
+of power no container is left whose placement would matter, and the node starts again from what the runtime
+says; ``sync=True`` syncs each batch, at 0.2 ms and more. Compaction writes the whole state beside the file,
+syncs it and renames it over the file, so that at each moment one complete file has the name.
+
+One process writes at a time; the daemon's lock sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from proxy.atomic_write import write_file, write_whole
+from proxy.backends.ledger import format as fmt
+from proxy.model.errors import CannotCreateError, RecordError
+
+NAME = "ledger.jsonl"
+_COMPACT_BYTES = 64 * 1024
+"""A file below this is never compacted."""
+_COMPACT_FACTOR = 4
+"""A file is compacted when it is this many times as long as after the last compaction."""
+SIZE_LIMIT = 256 * 1024 * 1024
+"""No ledger is this long: a longer file is something else and is not read into memory."""
+_CLOSE_S = 1.0
+_OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class FileLedger:
+    """Implements ``proxy.controller.ports.Ledger`` on one file. Made by ``open_ledger``; thread-safe.
+
+    Attributes:
+        path: The file.
+        problem: Why the last compaction failed, in words; empty if it did not. Records are not lost by that.
+    """
+
+    def __init__(self, path: Path, machine: str, *, sync: bool) -> None:
+        self.path = path
+        self.problem = ""
+        self._machine = machine
+        self._sync = sync
+        self._lock = threading.Lock()
+        self._entries: fmt.Packed = {}
+        self._number = 0
+        self._size = 0
+        self._compact_at = _COMPACT_BYTES
+        self._fd = -1
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, object]]:
+        """Everything that is stored, by key: a view that later writes do not change."""
+        return fmt.View(self._entries)
+
+    def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
+        """Store values (None: delete) in one atomic step; see ``proxy.controller.ports.Ledger``.
+
+        Raises:
+            CannotCreateError: The state cannot be written; it is as before then, in memory and on disk.
+            RecordError: Some of the values cannot be stored; the others are.
+        """
+        taken, rejected = fmt.pack(changes)
+        if taken:
+            self._write(taken)
+        if rejected:
+            raise RecordError(rejected)
+
+    def _write(self, taken: Mapping[str, bytes | None]) -> None:
+        with self._lock:
+            if self._fd < 0:
+                raise CannotCreateError(f"cannot write the ledger {self.path}: it is closed")
+            after = fmt.apply(self._entries, taken)
+            try:
+                self._mend()
+                self._append(fmt.batch(self._number + 1, taken))
+            except OSError as error:
+                raise cannot("write", self.path, error) from None
+            self._number += 1
+            self._entries = after
+            if self._size > self._compact_at:
+                self._try_compact()
+
+    def close(self) -> None:
+        """Sync and close; writes after that are refused. A write that hangs is not waited for."""
+        if not self._lock.acquire(timeout=_CLOSE_S):
+            return
+        try:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.fsync(fd)
+                os.close(fd)
+        finally:
+            self._lock.release()
+
+    def _mend(self) -> None:
+        """Bring the file to what we wrote: cut off the rest of a failed write, replace a removed file."""
+        now = os.fstat(self._fd)
+        if now.st_nlink == 0 or now.st_size < self._size:
+            self._compact()
+        elif now.st_size > self._size:
+            os.ftruncate(self._fd, self._size)
+
+    def _append(self, line: bytes) -> None:
+        try:
+            write_whole(self._fd, line)
+            if self._sync:
+                os.fdatasync(self._fd)
+        except OSError:
+            # If even this fails, the next write tries again before it appends.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            raise
+        self._size += len(line)
+
+    def _try_compact(self) -> None:
+        try:
+            self._compact()
+            self.problem = ""
+        except OSError as error:
+            self.problem = str(cannot("compact", self.path, error))
+            self._compact_at = 2 * self._size  # not with each write
+
+    def _compact(self) -> None:
+        """Replace the file by a short one that says the same."""
+        text = fmt.header(self._machine)
+        if self._entries:
+            text += fmt.batch(1, self._entries)
+        write_file(self.path, text, draft=self.path.with_name(f"{NAME}.new"))
+        old, self._fd = self._fd, os.open(self.path, _OPEN)
+        self._size, self._number = len(text), int(bool(self._entries))
+        self._compact_at = max(_COMPACT_BYTES, _COMPACT_FACTOR * self._size)
+        if old >= 0:
+            os.close(old)
+
+    def load(self) -> list[str]:
+        """Take over what the file holds, or begin a new one; used by ``open_ledger``.
+
+        Returns:
+            Messages for the operator.
+
+        Raises:
+            OSError: The file cannot be read or written.
+            DamagedError: It must not be used.
+        """
+        notes: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            self.path.with_name(f"{NAME}.new").unlink()  # a compaction that did not come to its end
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            self._compact()
+            return notes
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedError("it is not a regular file")
+        if found.st_size > SIZE_LIMIT:
+            raise DamagedError(f"it is {found.st_size} bytes long")
+        self._fd = os.open(self.path, _OPEN)
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(self._fd, 0o600)
+            notes.append(f"the ledger {self.path} could be read by others (mode is now 0600)")
+        state = fmt.recover(_read_all(self._fd), self._machine)
+        if state.refused:
+            raise DamagedError(state.refused)
+        if state.cut_bytes:
+            os.ftruncate(self._fd, state.good_bytes)
+            words = (
+                f"its last {state.cut_bytes} bytes, no complete record, were cut off (a crash while writing)"
+            )
+            notes.append(f"the ledger {self.path} was repaired: {words}")
+        packed, rejected = fmt.pack(state.entries, SIZE_LIMIT)
+        notes += [f"the ledger's record {fmt.shown(key)} is left out: {why}" for key, why in rejected.items()]
+        self._entries = fmt.apply({}, packed)
+        self._number, self._size = state.number, state.good_bytes
+        return notes
+
+
+class DamagedError(Exception):
+    """The file must not be used; the message says why."""
+
+
+def _read_all(fd: int) -> bytes:
+    parts: list[bytes] = []
+    while part := os.read(fd, 1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def cannot(what: str, path: Path, error: OSError) -> CannotCreateError:
+    """Say what could not be done to the ledger, and why."""
+    return CannotCreateError(f"cannot {what} the ledger {path}: {error.strerror or error}")

@@ -1,0 +1,1 @@
+"""The container runtime as we call it: its CRI client, its lists, and its events."""

@@ -1,0 +1,214 @@
+"""Our own calls to the container runtime, over our own gRPC channel.
+
+Nothing here is on the way of a client's request. Importing grpc takes longer than everything else at start,
+so it is imported with the first call. A runtime that does not know ``runtime.v1`` is asked by
+``runtime.v1alpha2``: the messages have the same layout, and UNIMPLEMENTED says that a service is not there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from google.protobuf.message import DecodeError
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.runtime.listing import entries_of, read_container, read_sandbox
+from proxy.backends.runtime.verbose_status import parse_detail
+from proxy.controller.runtime_ports import Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.frontends.cri.lenient_text import text
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
+from proxy.model.idset import CpuSet, Mask
+
+if TYPE_CHECKING:
+    import grpc
+    from google.protobuf.message import Message
+
+_SERVICES = ("runtime.v1", "runtime.v1alpha2")
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),  # as kubelet's; some runtimes check it
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),  # a list of thousands of containers passes the default of 4 MiB
+    ("grpc.max_send_message_length", -1),
+    # A runtime that comes back is seen within a second; the default waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+Answer = TypeVar("Answer", bound="Message")
+
+
+class GrpcRuntime:
+    """Implements ``proxy.controller.runtime_ports.Runtime``; safe to use from several threads.
+
+    Answers are decoded here and not by grpc, for which one answer that cannot be decoded is a failed call.
+
+    Attributes:
+        unread: Called with a sentence about each entry of an answer that cannot be read, from any thread.
+    """
+
+    def __init__(self, path: str, timeout_s: float = 5.0) -> None:
+        """Store the address of the runtime; nothing is dialled before the first call.
+
+        Args:
+            path: Path of its unix socket, with or without ``unix://``.
+            timeout_s: Deadline of each call.
+        """
+        self._path = path.removeprefix("unix://")
+        self._timeout_s = timeout_s
+        self._service = _SERVICES[0]
+        self._lock = threading.Lock()
+        self._opened: grpc.Channel | None = None
+        self._closed = False
+        self.unread: Callable[[str], None] = lambda what: None
+
+    def version(self) -> str:
+        """Ask ``name version``; see ``proxy.controller.runtime_ports.Runtime``."""
+        answer = self._ask("ask the version", "Version", pb.VersionRequest(), pb.VersionFacts)
+        return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
+
+    def cgroup_driver(self) -> str:
+        """Ask for the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
+        what = "ask the cgroup driver"
+        try:
+            answer = self._ask(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
+        except RuntimeCallError as error:
+            if error.code != GrpcStatus.UNIMPLEMENTED:
+                raise
+            return ""
+        if not answer.HasField("linux"):
+            return ""
+        return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
+
+    def list_pods(self) -> Listed[RuntimePod]:
+        """List all sandboxes; see ``proxy.controller.runtime_ports.Runtime``."""
+        raw = self._call("list pods", "ListPodSandbox", pb.ListPodSandboxRequest())
+        return entries_of(raw, "sandbox", read_sandbox, self.unread)
+
+    def list_containers(self, container_id: str = "") -> Listed[RuntimeContainer]:
+        """List all containers, or the one with the id; see ``proxy.controller.runtime_ports.Runtime``."""
+        request = pb.ListContainersRequest()
+        if container_id:
+            request.filter.id = container_id
+        raw = self._call("list containers", "ListContainers", request)
+        found = entries_of(raw, "container", read_container, self.unread)
+        if not container_id:
+            return found
+        if found.unread & {container_id, ""}:
+            words = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
+            raise RuntimeCallError(words, GrpcStatus.INTERNAL)
+        # The interface lets a runtime match by prefix; we mean this one.
+        return Listed(item for item in found if item.id == container_id)
+
+    def detail(self, container_id: str) -> RuntimeDetail:
+        """Ask for one container's status, verbose; see ``proxy.controller.runtime_ports.Runtime``."""
+        request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
+        what = f"ask the status of container {container_id}"
+        return parse_detail(self._ask(what, "ContainerStatus", request, pb.DetailFacts))
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
+        """Make a cpuset lasting, and a quota; see ``proxy.controller.runtime_ports.Runtime``.
+
+        Fields that are not set mean "leave" to the runtime, so the request holds nothing else.
+        """
+        what = f"update the cpuset of container {container_id}"
+        if not cpus or (mems is not None and not mems):
+            raise RuntimeCallError(f"cannot {what}: the set is empty", GrpcStatus.INVALID_ARGUMENT)
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id)
+        request.linux.cpuset_cpus = str(cpus)
+        if mems is not None:
+            request.linux.cpuset_mems = str(mems)
+        request.linux.cpu_quota = cpu_quota
+        self._call(what, "UpdateContainerResources", request)
+
+    def update_limits(
+        self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
+    ) -> None:
+        """Change what a container may use; see ``proxy.controller.runtime_ports.Runtime``."""
+        linux = pb.LinuxContainerResources(
+            cpu_period=limits.cpu_period,
+            cpu_quota=limits.cpu_quota,
+            cpu_shares=limits.cpu_shares,
+            memory_limit_in_bytes=limits.memory_limit,
+            memory_swap_limit_in_bytes=limits.memory_swap_limit,
+            oom_score_adj=limits.oom_score_adj,
+            cpuset_cpus=str(cpus or ""),
+            cpuset_mems=str(mems or ""),
+            unified=limits.unified,
+        )
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+        what = f"update container {container_id}"
+        self._call(what, "UpdateContainerResources", request)
+
+    def raw_lists(self) -> tuple[bytes, bytes]:
+        """List all sandboxes and containers; see ``proxy.controller.runtime_ports.Runtime``."""
+        pods = self._call("list pods", "ListPodSandbox", pb.ListPodSandboxRequest())
+        return pods, self._call("list containers", "ListContainers", pb.ListContainersRequest())
+
+    def close(self) -> None:
+        """Close the channel; calls after that fail as unavailable."""
+        with self._lock:
+            self._closed = True
+            channel, self._opened = self._opened, None
+        if channel is not None:
+            channel.close()
+
+    def _channel(self) -> grpc.Channel:
+        import grpc
+
+        with self._lock:
+            if self._closed:
+                raise UnavailableError(
+                    f"cannot call the container runtime at {self._path}: the channel is closed"
+                )
+            if self._opened is None:
+                # What is named after the pause between attempts is also how long one may take.
+                patience = ("grpc.min_reconnect_backoff_ms", max(100, int(self._timeout_s * 1000)))
+                options = (*_OPTIONS, patience)
+                self._opened = grpc.insecure_channel(f"unix:{quote(self._path)}", options=options)
+            return self._opened
+
+    def _ask(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """Make a call whose answer counts as a whole."""
+        raw = self._call(what, method, request)
+        try:
+            return answer.FromString(raw)
+        except DecodeError as error:
+            words = f"cannot {what} at {self._path}: {error}"
+            self.unread(words)
+            raise RuntimeCallError(words, GrpcStatus.INTERNAL) from None
+
+    def _call(self, what: str, method: str, request: Message) -> bytes:
+        """Make a call; gives the answer undecoded."""
+        import grpc
+
+        channel = self._channel()
+        first = self._service
+        for service in (first, *(s for s in _SERVICES if s != first)):
+            call: Any = channel.unary_unary(
+                f"/{service}.RuntimeService/{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=None,
+            )
+            try:
+                result: bytes = call(request, timeout=self._timeout_s)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    refusal = error
+                    continue
+                raise self._error(what, error) from None
+            except ValueError:  # how grpc says that the channel was closed meanwhile
+                raise UnavailableError(f"cannot {what} at {self._path}: the channel is closed") from None
+            self._service = service
+            return result
+        raise self._error(what, refusal) from None
+
+    def _error(self, what: str, error: Any) -> UnavailableError | RuntimeCallError:
+        number, name = error.code().value[0], error.code().name
+        details = " ".join((error.details() or "no reason given").split())  # runc's words come with line ends
+        words = f"cannot {what} at {self._path}: {details} ({name})"
+        return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)

@@ -1,0 +1,163 @@
+"""Events of containerd: its own event service, on the socket of its CRI.
+
+Why not the CRI's stream (GetContainerEvents): taking it takes something from kubelet.
+
+- containerd 1.7 has one queue for all listeners: each event goes to one of them.
+- containerd 2.x copies each event, but what happened while there was no listener goes to the first one; and
+  the copying waits for the slowest.
+- CRI-O sends to one listener after the other: one that does not read holds up all others. It has no events
+  unless ``enable_pod_events`` is set.
+
+containerd's own service (1.0 to 2.x) has a queue for each listener. It sends what happens from now on and
+nothing else, has no sequence numbers that would show a gap, and answers nothing until there is an event. So
+``listen`` makes a call that is answered before and after it subscribes: then the subscription exists, and a
+caller that compares from there on misses nothing. A runtime without this service says UNIMPLEMENTED.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from google.protobuf.message import DecodeError
+
+from proxy.api.containerd import containerd_events_pb2 as pb
+from proxy.controller.runtime_ports import RuntimeEvent
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import NO_ANSWER
+
+if TYPE_CHECKING:
+    import grpc
+
+NAMESPACE = "k8s.io"
+"""Where containerd keeps what it makes for the CRI; fixed in its code."""
+ID_LIMIT = 256
+"""Characters of an id; containerd allows 76."""
+MESSAGE_LIMIT = 64 << 10
+"""Bytes of an event; those that we ask for have some hundred. A larger one ends the stream."""
+_EXIT, _START, _DELETE = "/tasks/exit", "/tasks/start", "/containers/delete"
+_SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
+_VERSION = "/containerd.services.version.v1.Version/Version"
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("SingleThreadedUnaryStream", 1),  # the caller's thread reads; where grpc does not know it, one more does
+)
+
+
+class ContainerdEvents:
+    """Implements ``proxy.controller.runtime_ports.Events``.
+
+    Attributes:
+        unread: Called with a sentence about each event that cannot be decoded, from the thread that listens.
+    """
+
+    def __init__(self, path: str, timeout_s: float = 5.0) -> None:
+        """Store the address of the runtime; nothing is dialled before ``listen``.
+
+        Args:
+            path: Path of its unix socket, with or without ``unix://``.
+            timeout_s: Deadline of what is asked before and after subscribing.
+        """
+        self._path = path.removeprefix("unix://")
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._closed = False
+        self.unread: Callable[[str], None] = lambda what: None
+
+    def listen(self) -> Iterator[RuntimeEvent]:
+        """Subscribe; see ``proxy.controller.runtime_ports.Events``."""
+        import grpc
+
+        channel = self._open()
+        try:
+            self._ask(channel)
+            subscribe: Any = channel.unary_stream(
+                _SUBSCRIBE,
+                request_serializer=pb.SubscribeRequest.SerializeToString,
+                response_deserializer=None,  # bytes: what cannot be read must not end the stream
+            )
+            topics = (_EXIT, _START, _DELETE)
+            filters = [f'namespace=="{NAMESPACE}",topic=="{topic}"' for topic in topics]
+            stream = subscribe(pb.SubscribeRequest(filters=filters))
+            self._ask(channel)
+        except grpc.RpcError as error:
+            raise self._error(error) from None
+        except ValueError:  # how grpc says that the channel was closed meanwhile
+            raise self._gone() from None
+        return self._events(stream)
+
+    def _ask(self, channel: grpc.Channel) -> None:
+        ask: Any = channel.unary_unary(_VERSION, request_serializer=None, response_deserializer=None)
+        ask(b"", timeout=self._timeout_s)
+
+    def _events(self, stream: Any) -> Iterator[RuntimeEvent]:
+        import grpc
+
+        try:
+            for message in stream:
+                try:
+                    event = _decoded(message)
+                except DecodeError as error:
+                    self.unread(f"cannot read an event of the runtime: {error}")
+                    continue
+                if event is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise self._error(error) from None
+        finally:
+            stream.cancel()
+
+    def _open(self) -> grpc.Channel:
+        import grpc
+
+        with self._lock:
+            if self._closed:
+                raise self._gone()
+            if self._channel is None:
+                self._channel = grpc.insecure_channel(f"unix:{quote(self._path)}", options=_OPTIONS)
+            return self._channel
+
+    def _gone(self) -> UnavailableError:
+        return UnavailableError(f"cannot listen to events of {self._path}: the channel is closed")
+
+    def _error(self, error: Any) -> UnavailableError | RuntimeCallError:
+        number, name = error.code().value[0], error.code().name
+        details = " ".join((error.details() or "no reason given").split())
+        words = f"cannot listen to events of {self._path}: {details} ({name})"
+        return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)
+
+    def close(self) -> None:
+        """End the stream, from any thread."""
+        with self._lock:
+            self._closed = True
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+
+def _decoded(message: bytes) -> RuntimeEvent | None:
+    """Read one envelope as ``read_event``, and raise DecodeError where it cannot be read."""
+    envelope = pb.Envelope.FromString(message)
+    kind, value = envelope.event.type_url.rpartition("/")[2], envelope.event.value
+    if envelope.namespace != NAMESPACE:
+        return None
+    if kind == "containerd.events.TaskExit":
+        ended = pb.TaskExit.FromString(value)
+        found = RuntimeEvent("exit", ended.container_id)
+        if ended.id != ended.container_id:
+            return None  # a process that exec has started: probes, mostly
+    elif kind == "containerd.events.TaskStart":
+        found = RuntimeEvent("start", pb.TaskStart.FromString(value).container_id)
+    elif kind == "containerd.events.ContainerDelete":
+        found = RuntimeEvent("delete", pb.ContainerDelete.FromString(value).id)
+    else:
+        return None
+    return found if 0 < len(found.container_id) <= ID_LIMIT else None

@@ -1,0 +1,1 @@
+"""systemd as we call it: D-Bus, and the properties of units."""

@@ -1,0 +1,200 @@
+"""systemd's units: the CPUs and memory nodes of a scope, and daemon-reload notifications.
+
+Theory. On cgroup v2 systemd writes ``cpuset.cpus`` and ``cpuset.mems`` of a unit from its properties
+``AllowedCPUs`` and ``AllowedMemoryNodes`` whenever it has reason to: a daemon-reload, or any change of any
+property of the unit. That overwrites values written to the files. So what is to last is set as the
+unit's properties (``SetUnitProperties`` with ``runtime``: until the unit ends, reloads survived).
+
+* The value is an array of bytes, bit 0 of byte 0 is CPU 0 (systemd.resource-control(5); systemd's
+  cpu-set-util). runc before 1.1.6 gives the bytes in the other order (opencontainers/runc pull request 3808).
+* An answer to ``SetUnitProperties`` comes before the files are written: that is done before the next message
+  is read. So ``set`` makes a request afterwards, and its answer shows that the files are written.
+* root reaches systemd by its private socket, which needs no bus; else it is the system bus. On the private
+  socket all signals come; on the bus those that are subscribed to.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxy.controller.systemd.ports import UnitNews, UnitSets
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import CgroupError, TopoproxyError, UnavailableError
+from proxy.model.idset import CpuSet, IdSet, Mask
+
+if TYPE_CHECKING:
+    from proxy.backends.systemd.dbus import Connection
+
+PRIVATE, BUS = Path("run/systemd/private"), Path("run/dbus/system_bus_socket")
+_NAME, _PATH = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
+_MANAGER = "org.freedesktop.systemd1.Manager"
+_PROPERTIES = "org.freedesktop.DBus.Properties"
+_MATCH = f"type='signal',sender='{_NAME}',interface='{_MANAGER}',member='Reloading'"
+_PAUSES = Backoff(0.1, 10.0, steady=1.0)
+"""Seconds before connecting again. A connection that ends sooner was taken only to be hung up."""
+_JOIN_S = 2.0
+
+
+def sockets(root: Path = Path("/")) -> list[str]:
+    """Return the sockets by which systemd may be reached, the best first."""
+    private = [PRIVATE] if os.geteuid() == 0 else []
+    return [str(root / path) for path in (*private, BUS) if (root / path).exists()]
+
+
+def to_bytes(ids: IdSet) -> bytes:
+    """Return a set as systemd wants it; no bytes for the empty set."""
+    return ids.bits.to_bytes((ids.bits.bit_length() + 7) // 8, "little")
+
+
+def object_path(unit: str) -> str:
+    """Return the D-Bus object of a unit: what is neither a letter nor a digit is written as ``_xx``."""
+    escaped = "".join(
+        chr(c) if chr(c).isalnum() and c < 128 and not (chr(c).isdigit() and i == 0) else f"_{c:02x}"
+        for i, c in enumerate(unit.encode())
+    )
+    return f"{_PATH}/unit/{escaped}"
+
+
+class SystemdUnits:
+    """Implements ``proxy.controller.systemd.ports.Units``."""
+
+    def __init__(self, addresses: Callable[[], Sequence[str]] = sockets, timeout_s: float = 10.0) -> None:
+        """Store the address of systemd; nothing is dialled before ``watch``.
+
+        Args:
+            addresses: Gives the sockets to try, the best first; the bus's is known by its file name.
+            timeout_s: Deadline of each call. A reload keeps systemd busy for seconds on a full node.
+        """
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+        self._closing = threading.Event()
+        self._ready = threading.Condition()
+        self._connection: Connection | None = None
+        self._why = "it is not connected yet"
+        self._thread: threading.Thread | None = None
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def read(self, unit: str) -> UnitSets:
+        """Read what a unit is to have; see ``Units``."""
+        return UnitSets(
+            CpuSet.from_bits(self._property(unit, "AllowedCPUs")),
+            Mask.from_bits(self._property(unit, "AllowedMemoryNodes")),
+        )
+
+    def _property(self, unit: str, name: str) -> int:
+        kind = "Slice" if unit.endswith(".slice") else "Scope"
+        asked = (f"{_NAME}.{kind}", name)
+        ((signature, value),) = self._call(object_path(unit), _PROPERTIES, "Get", "ss", asked)
+        if signature != "ay":
+            raise CgroupError(
+                f"cannot read {name} of {unit}: systemd answers with another type ({signature})"
+            )
+        return int.from_bytes(bytes(value), "little")
+
+    def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
+        """Set what a unit is to have; see ``Units``."""
+        pairs = (("AllowedCPUs", cpus), ("AllowedMemoryNodes", mems))
+        values = [(name, ("ay", to_bytes(ids))) for name, ids in pairs if ids is not None]
+        self._call(_PATH, _MANAGER, "SetUnitProperties", "sba(sv)", (unit, True, values))
+        self._property(unit, "AllowedCPUs")  # see the head of this file
+
+    def _call(self, path: str, interface: str, method: str, signature: str, body: tuple[Any, ...]) -> Any:
+        from jeepney.wrappers import DBusAddress, new_method_call
+
+        address = DBusAddress(path, _NAME, interface)
+        return self._connected().call(new_method_call(address, method, signature, body))
+
+    def _connected(self) -> Connection:
+        with self._ready:
+            self._ready.wait_for(lambda: self._connection or self._closing.is_set(), self._timeout_s)
+            if self._connection is None:
+                raise UnavailableError(f"cannot ask systemd: {self._why}")
+            return self._connection
+
+    # -- the connection -----------------------------------------------------------------------------------
+
+    def watch(self, heard: Callable[[UnitNews], None]) -> None:
+        """Connect, and listen; see ``Units``."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._stay, args=(heard,), name="systemd", daemon=True)
+            self._thread.start()
+
+    def _stay(self, heard: Callable[[UnitNews], None]) -> None:
+        """Be connected for ever; runs in the thread."""
+        pauses = RetryDelays(_PAUSES)
+        while not self._closing.is_set():
+            lasted = 0.0
+            try:
+                connection = self._dial()
+            except TopoproxyError as error:
+                self._why = str(error)
+            else:
+                begun = time.monotonic()
+                self._listen(connection, heard)
+                lasted = time.monotonic() - begun
+            self._closing.wait(pauses.next(lasted))
+
+    def _dial(self) -> Connection:
+        from proxy.backends.systemd.dbus import Connection
+
+        why = UnavailableError("cannot connect to systemd: it has no socket here")
+        for path in self._addresses():
+            try:
+                return Connection(path, self._timeout_s)
+            except UnavailableError as error:
+                why = error
+        raise why
+
+    def _listen(self, connection: Connection, heard: Callable[[UnitNews], None]) -> None:
+        bus = connection.path.endswith(BUS.name)
+        subscriber = threading.Thread(target=self._begin, args=(connection, heard, bus), daemon=True)
+        subscriber.start()  # its calls are answered in this thread
+        for message in connection.read(b"Reloading"):
+            if message.body == (False,):
+                heard(UnitNews.RELOADED)
+        with self._ready:
+            was, self._connection = self._connection, None
+            self._why = "the connection has ended"
+        subscriber.join()
+        if was is not None and not self._closing.is_set():
+            heard(UnitNews.LOST)
+
+    def _begin(self, connection: Connection, heard: Callable[[UnitNews], None], bus: bool) -> None:
+        """Have signals sent to us, and let calls begin."""
+        from jeepney.wrappers import DBusAddress, new_method_call
+
+        try:
+            if bus:
+                daemon = DBusAddress("/org/freedesktop/DBus", "org.freedesktop.DBus", "org.freedesktop.DBus")
+                connection.call(new_method_call(daemon, "Hello"))
+                connection.call(new_method_call(daemon, "AddMatch", "s", (_MATCH,)))
+                manager = DBusAddress(_PATH, _NAME, _MANAGER)
+                connection.call(new_method_call(manager, "Subscribe"))
+        except TopoproxyError as error:
+            self._why = str(error)
+            connection.close()
+            return
+        with self._ready:
+            if self._closing.is_set():
+                connection.close()
+                return
+            self._connection = connection
+            self._ready.notify_all()
+        heard(UnitNews.CONNECTED)
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self._closing.set()
+        with self._ready:
+            connection = self._connection
+            self._ready.notify_all()
+        if connection is not None:
+            connection.close()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)

@@ -1,0 +1,164 @@
+"""Kinds of settings that are lists or keys with values, under kubelet's names.
+
+See kubernetes v1.36 staging/src/k8s.io/kubelet/config/v1beta1/types.go, KubeletConfiguration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from proxy.config.frozen_mapping import Fixed
+from proxy.config.kinds import Kind, read_amount, whole
+from proxy.config.nested_values import Tree, meant
+from proxy.model.errors import ConfigError
+from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options, parse_topology_options
+from proxy.model.quantity import parse_quantity, show_quantity
+
+_MAP = frozenset({"map"})
+_LIST = frozenset({"seq"})
+_AMOUNT_TAGS = frozenset({"str", "int", "float"})
+_NODE = whole(0, 1023)
+_HUGE = "hugepages-"
+EVICTION_DEFAULT = 100 << 20
+"""Bytes of kubelet's ``memory.available`` where ``evictionHard`` is not set."""
+_SIGNALS = (
+    "memory.available",
+    "nodefs.available",
+    "nodefs.inodesFree",
+    "imagefs.available",
+    "imagefs.inodesFree",
+    "containerfs.available",
+    "containerfs.inodesFree",
+    "pid.available",
+)
+
+
+Reserved = Fixed[int, Fixed[str, int]]
+"""NUMA node to resource to bytes."""
+
+
+def _options(
+    parse: Callable[[Mapping[str, object]], Any], names: Iterable[str], shown: Callable[[Any], dict[str, str]]
+) -> Kind:
+    """Make the kind of a policy's options: texts by name, which ``parse`` knows."""
+    known = tuple(names)
+
+    def read(tree: Tree) -> Any:
+        raw: dict[str, object] = {}
+        for name, value in tree.entries():
+            if name not in known:
+                hint = meant(name, known) or f" (known: {', '.join(known)})"
+                raise value.fault(f"unknown option{hint}")
+            raw[name] = value.text("a text, a number, or true or false")
+            _parsed(parse, {name: raw[name]}, value, name)
+        return _parsed(parse, raw, tree)
+
+    return Kind(f"options with values: {', '.join(known)}", read, shown, _MAP, bounded=True)
+
+
+def _parsed(
+    parse: Callable[[Mapping[str, object]], Any], raw: Mapping[str, object], tree: Tree, name: str = ""
+) -> Any:
+    try:
+        return parse(raw)
+    except ConfigError as error:
+        raise tree.fault(str(error).partition(": ")[2].removeprefix(f"{name} ")) from error
+
+
+def _show_cpu(options: CpuOptions) -> dict[str, str]:
+    return {name: "true" for name, on in options.as_kubelet().items() if on}
+
+
+def _show_topology(options: TopologyOptions) -> dict[str, str]:
+    set_here = {
+        "prefer-closest-numa-nodes": "true" if options.prefer_closest_numa_nodes else "",
+        "max-allowable-numa-nodes": str(options.max_allowable_numa_nodes or ""),
+    }
+    return {name: text for name, text in set_here.items() if text}
+
+
+CPU_OPTIONS = _options(parse_cpu_options, CpuOptions().as_kubelet(), _show_cpu)
+TOPOLOGY_OPTIONS = _options(parse_topology_options, TopologyOptions().as_kubelet(), _show_topology)
+
+
+def _read_reserved(tree: Tree) -> Reserved:
+    nodes: dict[int, dict[str, int]] = {}
+    for entry in tree.members("a list of NUMA nodes with limits"):
+        node, limits = _read_entry(entry)
+        kept = nodes.setdefault(node, {})
+        for name, value in limits:
+            _check_resource(name, value)
+            if name in kept:
+                raise value.fault(f"NUMA node {node} keeps {name} already, in an entry before this one")
+            try:
+                kept[name] = read_amount(value.text("an amount such as 1Gi", _AMOUNT_TAGS))
+            except ValueError as error:
+                raise value.fault(error) from error
+            if not kept[name]:
+                raise value.fault("must be more than 0 (leave the resource out to keep none)")
+    return Fixed({node: Fixed(kept) for node, kept in sorted(nodes.items())})
+
+
+def _read_entry(entry: Tree) -> tuple[int, list[tuple[str, Tree]]]:
+    node, limits = None, None
+    for name, value in entry.entries("numaNode and limits"):
+        if name == "numaNode":
+            try:
+                node = _NODE.read(value.text(_NODE.wants, _NODE.tags))
+            except ValueError as error:
+                raise value.fault(error) from error
+        elif name == "limits":
+            limits = list(value.entries("resources with amounts"))
+        else:
+            raise value.fault(f"unknown key{meant(name, ('numaNode', 'limits'))}")
+    if node is None or not limits:
+        raise entry.fault(f"{'numaNode' if node is None else 'limits'} is missing")
+    return node, limits
+
+
+def _check_resource(name: str, value: Tree) -> None:
+    if name == "memory":
+        return
+    try:
+        size = parse_quantity(name.removeprefix(_HUGE)) if name.startswith(_HUGE) else 0
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise value.fault("cannot be reserved, only memory and huge pages such as hugepages-1Gi can")
+    if name != (right := f"{_HUGE}{show_quantity(size)}"):
+        raise value.fault(f"pages of that size are called {right}")
+
+
+def _show_reserved(reserved: Reserved) -> list[dict[str, object]]:
+    return [
+        {"numaNode": node, "limits": {name: show_quantity(size) for name, size in kept.items()}}
+        for node, kept in reserved.items()
+    ]
+
+
+RESERVED_MEMORY = Kind("a list of NUMA nodes with limits", _read_reserved, _show_reserved, _LIST)
+
+
+def _read_eviction(tree: Tree) -> int | None:
+    found = None
+    for name, value in tree.entries():
+        if name not in _SIGNALS:
+            raise value.fault(f"unknown signal{meant(name, _SIGNALS)}")
+        text = value.text("an amount such as 100Mi", _AMOUNT_TAGS)
+        if name != _SIGNALS[0]:
+            continue
+        if text.endswith("%"):
+            raise value.fault(f"{text!r} is a share: write the amount that it is on this machine")
+        try:
+            found = read_amount(text)
+        except ValueError as error:
+            raise value.fault(error) from error
+    return found
+
+
+def _show_eviction(amount: int | None) -> dict[str, str]:
+    return {} if amount is None else {_SIGNALS[0]: show_quantity(amount)}
+
+
+EVICTION = Kind("signals with amounts", _read_eviction, _show_eviction, _MAP)

@@ -1,0 +1,259 @@
+"""Taking in containers that we do not know: made behind our back, or before we came.
+
+What the list says of them is not enough (it has neither CPUs nor a cgroup), so each is asked about, some
+at a time; then ``engine.adoption`` lets them have what they run on, and the journal keeps it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+
+from proxy.controller.bad_input import NOT_AS_ASKED
+from proxy.controller.context import NodeContext
+from proxy.controller.creates import Creates
+from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.listing import Listing, listed
+from proxy.controller.runtime_events import Watching
+from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.controller.time_slices import Turns
+from proxy.controller.worker import Worker
+from proxy.engine.admission import sum_requests
+from proxy.engine.adoption import adopt
+from proxy.model.defects import InputDefect
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.facts import parent_of, pod_facts
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+SILENT_LIMIT = 3
+"""When so many status calls in a row get no answer, it is the runtime that does not answer."""
+ADOPT_AT_ONCE = 64
+"""So many containers are looked at, taken in and recorded together; the loop turns in between."""
+PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
+
+
+@functools.lru_cache(maxsize=64)
+def saved_cpus(text: str) -> CpuSet | None:
+    """Read what the runtime has saved; None where that is no list. Most containers have the same."""
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return None
+
+
+def by_pod(found: list[RuntimeContainer]) -> Iterator[list[RuntimeContainer]]:
+    """Give containers some at a time, those of one sandbox together."""
+    sandboxes: dict[str, list[RuntimeContainer]] = {}
+    for container in found:
+        sandboxes.setdefault(container.sandbox_id, []).append(container)
+    some: list[RuntimeContainer] = []
+    for containers in sandboxes.values():
+        some += containers
+        if len(some) >= ADOPT_AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def request_in(detail: RuntimeDetail) -> Request:
+    """Give what a container asked for, as the runtime reports it."""
+    return Request(
+        detail.cpu_shares,
+        detail.cpu_quota,
+        detail.cpu_period,
+        detail.memory_limit,
+        detail.cpuset_cpus,
+        detail.cpuset_mems,
+    )
+
+
+def _shares(request: Request) -> int:
+    return request.cpu_shares
+
+
+class Adoption:
+    """Asks the runtime about containers and takes them in."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        creates: Creates,
+        beside: BesideKubelet,
+        watching: Watching,
+        worker: Worker,
+        lookups: Worker,
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            context: Whose containers.
+            creates: Keeps records of decisions.
+            beside: Looks at what kubelet's CPU manager gave, before CPUs are taken.
+            watching: Corrects lists by the exits that it heard of.
+            worker: Who asks for comparisons.
+            lookups: Who asks in the way of a call, which is not to wait for a comparison.
+        """
+        self._context = context
+        self._creates = creates
+        self._beside = beside
+        self._watching = watching
+        self._worker = worker
+        self._lookups = lookups
+
+    async def adopt_one(self, container_id: str) -> bool:
+        """Take in one container that a call names and that we do not know.
+
+        Returns:
+            True when it is known now.
+        """
+        context = self._context
+        began = context.news.number
+        try:
+            listing = await self._lookups.run(listed, context.runtime, container_id)
+            listing = self._watching.corrected(listing)
+            await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
+        except (UnavailableError, RuntimeCallError) as error:
+            context.telemetry.problem("cannot adopt a container", containerID=container_id, err=error)
+        return container_id in context.state.containers
+
+    async def adopt(self, found: list[RuntimeContainer], listing: Listing, began: int) -> None:
+        """Take in containers of a list, those whose pod is in it and of which the runtime tells more.
+
+        Args:
+            found: Whom.
+            listing: The list.
+            began: The news' number when it was asked for: who has ended since is not taken in.
+
+        Raises:
+            UnavailableError: The runtime does not answer any more.
+        """
+        await self._adopt(found, listing, began, self._worker)
+
+    async def _adopt(
+        self, found: list[RuntimeContainer], listing: Listing, began: int, worker: Worker
+    ) -> None:
+        context = self._context
+        if found:
+            await self._beside.look()
+        for some in by_pod(found):
+            asked = [*(c.id for c in some), *self._ended_beside(some, listing)]
+            details = await worker.run(self._details, asked)
+            totals = self._totals(some, listing, details)
+            turns = Turns()
+            for seen in some:
+                await turns.turn()
+                pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
+                new = seen.id not in context.state.containers and context.news.none(seen.id, began)
+                if pod is not None and detail is not None and new and context.news.none(pod.id, began):
+                    self._try_take_in(seen, pod, detail, totals.get(pod.id))
+            await context.journal.flush()
+
+    def _totals(
+        self, some: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]
+    ) -> dict[str, Request]:
+        """Add up what the containers of each sandbox request, as far as the runtime reports it.
+
+        Of those that have ended only the largest counts: it may be one that crashes again and again beside
+        the others, or an init container, and then the scheduler has counted the larger of both.
+        """
+        known = {c.id: c.request for c in self._context.state.containers.values()}
+        known.update({i: request_in(detail) for i, detail in details.items()})
+        live: dict[str, list[Request]] = {c.sandbox_id: [] for c in some}
+        ended: dict[str, list[Request]] = {}
+        for seen in listing.containers.values():
+            if seen.sandbox_id in live and (request := known.get(seen.id)) is not None:
+                over = seen.state == "EXITED"
+                (ended.setdefault(seen.sandbox_id, []) if over else live[seen.sandbox_id]).append(request)
+        return {
+            sandbox_id: sum_requests([*requests, *sorted(ended.get(sandbox_id, ()), key=_shares)[-1:]])
+            for sandbox_id, requests in live.items()
+        }
+
+    def _ended_beside(self, some: list[RuntimeContainer], listing: Listing) -> list[str]:
+        """Name the containers that have ended in sandboxes whose annotation names CPUs."""
+        here = {c.sandbox_id for c in some}
+        named = {i for i in here if (pod := listing.pods.get(i)) and RESOURCE_STATUS in pod.annotations}
+        containers = listing.containers.values() if named else ()
+        return [c.id for c in containers if c.sandbox_id in named and c.state == "EXITED"]
+
+    def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
+        """Runs in the worker. A container that has just gone, or that hangs, is left for the next pass."""
+        found: dict[str, RuntimeDetail] = {}
+        silent = 0
+        for container_id in ids:
+            try:
+                found[container_id] = self._context.runtime.detail(container_id)
+                silent = 0
+            except RuntimeCallError:
+                continue
+            except UnavailableError as error:
+                silent += 1
+                if silent >= SILENT_LIMIT:
+                    raise
+                self._context.telemetry.problem("cannot read a container from the runtime", err=error)
+        return found
+
+    def _pod(self, listed: RuntimePod, detail: RuntimeDetail) -> Pod:
+        known = self._context.state.pods.get(listed.id)
+        if known is not None and known.cgroup_parent:
+            return known
+        pod = pod_facts(
+            listed.id,
+            listed.uid,
+            listed.namespace,
+            listed.name,
+            listed.attempt,
+            listed.labels,
+            listed.annotations,
+            parent_of(detail.cgroups_path),
+            self._context.state.node.machine.bounds,
+        )
+        if not detail.cgroups_path:
+            # Without a cgroup parent Kubernetes' class is not known, and "Guaranteed" would be a claim.
+            pod = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
+        return pod
+
+    def _try_take_in(
+        self, seen: RuntimeContainer, pod: RuntimePod, detail: RuntimeDetail, total: Request | None
+    ) -> None:
+        """Take in a container; a fault that one container causes must not cost the others."""
+        try:
+            known = self._pod(pod, detail)
+            if known.cpuset is not None and known.total is None:
+                known = dataclasses.replace(known, total=total)
+            self._take_in(seen, known, detail)
+        except Exception as error:  # noqa: BLE001  see above
+            self._context.broken(error)
+            self._context.telemetry.problem(
+                "cannot adopt a container", containerID=seen.id, err=type(error).__name__
+            )
+
+    def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
+        context = self._context
+        if pod.sandbox_id not in context.state.pods:
+            records = {f"p/{pod.sandbox_id}": pod}
+            context.store.change(context.state.with_pod(pod), "sandbox listed", records=records)
+        request = request_in(detail)
+        phase = PHASES.get(seen.state, Phase.RUNNING)
+        plan = adopt(context.state, seen.id, pod, seen.name, seen.attempt, request, phase)
+        assert plan.container is not None
+        context.store.change(plan.state, "container adopted", records={f"c/{seen.id}": plan.container})
+        self._creates.remember(plan)
+        context.telemetry.count(metrics.CONTAINERS_ADOPTED)
+        context.bad_input.judge(pod, plan)
+        context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
+        if plan.problem and not isinstance(plan.problem, InputDefect):
+            context.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
+        saved = saved_cpus(detail.cpuset_cpus)
+        if saved is not None:
+            context.saved[seen.id] = saved
+        placement, telemetry = plan.container.placement, context.telemetry
+        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        cpus = context.state.wanted(plan.container)
+        say("adopted a container", **subject(plan.container), cpus=cpus, reason=placement.reasons[0])

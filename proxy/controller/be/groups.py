@@ -1,0 +1,90 @@
+"""The groups above BE containers: that of Kubernetes' class BestEffort, and those of its pods.
+
+Where requests of BE containers are erased (``beCpuset: erase``), a container starts with what its pod's group
+has, so these groups hold the BE pool: whoever is in them and has no set of his own, such as a pod's sandbox,
+follows it too. A pod that runs elsewhere (class LS in a BestEffort cgroup) makes the groups above it as wide
+as it needs. They are looked at whenever containers are written, and before one below them starts: a new pod's
+are made with all CPUs, and on v1 no container can have more than they do. The order of writes is that of
+``proxy.pools.write_order``. Runs in the kernel worker's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from proxy.controller.kernel_ports import Cgroups
+from proxy.engine.state import NodeState
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, Phase, Pool
+from proxy.pools.write_order import CONTAINER, POD, ROOT, Group, steps
+
+CLASS = ("besteffort", "-besteffort.slice")
+"""How the group of the class is called: by cgroupfs, and at the end by systemd."""
+
+
+class BeGroups:
+    """Keeps the groups of BestEffort pods at the BE pool."""
+
+    def __init__(self, cgroups: Cgroups) -> None:
+        self._cgroups = cgroups
+
+    def follow(self, state: NodeState, paths: Mapping[str, str]) -> list[str]:
+        """Write what differs.
+
+        Args:
+            state: The node as it is.
+            paths: The groups of containers by id, as far as they are known.
+
+        Returns:
+            What could not be written, in words.
+        """
+        parents = {p.cgroup_parent for p in state.pods.values() if p.kube_qos is KubeQos.BEST_EFFORT}
+        own = {parent: path for parent in sorted(parents) if (path := self._cgroups.pod_group(parent))}
+        errors: list[str] = []
+        for root in sorted({path.rpartition("/")[0] for path in own.values()}):
+            if not root.rpartition("/")[2].endswith(CLASS):
+                continue
+            try:
+                groups = list(self._groups(root))
+                shall = _shall(state, own, paths, groups)
+                for step in steps(groups, shall):
+                    self._cgroups.write(step.path, step.cpus, None, inner=False)
+            except CgroupError as error:
+                if error.errno not in GONE:  # else it is looked at again with the next write
+                    errors.append(str(error))
+        return errors
+
+    def _groups(self, root: str) -> Iterator[Group]:
+        """Read a class's group, those of its pods, and what is in them."""
+        level = [root]
+        for depth in (ROOT, POD, CONTAINER):
+            below: list[str] = []
+            for path in level:
+                value = self._cgroups.read(path)
+                yield Group(path, depth, value.cpus or value.effective_cpus)
+                if depth < CONTAINER:
+                    below += [f"{path}/{name}" for name in sorted(self._cgroups.children(path))]
+            level = below
+
+
+def _shall(
+    state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[Group]
+) -> dict[str, CpuSet]:
+    """Tell what each group is to have."""
+    pool = state.pools.of(Pool.BE)
+    shall = {group.path: pool for group in groups}
+    root = groups[0].path
+    for container in state.containers.values():
+        pod = own.get(container.pod.cgroup_parent)
+        if container.phase is Phase.EXITED or pod is None or not pod.startswith(f"{root}/"):
+            continue
+        want = state.wanted(container)
+        path = paths.get(container.id) or container.cgroup or f"{pod}/{container.id}"
+        if path in shall:
+            shall[path] = want
+        for above in (pod, root):
+            if above in shall:
+                shall[above] |= want
+    return shall

@@ -1,0 +1,131 @@
+"""Asking the runtime where containers are that run and whose groups were not found by name.
+
+A cold path, beside everything else: a few containers in each comparison, each asked for with the runtime's
+own deadline. What is found is part of the container from then on, and so in the ledger: it is not asked for
+again. Whoever has no group of its own (a virtual machine) is told once, with the reason, and its CPUs are not
+controlled.
+
+Here is also what is known of the hierarchy and of its driver. The runtime tells the driver since CRI 1.28;
+else it shows in the parents that pods name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from proxy.controller.context import NodeContext
+from proxy.controller.kernel_ports import Located, Places
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.runtime_ports import Runtime
+from proxy.controller.worker import Worker
+from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
+from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+AT_ONCE = 16
+"""So many containers are asked about in one comparison."""
+SELDOM = 32
+SILENT_LIMIT = 2
+
+
+class Whereabouts:
+    """What is known of where containers are.
+
+    Attributes:
+        places: Who finds a group by the runtime's answer; nobody if None.
+        driver: ``cgroupfs`` or ``systemd`` as the runtime tells; empty where it does not.
+        absent: Ids of containers whose group was looked for and not found, since the last comparison.
+        why: By id, why the runtime's answer did not help.
+    """
+
+    def __init__(self, context: NodeContext, writes: KernelWrites, places: Places | None = None) -> None:
+        self._context = context
+        writes.subscribe(lambda done: self.absent.update(done.absent))
+        self.places = places
+        self.driver = ""
+        self.absent: set[str] = set()
+        self.why: dict[str, str] = {}
+        self._rounds = 0
+
+    def recall(self) -> None:
+        """Tell all trees what the ledger knows; a few stat calls, for those few."""
+        for container in self._context.state.containers.values():
+            if container.cgroup and self.places is not None:
+                self.places.remember(container.id, container.cgroup, container.pod.cgroup_parent)
+
+    async def ask_driver(self, worker: Worker) -> None:
+        """Ask the runtime for its cgroup driver; it matters to nobody but people."""
+        try:
+            self.driver = await worker.run(self._context.runtime.cgroup_driver)
+        except TopoproxyError as error:
+            self._context.telemetry.debug("cannot ask the runtime for its cgroup driver", err=error)
+
+    async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
+        """Ask about containers without a group. Who was asked about in vain is asked about seldom.
+
+        Args:
+            running: Those that run by the runtime's word; others have none yet, or none any more.
+            worker: Who does what blocks.
+
+        Returns:
+            Ids of those that have been found now: they are to be written.
+        """
+        context, places = self._context, self.places
+        self._rounds += 1
+        self.why = {k: v for k, v in self.why.items() if k in context.state.containers}
+        there = {i for i in running if i in context.state.containers}
+        again = self._rounds % SELDOM == 0
+        some = sorted(i for i in self.absent & there if again or i not in self.why)[:AT_ONCE]
+        self.absent.difference_update(some)
+        self.absent &= there
+        if places is None or not some:
+            return []
+        found = await worker.run(_ask, context.runtime, places, some)
+        moved: list[str] = []
+        for container_id, at in found.items():
+            container = context.state.containers.get(container_id)
+            if container is None or container.phase is Phase.EXITED:
+                continue
+            if not at.path:
+                self.why[container_id] = at.why
+                continue
+            self.why.pop(container_id, None)
+            known = dataclasses.replace(container, cgroup=at.path)
+            after, records = context.state.changed(put=(known,)), {f"c/{container_id}": known}
+            context.store.change(after, "cgroup located", records=records)
+            context.telemetry.count(metrics.CGROUPS_LOCATED)
+            context.telemetry.event(
+                "found a cgroup by the container's first process", **subject(container), path=f"/{at.path}"
+            )
+            moved.append(container_id)
+        return moved
+
+    def page(self, version: int) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        parents = [pod.cgroup_parent for pod in self._context.state.pods.values() if pod.cgroup_parent]
+        seen = ""
+        if parents:
+            seen = "systemd" if all(p.rstrip("/").endswith(".slice") for p in parents) else "cgroupfs"
+        return {
+            "version": version,
+            "driver": self.driver or seen,
+            "driver_from": "the runtime" if self.driver else "the pods' cgroup parents" if seen else "",
+        }
+
+
+def _ask(runtime: Runtime, places: Places, ids: list[str]) -> dict[str, Located]:
+    """Ask and look; runs in a worker. Who has just gone, or does not answer, is left for the next time."""
+    found: dict[str, Located] = {}
+    silent = 0
+    for container_id in ids:
+        try:
+            found[container_id] = places.locate(container_id, runtime.detail(container_id))
+        except RuntimeCallError:
+            continue
+        except UnavailableError:
+            silent += 1
+            if silent >= SILENT_LIMIT:
+                break
+    return found

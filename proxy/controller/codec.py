@@ -1,0 +1,323 @@
+"""Pods and containers as plain data for the ledger, and back.
+
+Sets are stored as Linux lists, so that a person can read the journal. What cannot be read back (a field of a
+later version, a hand edit) gives None, and the caller rebuilds the record from the runtime.
+
+A record may be of a version that kept what annotations name unchecked. A pod is read without sets that are
+not on the machine, with a fault that says so; a placement is read with what the machine has of them.
+Sentences are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.grants import Share
+from proxy.model.idset import CpuSet, IdSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from proxy.model.machine import ANY_MACHINE, Bounds
+from proxy.model.memory import Block, Blocks
+from proxy.model.options import Policy
+from proxy.model.phrases import listed
+from proxy.model.quoting import MESSAGE, SENTENCE, printable
+from proxy.model.workload import (
+    Container,
+    KubeQos,
+    Part,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    QosClass,
+    Request,
+    SetAside,
+)
+
+S = TypeVar("S", CpuSet, Mask)
+POLICIES = ("bind_required", "bind_preferred", "exclusive", "aligned", "apart", "wish_policy")
+MOST_FAULTS = 20
+"""Faults of a pod that are read; its annotations have no more."""
+MOST_REASONS = 100
+"""Sentences of a placement that are read."""
+TOTAL_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period")
+REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpuset_cpus", "cpuset_mems")
+
+
+def dump(value: Pod | Container) -> dict[str, object]:
+    """Give a record as plain data."""
+    return _dump_pod(value) if isinstance(value, Pod) else _dump_container(value)
+
+
+def _dump_pod(pod: Pod) -> dict[str, object]:
+    return {
+        "sandbox_id": pod.sandbox_id,
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "attempt": pod.attempt,
+        "qos": pod.qos.value,
+        "kube_qos": pod.kube_qos.value,
+        "cgroup_parent": pod.cgroup_parent,
+        "cpuset": None if pod.cpuset is None else str(pod.cpuset),
+        "problem": pod.problem,
+        **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
+        **({} if pod.wish_nodes is None else {"wish_nodes": str(pod.wish_nodes)}),
+        **({"chosen": True} if pod.chosen else {}),
+        **({"reparented": True} if pod.reparented else {}),
+        **({} if pod.total is None else {"total": {name: getattr(pod.total, name) for name in TOTAL_FIELDS}}),
+        **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
+        **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
+        **({"faults": [[each.kind.value, str(each)] for each in pod.defects]} if pod.defects else {}),
+    }
+
+
+def _dump_aside(aside: SetAside) -> dict[str, object]:
+    return {
+        "affinity": None if aside.affinity is None else str(aside.affinity),
+        "preferred": aside.preferred,
+        "cpus": str(aside.cpus),
+        "blocks": _dump_blocks(aside.blocks),
+        "parts": [
+            {
+                "name": part.name,
+                "cpus": str(part.cpus),
+                "blocks": _dump_blocks(part.blocks),
+                **_dump_shares(part.shares),
+            }
+            for part in aside.parts
+        ],
+        **_dump_shares(aside.shares),
+    }
+
+
+def _dump_blocks(blocks: Blocks) -> list[object]:
+    return [[str(block.affinity), block.resource, block.size] for block in blocks]
+
+
+def _dump_shares(shares: tuple[Share, ...]) -> dict[str, object]:
+    """Return shares under their key; nothing where there are none."""
+    if not shares:
+        return {}
+    return {
+        "shares": [
+            [share.provider, share.resource, share.amount, None if share.nodes is None else str(share.nodes)]
+            for share in shares
+        ]
+    }
+
+
+def _dump_container(container: Container) -> dict[str, object]:
+    request, placement = container.request, container.placement
+    return {
+        "id": container.id,
+        "name": container.name,
+        "pod": _dump_pod(container.pod),
+        "request": {
+            **{name: getattr(request, name) for name in REQUEST_FIELDS},
+            **({"huge_pages": dict(request.huge_pages)} if request.huge_pages else {}),
+        },
+        "placement": {
+            "pool": placement.pool.value,
+            "own": str(placement.own),
+            "mems": str(placement.mems),
+            "reasons": list(placement.reasons),
+            "hard": placement.hard,
+            **({"blocks": _dump_blocks(placement.blocks)} if placement.blocks else {}),
+            **({} if placement.within is None else {"within": str(placement.within)}),
+            **({} if placement.nodes is None else {"nodes": str(placement.nodes)}),
+            **({"unlimited": True} if placement.unlimited else {}),
+            **({"instead": str(placement.instead)} if placement.instead else {}),
+            **({} if placement.narrowed is None else {"narrowed": str(placement.narrowed)}),
+            **({"beyond": str(placement.beyond)} if placement.beyond else {}),
+            **_dump_shares(placement.shares),
+        },
+        "phase": container.phase.value,
+        "attempt": container.attempt,
+        "owner": container.owner,
+        "cgroup": container.cgroup,
+    }
+
+
+def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Container | None:
+    """Read a container; None where the data is not one, or names CPUs that the machine does not have."""
+    cpus = bounds.cpus
+    try:
+        placement = data["placement"]
+        reasons = placement["reasons"]
+        return Container(
+            _text(data["id"]),
+            _text(data["name"]),
+            _pod(data["pod"], bounds),
+            _request(data["request"]),
+            Placement(
+                Pool(placement["pool"]),
+                CpuSet.parse(_text(placement["own"]), cpus),
+                Mask.parse(_text(placement["mems"])),
+                tuple(_sentence(reason, MESSAGE) for reason in reasons[:MOST_REASONS]),
+                placement["hard"] is True,
+                _blocks(placement.get("blocks", [])),
+                within=_there(placement, "within", cpus),
+                nodes=_there(placement, "nodes", bounds.nodes),
+                unlimited=placement.get("unlimited") is True,
+                instead=CpuSet.parse(_text(placement.get("instead", "")), cpus),
+                narrowed=CpuSet.parse(_text(placement["narrowed"])) & cpus
+                if "narrowed" in placement
+                else None,
+                beyond=CpuSet.parse(_text(placement.get("beyond", "")), cpus),
+                shares=_shares(placement.get("shares", [])),
+            ),
+            Phase(data["phase"]),
+            _number(data["attempt"]),
+            _text(data["owner"]),
+            _text(data["cgroup"]),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _there(data: Mapping[str, Any], name: str, there: S) -> S | None:
+    """Read what the machine has of a set; None where there is none."""
+    return type(there).parse(_text(data[name])) & there if name in data else None
+
+
+def load_pod(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Pod | None:
+    """Read a pod; None where the data is not one."""
+    try:
+        return _pod(data, bounds)
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
+    defects = _defects(data)
+    undecided = not any(defect.decisive for defect in defects)
+    cpuset = None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"]))
+    nodes = Mask.parse(_text(data["nodes"])) if "nodes" in data else None
+    wished = Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None
+    if cpuset is not None and not cpuset <= bounds.cpus:
+        defects.append(_not_here(cpuset - bounds.cpus, decisive=undecided))
+        cpuset, undecided = None, False
+    if nodes is not None and not nodes <= bounds.nodes:
+        defects.append(_not_here(nodes - bounds.nodes, decisive=undecided))
+        nodes = None
+    if wished is not None and not wished <= bounds.nodes:
+        defects.append(_not_here(wished - bounds.nodes, decisive=False))
+        wished = None
+    return Pod(
+        _text(data["sandbox_id"]),
+        _text(data["uid"]),
+        _text(data["namespace"]),
+        _text(data["name"]),
+        _number(data["attempt"]),
+        QosClass(data["qos"]),
+        KubeQos(data["kube_qos"]),
+        _text(data["cgroup_parent"]),
+        cpuset,
+        tuple(defects),
+        nodes=nodes,
+        bind_required=BindPolicy(data.get("bind_required", "")),
+        bind_preferred=BindPolicy(data.get("bind_preferred", "")),
+        exclusive=ExclusivePolicy(data.get("exclusive", "")),
+        aligned=NumaPolicy(data.get("aligned", "")),
+        apart=NumaExclusive(data.get("apart", "")),
+        wish_policy=Policy(data["wish_policy"]) if "wish_policy" in data else None,
+        wish_nodes=wished,
+        chosen=data.get("chosen") is True,
+        aside=_aside(data["aside"], bounds) if "aside" in data else None,
+        reparented=data.get("reparented") is True,
+        total=_total(data["total"]) if "total" in data else None,
+    )
+
+
+def _defects(data: Mapping[str, Any]) -> list[InputDefect]:
+    """Read a pod's defects: ``faults`` has them all, ``problem`` repeats the decisive one."""
+    problem = _sentence(data["problem"])
+    found = [
+        InputDefect(_sentence(words), DefectKind(kind))
+        for kind, words in data.get("faults", [])[:MOST_FAULTS]
+    ]
+    if problem and problem not in found:
+        found.insert(0, InputDefect(problem))
+    decisive = next((each for each in found if each == problem), None) if problem else None
+    return [each.as_decisive() if each is decisive else each for each in found]
+
+
+def _not_here(ids: IdSet, *, decisive: bool) -> InputDefect:
+    """Give the defect that a scheduler named ids that are not on the machine."""
+    words = f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine"
+    return InputDefect(words, DefectKind.CPU_LIST, decisive=decisive)
+
+
+def _total(data: Mapping[str, Any]) -> Request:
+    return Request(_number(data["cpu_shares"]), _number(data["cpu_quota"]), _number(data["cpu_period"]))
+
+
+def _aside(data: Mapping[str, Any], bounds: Bounds) -> SetAside:
+    return SetAside(
+        None if data["affinity"] is None else Mask.parse(_text(data["affinity"])),
+        data["preferred"] is True,
+        CpuSet.parse(_text(data["cpus"]), bounds.cpus),
+        _blocks(data["blocks"]),
+        tuple(
+            Part(
+                _text(part["name"]),
+                CpuSet.parse(_text(part["cpus"]), bounds.cpus),
+                _blocks(part["blocks"]),
+                _shares(part.get("shares", [])),
+            )
+            for part in data["parts"]
+        ),
+        _shares(data.get("shares", [])),
+    )
+
+
+def _blocks(data: list[Any]) -> Blocks:
+    blocks = tuple(Block(Mask.parse(_text(mask)), _text(name), _number(size)) for mask, name, size in data)
+    if any(block.size < 0 for block in blocks):
+        raise ValueError("no memory is less than none")
+    return blocks
+
+
+def _shares(data: list[Any]) -> tuple[Share, ...]:
+    return tuple(
+        Share(
+            _text(provider), _text(name), _number(amount), None if nodes is None else Mask.parse(_text(nodes))
+        )
+        for provider, name, amount, nodes in data
+    )
+
+
+def _request(data: Mapping[str, Any]) -> Request:
+    return Request(
+        _number(data["cpu_shares"]),
+        _number(data["cpu_quota"]),
+        _number(data["cpu_period"]),
+        _number(data["memory_limit"]),
+        _text(data["cpuset_cpus"]),
+        _text(data["cpuset_mems"]),
+        tuple((_text(name), _number(size)) for name, size in data.get("huge_pages", {}).items()),
+    )
+
+
+def _sentence(value: object, limit: int = SENTENCE) -> str:
+    """Read a sentence; it is cut where it is long, and escaped where it cannot be encoded."""
+    text = _text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return printable(text, limit)
+    return text if len(text) <= limit else printable(text, limit)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a number")
+    return value

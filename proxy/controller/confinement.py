@@ -1,0 +1,294 @@
+"""Starts that hang: the container is confined, and owners of CPUs can be created meanwhile.
+
+Theory. A start that has left for the runtime carries the set that was right when it left. A create that gives
+some of these CPUs away waits for it (``flights``), because the runtime may write that set at any moment. An
+ordinary start lands within ``PATIENCE_S``. One that does not may hang for minutes, for example in a mount
+whose server does not answer, and must not hold up every owner of the node. What can be done about it follows
+from when runc writes a cpuset (opencontainers/runc, libcontainer/process_linux.go, ``initProcess.start``):
+
+* ``manager.Apply`` makes the container's group, on cgroup v1 with the set of the spec
+  (``CpusetGroup.ApplyDir``), and moves ``runc init`` into it. Only then ``runc init`` mounts.
+* ``manager.Set`` writes the set of the spec at ``procHooks``: after the mounts, before ``pivot_root``.
+* The container's own program is executed by ``runc start``, a process that the runtime starts after
+  ``runc create`` has ended.
+
+So a group that exists is narrowed at once. If runc writes again, the kernel reports the write
+(``drift.watch``) and the group is narrowed again, before the program is executed: until then only ``runc
+init`` is in the group, and it waits. The flight stays registered, and when it lands the group is compared as
+after any start.
+
+* On cgroup v2 the limit of a group above bounds what takes effect. There the pod's group gets such a limit
+  (``systemd.fencing``) until the call has landed. It needs no group of the container, it leaves no moment in
+  which runc's write is in effect, and so it serves updates too.
+* On cgroup v1 the kernel refuses a set that the group above does not have: with such a limit the start would
+  fail. There only the container's group is narrowed.
+* Where there is no group yet the create waits, and looks again. A start that is not past ``manager.Apply``
+  makes its group with the old set, without any notice of it.
+* An update is waited for on cgroup v1: the container's program runs, and would run on owned CPUs between the
+  runtime's write and ours.
+
+After a restart of the daemon a container that is created and has a group may be one whose start hangs: the
+daemon before us may have let an owner go past it. It is confined too, until the runtime's list says what
+became of it, or its group is gone (``recall``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.controller.context import NodeContext
+from proxy.controller.drift.detection import Drift
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.systemd.fencing import Fencing
+from proxy.engine.write_errors import PAUSE_S, TRIES
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Phase
+
+if TYPE_CHECKING:
+    from proxy.controller.inflight import Flight
+
+PATIENCE_S = 0.5
+"""A start that has been in flight for so long is not waited for where that can be avoided."""
+LOOK_S = 0.1
+"""Seconds until the group of a start is looked for again."""
+WATCHED_S, UNWATCHED_S = 1.0, 0.02
+"""Seconds between two looks at confined containers; the second where the kernel does not report writes."""
+BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
+MANY = 3
+"""More calls than these are not named one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How a wait for calls in flight ended.
+
+    Attributes:
+        late: Calls that are still in the way.
+        seconds: How long it took; None where no call was in the way.
+        passed: How many calls are still in flight and are not in the way, as their containers are confined.
+    """
+
+    late: tuple[Flight, ...] = ()
+    seconds: float | None = None
+    passed: int = 0
+
+    @property
+    def cpus(self) -> CpuSet:
+        """All CPUs that late calls carry."""
+        return CpuSet.from_bits(union(flight.carries.bits for flight in self.late))
+
+
+NOT_AT_ALL = Wait()
+
+
+class Confinement:
+    """Confines containers of calls in flight for a keeper."""
+
+    def __init__(self, context: NodeContext, writes: KernelWrites, drift: Drift, fencing: Fencing) -> None:
+        self._context = context
+        self._writes = writes
+        self._drift = drift
+        self._fencing = fencing
+        drift.watch.report_first(self.written)
+        self._attends = False
+        self._absent = set[str]()
+        """Confined containers that have no group yet: a limit of their pod's group keeps them off."""
+
+    # -- on the way of a create ---------------------------------------------------------------------------
+
+    async def wait(self, mine: CpuSet) -> Wait:
+        """Wait until no call in flight can bring CPUs to a container that is not to have them.
+
+        Args:
+            mine: The CPUs that it is about.
+        """
+        context = self._context
+        state, seconds = context.state, context.options.call_timeout
+        limits = ((c.id, state.wanted(c)) for c in state.containers.values() if state.shares(c))
+        flights = context.flights.beyond(limits, mine)
+        if not flights:
+            return NOT_AT_ALL
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while True:
+            ripe = [f for f in flights if clock() - f.departed >= PATIENCE_S and self._can_confine(f)]
+            passed = await self.confine(ripe, mine)
+            left = [f for f in flights if not f.landed.done() and f not in passed]
+            if not left or clock() - began >= seconds:
+                there = sum(not flight.landed.done() for flight in passed)
+                return Wait(tuple(left), clock() - began, there)
+            waits = [flight.landed for flight in left]
+            await asyncio.wait(waits, timeout=self._next(left, began + seconds))
+
+    def _next(self, left: list[Flight], deadline: float) -> float:
+        """Give the seconds until calls are to be looked at again, in whole milliseconds."""
+        now = asyncio.get_running_loop().time()
+        ages = [now - flight.departed for flight in left if self._can_confine(flight)]
+        due = [PATIENCE_S - age if age < PATIENCE_S else LOOK_S for age in ages]
+        return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
+
+    def _can_confine(self, flight: Flight) -> bool:
+        """Tell whether there is a way to confine the container of a call."""
+        if flight.landed.done() or (flight.suspected and not flight.confined):
+            return False  # most of those that are suspected do not exist: they are over soon
+        return flight.is_start or self._has_fence(flight.container_id)
+
+    def _has_fence(self, container_id: str) -> bool:
+        context = self._context
+        container = context.state.containers.get(container_id)
+        v2 = context.enforcer.cgroups.version == 2
+        return v2 and container is not None and self._fencing.can_confine(container)
+
+    async def confine(self, flights: Collection[Flight], mine: CpuSet) -> set[Flight]:
+        """Confine the containers of some calls in flight to what they are to have now.
+
+        A container that is confined already is confined again: it may be entitled to less by now.
+
+        Returns:
+            The calls that are not in the way of an owner of the CPUs any more.
+        """
+        if not flights or self._context.store.mode.is_leaving:
+            return set()
+        done = {flight for flight in flights if await self._fence(flight, mine)}
+        done |= await self._narrow([flight for flight in flights if flight.is_start])
+        for flight in flights:
+            self._context.flights.confine(flight, confined=flight in done and not flight.landed.done())
+        if done and not self._attends:
+            self._attends = True
+            self._context.spawn(self._attend())
+        return done
+
+    async def _fence(self, flight: Flight, mine: CpuSet) -> bool:
+        """Limit the group of a container's pod while a call is in flight, where that is possible."""
+        context = self._context
+        container = context.state.containers.get(flight.container_id)
+        if container is None or not self._has_fence(container.id):
+            return False
+        return await self._fencing.confine(flight, container, mine)
+
+    async def _narrow(self, flights: list[Flight]) -> set[Flight]:
+        """Narrow the groups of containers whose starts are in flight; gives those that have a group."""
+        context, ids = self._context, [flight.container_id for flight in flights]
+        there = await context.kernel.run(self._with_group, ids) if ids else set[str]()
+        for flight in flights:
+            if flight.container_id in there and not flight.landed.done():
+                context.flights.confine(flight, confined=True)  # else it is not written
+        there -= await self._follow(there)
+        self._absent.difference_update(there)
+        self._absent.update(container_id for container_id in ids if container_id not in there)
+        return {flight for flight in flights if flight.container_id in there}
+
+    def _with_group(self, ids: Iterable[str]) -> set[str]:
+        """Find out which containers have a group; runs in the kernel worker."""
+        state, enforcer = self._context.state, self._context.enforcer
+        some = ((i, state.containers.get(i)) for i in ids)
+        return {i for i, container in some if container is not None and enforcer.path_of(container)}
+
+    async def _follow(self, ids: Collection[str]) -> set[str]:
+        """Write the sets of confined containers; gives the ids of those that have no group.
+
+        A write that the kernel refuses is made again a few times, whatever the reason: what runc has written
+        stands meanwhile.
+        """
+        context, absent = self._context, set[str]()
+        for tried in range(1, TRIES + 1):
+            if not ids:
+                break
+            done = await context.kernel.run(self._drift.enforce, list(ids))
+            self._writes.moved(done)
+            absent.update(done.absent)
+            ids = list(done.refused)
+            if ids and tried < TRIES:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            context.report_errors(done)
+        return absent
+
+    # -- while they are in flight -------------------------------------------------------------------------
+
+    def written(self, ids: Iterable[str]) -> bool:
+        """The kernel reports writes to the sets of some containers: those that are confined are narrowed.
+
+        Returns:
+            Whether any container is confined: then the next reports must not wait.
+        """
+        flights = self._context.flights
+        confined = [i for i in ids if flights.is_confined(i)]
+        if confined:
+            self._context.spawn(self._narrow_again(confined))
+        return bool(flights.confined())
+
+    async def _narrow_again(self, ids: list[str]) -> None:
+        await self._follow(ids)
+
+    async def _attend(self) -> None:
+        """Look at confined containers until there are none: a group may be gone, a report may be missing."""
+        context = self._context
+        try:
+            while ids := context.flights.confined():
+                watched = self._drift.watch.covers(i for i in ids if i not in self._absent)
+                await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
+                starts = (f for i in ids for f in context.flights.of(i) if f.is_start and f.confined)
+                await self._look([flight for flight in starts if flight.container_id not in self._absent])
+            self._absent.clear()
+        finally:
+            self._attends = False
+
+    async def _look(self, starts: list[Flight]) -> None:
+        """Narrow the groups of confined containers again, and confine none whose group is gone."""
+        context = self._context
+        there = await self._narrow(starts)
+        for flight in starts:
+            if flight not in there:
+                self._drift.watch.drop(flight.container_id)
+                fenced = self._fencing.is_fenced(flight)
+                context.flights.confine(flight, confined=fenced and not flight.landed.done())
+
+    # -- calls without a waiting client --------------------------------------------------------------------
+
+    async def recall(self) -> None:
+        """Confine created containers that have a group and may be at a start without a waiting client."""
+        context = self._context
+        there = context.state.containers
+        strays = [f for f in context.flights.strays() if f.is_start and not f.confined]
+        strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
+        if strays:
+            found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
+            owned = union(owner.cpus.bits for owner in context.state.owners.values())
+            strays = [flight for flight in strays if flight.container_id in found]
+            await self.confine(strays, CpuSet.from_bits(owned))
+
+    def holds(self, flight: Flight) -> bool:
+        """Report whether a start without a waiting client is not over by time alone.
+
+        As long as the group is there, the runtime may go on with the start.
+        """
+        return flight.is_start and flight.confined and flight.container_id not in self._absent
+
+    # -- words --------------------------------------------------------------------------------------------
+
+    def words(self, wait: Wait) -> str:
+        """Say which calls are in the way, for the operator."""
+        now = asyncio.get_running_loop().time()
+        named = [self._named(flight, now) for flight in wait.late[:MANY]]
+        more = f", and {len(wait.late) - MANY} more" if len(wait.late) > MANY else ""
+        return f"the runtime is still busy with {', '.join(named)}{more}"
+
+    def _named(self, flight: Flight, now: float) -> str:
+        container = self._context.state.containers.get(flight.container_id)
+        ref = container.ref if container is not None else f"container {flight.container_id}"
+        if flight.suspected:
+            return f"a call for {ref} that may have been made before the daemon was restarted"
+        what = "start" if flight.is_start else "update"
+        return f"the {what} of {ref}, not answered for {now - flight.departed:.1f} s"
+
+    @staticmethod
+    def public_words(wait: Wait) -> str:
+        """Say the same without the names of containers, for the client of the call that is refused."""
+        starts = any(flight.is_start for flight in wait.late)
+        what = "started" if starts else "updated"
+        return f"the runtime is still busy with calls for containers that must move: one is being {what}"

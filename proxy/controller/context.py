@@ -1,0 +1,128 @@
+"""What every part of the controller needs: the store, ports, clocks, tasks and reports.
+
+It knows no part. The parts (``start_update``, ``reservations``, ``drift`` and so on) take it and the other
+parts that they use; ``controller`` makes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.controller.bad_input import BadInput
+from proxy.controller.enforce import Enforced, Enforcer
+from proxy.controller.history import History
+from proxy.controller.journal import Journal
+from proxy.controller.kernel_ports import Cgroups
+from proxy.controller.options import Options
+from proxy.controller.ports import Ledger
+from proxy.controller.runtime_ports import Runtime
+from proxy.controller.store import NodeStore
+from proxy.controller.tasks import BackgroundTasks
+from proxy.controller.worker import Worker
+from proxy.controller.worker_health import STUCK_S, Health
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.telemetry.port import Telemetry, subject_of
+
+
+class NodeContext(BackgroundTasks):
+    """The store of a node, and what works on it.
+
+    Attributes:
+        store: What is true about the node. ``state``, ``saved``, ``lost``, ``unsettled``, ``news``,
+            ``flights``, ``retries``, ``synced``, ``attention``, ``to_settle`` and ``journal`` are its own.
+        options: How to behave.
+        clock: Seconds that never jump.
+        wall: Seconds since the epoch.
+        runtime: The container runtime.
+        kernel: The one thread that writes cpusets.
+        enforcer: Writes them, in that thread.
+        recorder: The one thread that writes the ledger.
+        health: Watches workers.
+        history: Decisions, for ``topoproxy explain``.
+        bad_input: Counts and reports what is wrong with labels and annotations.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        cgroups: Cgroups,
+        runtime: Runtime,
+        ledger: Ledger | None,
+        options: Options,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        wall: Callable[[], float] | None = None,
+    ) -> None:
+        """Begin with an empty state, on the running event loop.
+
+        Args:
+            node: The machine and the rules at the start.
+            cgroups: The kernel's side.
+            runtime: The runtime's side.
+            ledger: Where placements are kept; None to keep none.
+            options: How to behave.
+            telemetry: Where to log, count and report problems.
+            clock: Seconds that never jump.
+            wall: Seconds since the epoch, for people; ``clock`` if None.
+        """
+        self.wall = wall or clock
+        super().__init__(telemetry)
+        self.options = options
+        self.clock = clock
+        self.runtime = runtime
+        self.health = Health(telemetry, self._goes_on)
+        self.recorder = Worker("ledger", self.broken)
+        self.journal = Journal(
+            ledger if options.mode.enforces else None,
+            self.recorder,
+            telemetry,
+            options.call_timeout,
+        )
+        self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken, options.mode)
+        self.saved, self.lost, self.unsettled = store.saved, store.lost, store.unsettled
+        self.news, self.flights, self.retries = store.news, store.flights, store.retries
+        self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
+        self.history = History(options.history)
+        self.bad_input = BadInput(telemetry)
+        self.kernel = Worker("kernel", self.broken)
+        self.enforcer = Enforcer(
+            cgroups,
+            lambda: store.state,
+            self.flights.busy,
+            self.flights.is_confined,
+            lambda: store.mode.is_leaving,
+        )
+        self.health.watch(self.kernel, STUCK_S, vital=True)
+        self.health.watch(self.recorder, STUCK_S, vital=True)
+        self._tokens = 0
+        self._boot = f"{int(clock() * 1000):x}"
+
+    @property
+    def state(self) -> NodeState:
+        """The node as it is now; ``store.change`` replaces it."""
+        return self.store.state
+
+    def token(self, kind: str) -> str:
+        """Give a name for what the runtime has not named yet."""
+        self._tokens += 1
+        return f"{kind}-{self._boot}-{self._tokens}"
+
+    def settle_later(self, container_id: str) -> None:
+        """Have the runtime sent the CPUs of a container, some time."""
+        self.store.settle_later(container_id)
+
+    def report_errors(self, done: Enforced) -> None:
+        """Report the cpusets that could not be written."""
+        there = self.state.containers
+        for container_id, error in done.refused.items():
+            which = subject_of(there, container_id)
+            self.telemetry.problem("cannot write the cpuset of a container", **which, err=error)
+        known = {str(error) for error in done.refused.values()}
+        for words in done.errors:
+            if words not in known:
+                self.telemetry.problem("cannot write a cgroup", reason=words)
+
+    def _goes_on(self) -> None:
+        """A worker that was stuck goes on: what it wrote late may be outdated, so everything is compared."""
+        self.attention.set()

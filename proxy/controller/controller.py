@@ -1,0 +1,219 @@
+"""The controller of a node: makes all parts, connects them, and closes them. It does nothing else.
+
+What is true about the node is in ``store``. Every part takes the context (``NodeContext``) and the parts that
+it uses. The order below is the order of their dependencies: no part is changed after it has been made. Parts
+that follow what others do subscribe, to the store (``observer``) or to the kernel's writes
+(``kernel_writes``). The order in which observers are notified is the order in which they subscribe here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proxy.controller.cgroup_locator import Whereabouts
+from proxy.controller.confinement import Confinement
+from proxy.controller.context import NodeContext
+from proxy.controller.cpuset_mems import MemoryNodes
+from proxy.controller.creates import Creates
+from proxy.controller.delegated_creates import Entrusted
+from proxy.controller.drift.detection import Drift
+from proxy.controller.fact_lookup import Scout
+from proxy.controller.hook_overrides import HookOverrides
+from proxy.controller.kernel_ports import Cgroups, CpuGroups, Memory, Places
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.lifecycle import Lifecycle
+from proxy.controller.machine.hotplug import Hotplug
+from proxy.controller.node_policy_sync import Prescriptions
+from proxy.controller.options import Options
+from proxy.controller.owner_moves import OwnerMoves
+from proxy.controller.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
+from proxy.controller.quotas.quotas import Quotas
+from proxy.controller.reconciler import Compared, Sync
+from proxy.controller.reservations import Reservations
+from proxy.controller.runtime_events import JOIN_S, Watching
+from proxy.controller.runtime_ports import Events, Runtime
+from proxy.controller.runtime_sync import Settler
+from proxy.controller.sandboxes import Sandboxes
+from proxy.controller.shutdown import CLOSE_S, Ending
+from proxy.controller.start_update import Launch
+from proxy.controller.systemd.ports import Fences, Units
+from proxy.controller.systemd.unit_properties import Lasting
+from proxy.engine.node import Node
+from proxy.model.machine import Machine
+from proxy.model.options import TopologyOptions
+from proxy.telemetry.port import Telemetry
+
+if TYPE_CHECKING:
+    from proxy.controller.drift.ports import Writes
+    from proxy.controller.partitions.owners import OwnersPartitions
+    from proxy.controller.partitions.ports import Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a node may have beside cpusets, a runtime and a ledger; None where it has none.
+
+    Attributes:
+        hardware: Gives the machine if it is another than the known one now; called in a thread.
+        kubelet: What kubelet knows of pods and devices.
+        devices: Where devices are, from sysfs.
+        beside: What kubelet's CPU manager does.
+        node_object: The Node object.
+        topology_options: Of the topology manager, as our configuration has them.
+        cpu_groups: The cpu controller's tree.
+        memory: Where memory is.
+        machine_events: What the kernel reports of CPUs and memory.
+        displaced: Brings back tasks that the kernel has moved away.
+        places: Finds a group by the runtime's answer.
+        units: systemd.
+        fences: Narrows groups above containers.
+        events: What the runtime reports by itself.
+        writes: What the kernel reports of writes to cpusets.
+        partitions: The kernel's partitions.
+        partition_kind: ``root`` or ``isolated``; empty to end what an earlier run has made.
+    """
+
+    hardware: Callable[[Machine], Machine | None] = lambda known: None
+    kubelet: Kubelet | None = None
+    devices: Hardware | None = None
+    beside: Beside | None = None
+    node_object: NodeObject | None = None
+    topology_options: TopologyOptions = field(default_factory=TopologyOptions)
+    cpu_groups: CpuGroups | None = None
+    memory: Memory | None = None
+    machine_events: MachineEvents | None = None
+    displaced: Displaced | None = None
+    places: Places | None = None
+    units: Units | None = None
+    fences: Fences | None = None
+    events: Events | None = None
+    writes: Writes | None = None
+    partitions: Partitions | None = None
+    partition_kind: str = ""
+
+
+class Keeper(NodeContext):
+    """The parts of a node's controller."""
+
+    def __init__(
+        self,
+        node: Node,
+        cgroups: Cgroups,
+        runtime: Runtime,
+        ledger: Ledger | None,
+        options: Options,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        wall: Callable[[], float] | None = None,
+        ports: Callable[[NodeContext], Ports] = lambda context: Ports(),
+    ) -> None:
+        """Make all parts, on the running event loop; nothing runs yet.
+
+        Args:
+            node: The machine and the rules at the start.
+            cgroups: The kernel's side.
+            runtime: The runtime's side.
+            ledger: Where placements are kept; None to keep none.
+            options: How to behave.
+            telemetry: Where to log, count and report problems.
+            clock: Seconds that never jump.
+            wall: Seconds since the epoch, for people; ``clock`` if None.
+            ports: Makes the other ports; called once, with what they may report to.
+        """
+        super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall)
+        others = ports(self)
+        subscribe = self.store.subscribe
+        self.writes = writes = KernelWrites(self)
+        subscribe(writes)
+        self.overrides = HookOverrides(self, writes)
+        subscribe(self.overrides)
+        self.lifecycle = lifecycle = Lifecycle(self)
+        self.scout = Scout(others.kubelet, others.devices, self.broken)
+        self.health.watch(self.scout.worker)
+        self.entrusted = Entrusted(self, lifecycle)
+        self.creates = creates = Creates(self, self.entrusted)
+        self.sandboxes = Sandboxes(self, lifecycle, writes)
+        self.beside = beside = BesideKubelet(self, others.beside)
+        self.prescriptions = Prescriptions(self, beside, node, others.node_object, others.topology_options)
+        self.quotas = quotas = Quotas(self, others.cpu_groups)
+        subscribe(quotas)
+        self.mems = mems = MemoryNodes(self, others.memory)
+        self.partitions = self._partitions(others)
+        if self.partitions is not None:
+            subscribe(self.partitions)
+        self.drift = drift = Drift(self, writes, beside, others.writes)
+        self.lasting = lasting = Lasting(self, writes, drift.suspect, others.units, others.fences)
+        self.where = Whereabouts(self, writes, others.places)
+        self.confinement = Confinement(self, writes, drift, lasting.fencing)
+        self.reservations = reservations = Reservations(
+            self, writes, self.confinement, drift, lifecycle, creates
+        )
+        self.owner_moves = OwnerMoves(self, reservations)
+        self.hotplug = Hotplug(
+            self, writes, mems, reservations, others.hardware, others.machine_events, others.displaced
+        )
+        self.watching = Watching(self, lifecycle, others.events)
+        self.launch = launch = Launch(
+            self,
+            writes,
+            lifecycle,
+            quotas,
+            mems,
+            reservations,
+            self.confinement,
+            drift,
+            lasting.fencing,
+            lasting.changed,
+        )
+        self.settler = Settler(self, launch, quotas, mems, lasting)
+        self.sync = Sync(
+            self,
+            launch,
+            Compared(
+                writes,
+                lifecycle,
+                creates,
+                self.sandboxes,
+                beside,
+                self.prescriptions,
+                self.hotplug,
+                self.watching,
+                self.where,
+                drift,
+                self.confinement,
+                quotas,
+                mems,
+                lasting,
+                self.owner_moves,
+                self.partitions,
+            ),
+        )
+
+    def _partitions(self, others: Ports) -> OwnersPartitions | None:
+        if others.partitions is None:
+            return None
+        from proxy.controller.partitions.owners import OwnersPartitions
+
+        return OwnersPartitions(self, others.partitions, others.partition_kind)
+
+    async def close(self, limit: float = CLOSE_S) -> None:
+        """Write what waits and end the workers, in so many seconds; one that is stuck is left behind.
+
+        The parts that take calls (``launch``, ``sync``, ``settler``) have workers of their own.
+        """
+        ending = Ending(limit, self.telemetry.warning)
+        await ending.step("stop listening to the runtime", self.watching.close(), JOIN_S)
+        self.hotplug.close()
+        await ending.step("end tasks", self.end_tasks())
+        await ending.step("write the ledger", self.journal.close(), limit, least=1.0)
+        await ending.step("take fences away", self.lasting.close())
+        workers = (self.recorder, self.kernel, self.scout, self.prescriptions, self.beside, self.mems)
+        closing = (asyncio.to_thread(part.close) for part in workers)
+        await ending.step("end the workers", asyncio.gather(*closing), limit)
+        await ending.step("stop looking at writes", self.drift.close())
+        if self.partitions is not None:
+            self.partitions.close()

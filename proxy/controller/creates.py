@@ -1,0 +1,107 @@
+"""Deciding creates, and taking the CPUs.
+
+The order of a create that gives CPUs away:
+
+    decide (the state already says that the CPUs are taken)
+    -> ledger: the placement, in flight
+    -> wait for calls in flight that carry wider sets (flights)
+    -> kernel: others leave the CPUs, read back
+    -> the request goes on; the runtime's id arrives -> ledger: the placement, for good
+
+Deciding is pure and done at once; everything that can block (ledger, kernel, runtime) is done by workers and
+awaited. A create that fails takes its container out of the state again (``lifecycle``), and the containers
+that had moved are moved back. Because every kernel write uses the newest state, plans of different pods need
+no lock between them. What is done when CPUs cannot be freed is in
+``proxy.engine.reservation``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from proxy.controller.bad_input import NOT_AS_ASKED
+from proxy.controller.context import NodeContext
+from proxy.controller.delegated_creates import Entrusted
+from proxy.controller.store import Follow
+from proxy.engine.create import Plan, place
+from proxy.model.defects import InputDefect
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Pod, Pool, Request
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+
+class Creates:
+    """Decides creates."""
+
+    def __init__(self, context: NodeContext, entrusted: Entrusted) -> None:
+        self._context = context
+        self._entrusted = entrusted
+
+    def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
+        """Decide a create and take the CPUs; ``reservations.create`` must follow for an owner."""
+        context = self._context
+        request, again = self._entrusted.back(pod, name, attempt, request)
+        token, began = context.token("call"), time.perf_counter()
+        plan = place(context.state, pod, name, attempt, request, token)
+        context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
+        if plan.problem or pod.defects or plan.container is None:
+            plan = self._judged(plan, pod, name)
+        if plan.container is None:
+            context.telemetry.count(metrics.CREATES_REFUSED)
+            if plan.explanation is not None:
+                context.history.note(context.wall(), plan.explanation)
+            why = plan.verdict.operator_message
+            context.telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
+            return plan
+        return self.take(plan, again=again)
+
+    def take(self, plan: Plan, *, again: bool = False) -> Plan:
+        """Have what a plan that admits says be so; ``again``: it was placed, and counted, before."""
+        context, container = self._context, plan.container
+        assert container is not None
+        # The reservation writes the containers that leave an owner's CPUs, and waits for that.
+        follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
+        context.store.change(plan.state, "container placed", follow=follow)
+        wanted = context.saved[container.id] = context.state.wanted(container)
+        self.remember(plan)
+        if not again:
+            context.telemetry.count(metrics.CREATES_PLACED)
+        self._log_placed(container, wanted)
+        return plan
+
+    def _log_placed(self, container: Container, wanted: CpuSet) -> None:
+        """Log a decision; one about a container that shares CPUs only for developers."""
+        placement, telemetry = container.placement, self._context.telemetry
+        if placement.pool is not Pool.OWN and not telemetry.verbose:
+            return
+        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        say("placed", **subject(container), cpus=wanted, mems=placement.mems, reason=placement.reasons[0])
+
+    def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
+        """Report what was wrong with what was asked, here and in the record."""
+        context = self._context
+        context.bad_input.judge(pod, plan)
+        words = plan.problem or plan.verdict.operator_message
+        context.bad_input.limited(pod, plan.limit, words, admitted=plan.verdict.admitted)
+        if not plan.problem:
+            return plan
+        if not isinstance(plan.problem, InputDefect):
+            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
+        why = plan.explanation
+        if why is None or plan.problem in pod.defects or any(plan.problem in told for told in why.reasons):
+            return plan
+        return dataclasses.replace(
+            plan, explanation=dataclasses.replace(why, reasons=(*why.reasons, plan.problem))
+        )
+
+    def remember(self, plan: Plan) -> None:
+        """Keep the record of a decision."""
+        context = self._context
+        assert plan.container is not None
+        if plan.explanation is not None:
+            context.history.note(context.wall(), plan.explanation, plan.container.id)
+        else:
+            wanted = context.state.wanted(plan.container)
+            context.history.note_simple(context.wall(), plan.container, wanted)

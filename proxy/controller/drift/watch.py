@@ -1,0 +1,207 @@
+"""Being told of writes to the cpusets of live containers, and having drift look into them.
+
+Each live container's group is watched; on cgroup v2 also those above it, whose sets bound what takes effect.
+Whether a write was ours is not asked: the value is compared, and one that is right costs a read. After
+something was told nothing more is taken for a moment, so that many writes cost one comparison, unless a
+container is confined (``proxy.controller.confinement``); and a group is
+not watched while a war is on about all that is below it (``wars``): then it is looked at by the clock.
+
+Where the kernel refuses to watch, comparisons on timers do it; that is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import TYPE_CHECKING
+
+from proxy.controller.context import NodeContext
+from proxy.model.errors import CgroupError
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from proxy.controller.drift.ports import Writes
+
+MOMENT_S = 0.02
+NOT_WATCHED = "cannot watch the writes to all cpusets: those not watched are compared periodically"
+
+
+class WriteWatch:
+    """Watches groups of containers.
+
+    Attributes:
+        writes: Who tells; nobody if None.
+        refused: Why some are not watched; empty where all are.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        suspect: Callable[[Iterable[str] | None], None],
+        fought: Callable[[], Container[str]],
+        writes: Writes | None = None,
+    ) -> None:
+        """Prepare; nothing is told before ``start``.
+
+        Args:
+            context: Whose containers.
+            suspect: Told which containers' sets may have been written; None for all.
+            fought: Gives ids of containers that a write conflict is about.
+            writes: Reports writes of the kernel; None where nothing does.
+        """
+        self._context = context
+        self._suspect = suspect
+        self._fought = fought
+        self._first: Callable[[Iterable[str]], bool] = lambda ids: False
+        self.writes = writes
+        self.refused = "the kernel does not tell of writes" if writes is None else ""
+        self._paths: dict[str, str] = {}
+        self._whom: dict[str, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._later: asyncio.TimerHandle | None = None
+
+    def report_first(self, written: Callable[[Iterable[str]], bool]) -> None:
+        """Report writes to a part before all else; it returns whether the next reports must not wait."""
+        self._first = written
+
+    # -- the kernel's worker ------------------------------------------------------------------------------
+
+    def arm(self, groups: Iterable[tuple[str, str]], *, again: bool = False) -> list[str]:
+        """Watch the groups of containers.
+
+        Args:
+            groups: Container ids with the paths of their groups.
+            again: Also those that are watched: their groups may be others by now.
+
+        Returns:
+            Ids of those that are watched from now on.
+        """
+        writes = self.writes
+        if writes is None or (self.refused and not again):
+            return []
+        self.refused, new = "", list[str]()
+        above: set[str] = set()
+        for container_id, path in groups:
+            known = self._paths.get(container_id) == path
+            if known and not again:
+                continue
+            if not known:
+                self._forget(container_id)
+            # Known before it is watched: what is told of a group that nobody knows is not watched any longer.
+            self._paths[container_id], self._whom[path] = path, container_id
+            try:
+                there = self._watch(writes, path, above)
+            except CgroupError as error:
+                self._forget(container_id)
+                self._refuse(error)
+                break
+            if not there:
+                self._forget(container_id)
+            elif not known:
+                new.append(container_id)
+        return new
+
+    def _watch(self, writes: Writes, path: str, above: set[str]) -> bool:
+        if not writes.watch(path):
+            return False
+        for group in self._bounds(path):
+            if group not in above:
+                above.add(group)
+                writes.watch(group)
+        return True
+
+    def _forget(self, container_id: str) -> str | None:
+        path = self._paths.pop(container_id, None)
+        if path is not None:
+            self._whom.pop(path, None)
+        return path
+
+    def _bounds(self, path: str) -> list[str]:
+        """Give the groups above one whose sets bound its own, without the root."""
+        if self._context.enforcer.cgroups.version == 1:
+            return []  # there a group cannot be narrowed below those in it
+        parts = path.split("/")
+        return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+    def _refuse(self, error: CgroupError) -> None:
+        self.refused = str(error)
+        period = self._context.options.reconcile_period
+        self._context.telemetry.problem(NOT_WATCHED, seconds=period / 2, err=error)
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen."""
+        if self.writes is not None and self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self.writes, self._told)
+
+    def _listen(self) -> None:
+        self._later = None
+        if self.writes is not None and self._loop is not None:
+            self._loop.add_reader(self.writes, self._told)
+
+    def _told(self) -> None:
+        """Something was written."""
+        writes, loop = self.writes, self._loop
+        if writes is None or loop is None:
+            return
+        told = writes.taken()
+        whose = None if told is None else self._whose(writes, told)
+        there = whose if whose is not None else self._context.flights.confined()
+        if not self._first(there):
+            loop.remove_reader(writes)
+            self._later = loop.call_later(MOMENT_S, self._listen)
+        if whose is None:
+            self._context.telemetry.count(metrics.CPUSET_WATCH_OVERFLOWS)
+        if whose is None or whose:
+            self._suspect(whose)
+
+    def _whose(self, writes: Writes, told: Collection[str]) -> list[str]:
+        """Give the containers whose sets a write to some groups may have changed."""
+        fought, whose = self._fought(), list[str]()
+        for group in told:
+            own = self._whom.get(group)
+            below = [own] if own is not None else [i for i, p in self._there() if p.startswith(f"{group}/")]
+            some = [container_id for container_id in below if container_id not in fought]
+            whose += some
+            if not some:
+                writes.unwatch(group)
+        return whose
+
+    def _there(self) -> list[tuple[str, str]]:
+        """Give who is watched, and where; another thread may add some meanwhile."""
+        return list(self._paths.items())
+
+    def drop(self, container_id: str) -> None:
+        """Stop watching a container's group; who arms it again begins anew."""
+        path = self._forget(container_id)
+        if path is not None and self.writes is not None:
+            self.writes.unwatch(path)
+
+    def keep(self, there: Collection[str]) -> None:
+        """Stop watching whoever is not there."""
+        for container_id in [i for i, _ in self._there() if i not in there]:
+            self.drop(container_id)
+        if self.writes is not None:
+            needed = {group for _, path in self._there() for group in (path, *self._bounds(path))}
+            for group in self.writes.watched() - needed:
+                self.writes.unwatch(group)
+
+    def covers(self, ids: Iterable[str]) -> bool:
+        """Tell whether all these containers are watched."""
+        return self.writes is not None and all(container_id in self._paths for container_id in ids)
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        return {"watched": len(self._paths), "not_watched": self.refused}
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._later is not None:
+            self._later.cancel()
+        writes, self.writes = self.writes, None
+        if writes is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(writes)
+            writes.close()

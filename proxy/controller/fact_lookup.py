@@ -1,0 +1,155 @@
+"""Finding out what the CRI does not carry, before a pod or a container is decided.
+
+What a pod's containers ask for, only kubelet knows; where devices are, kubelet or sysfs. Both are asked in
+worker threads, with deadlines of their own, and only where the answer can change a decision. Whatever cannot
+be had is done without: a decision is made from what is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from proxy.allocation.devices.hints import family
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.controller.ports import Given, Hardware, Kubelet
+from proxy.controller.worker import Worker
+from proxy.engine.node import Node
+from proxy.model.idset import Mask
+from proxy.model.options import Policy
+from proxy.model.workload import KubeQos, Near, Pod, Request
+
+THREADS = 4
+T = TypeVar("T")
+
+
+class Scout:
+    """Asks kubelet and sysfs."""
+
+    def __init__(
+        self, kubelet: Kubelet | None, hardware: Hardware | None, failed: Callable[[BaseException], None]
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            kubelet: What kubelet knows; None to ask nothing.
+            hardware: Where devices are; None where nobody tells.
+            failed: Told of faults of ours.
+        """
+        self._kubelet = kubelet
+        self._hardware = hardware
+        self._failed = failed
+        self.worker = Worker("scout", failed, THREADS)
+
+    def pod_matters(self, node: Node, pod: Pod) -> bool:
+        """Tell whether kubelet should be asked what a pod's containers ask for."""
+        kubelet = self._kubelet
+        if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
+            return False
+        if node.decides_pods and kubelet.knows_devices:
+            return True  # the containers' names are needed to ask for their devices
+        counts = node.static or node.memory is not None
+        return counts and pod.kube_qos is KubeQos.GUARANTEED
+
+    def devices_matter(self, node: Node, pod: Pod) -> bool:
+        """Tell whether the place of a container's devices can change what is decided for it."""
+        owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
+        return owns or node.policy is not Policy.NONE
+
+    def knows_devices(self, given: Given) -> bool:
+        """Tell whether there is somebody to ask where a container's devices are."""
+        known = self._kubelet is not None and self._kubelet.knows_devices
+        return known or (bool(given) and self._hardware is not None)
+
+    async def pod(self, pod: Pod) -> Pod:
+        """Ask what a pod's containers ask for; the pod as it is where nobody tells."""
+        return await self.worker.run(self._pod, pod)
+
+    async def devices(self, pod: Pod, name: str, given: Given, request: Request) -> Request:
+        """Ask where the devices of a container are."""
+        near = await self.worker.run(self._devices, pod, name, given)
+        return dataclasses.replace(request, devices=near) if near else request
+
+    async def pod_devices(self, pod: Pod, total: Request) -> Request:
+        """Ask where the devices of a whole pod are: kubelet gives them before it makes the sandbox."""
+        near = await self.worker.run(self._pod_devices, pod)
+        return dataclasses.replace(total, devices=near) if near else total
+
+    def _pod(self, pod: Pod) -> Pod:
+        assert self._kubelet is not None
+        kubelet = self._kubelet
+
+        def asked() -> Pod:
+            told = kubelet.asks(pod.uid, pod.namespace, pod.name)
+            if told is None:
+                return pod
+            asks, source = told
+            # What the cgroup parent says of its class is what the kernel will do with it.
+            guaranteed = asks.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
+            asks = dataclasses.replace(asks, uid=pod.key, guaranteed=guaranteed)
+            return dataclasses.replace(pod, asks=asks, source=source)
+
+        return self._try(asked, pod)
+
+    def _devices(self, pod: Pod, name: str, given: Given) -> tuple[Near, ...]:
+        if self._kubelet is not None and self._kubelet.knows_devices:
+            told = self._told(self._kubelet, pod, (name,))
+            if told:
+                return told
+        hardware = self._hardware
+        return self._try(lambda: hardware.near(given), ()) if given and hardware is not None else ()
+
+    def _pod_devices(self, pod: Pod) -> tuple[Near, ...]:
+        if self._kubelet is None or not self._kubelet.knows_devices or pod.asks is None:
+            return ()
+        return self._told(self._kubelet, pod, [ask.name for ask in pod.asks.containers])
+
+    def _told(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[Near, ...]:
+        """Ask kubelet for the devices of some containers of a pod."""
+
+        def asked() -> tuple[Near, ...]:
+            found: list[Near] = []
+            for name in names:
+                found += kubelet.devices(pod.namespace, pod.name, name) or ()
+            return measured(tuple(found), kubelet.allocatable()) if found else ()
+
+        return self._try(asked, ())
+
+    def _try(self, ask: Callable[[], T], otherwise: T) -> T:
+        """Ask; a fault of ours in there is told, and costs a decision no more than the answer."""
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001  a decision is made from what is known
+            self._failed(error)
+            return otherwise
+
+    def close(self) -> None:
+        """End the threads and what they hold open."""
+        self.worker.close()
+        if self._kubelet is not None:
+            self._kubelet.close()
+
+
+def measured(near: tuple[Near, ...], there: Mapping[str, Mapping[str, Mask | None]]) -> tuple[Near, ...]:
+    """Say of devices on how few nodes as many of their kind could lie.
+
+    See kubernetes v1.36 pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints.
+
+    Args:
+        near: What a container, or a pod, was given.
+        there: All devices: resource to id to NUMA nodes.
+    """
+    counts = Counter(device.resource for device in near)
+    least: dict[str, int] = {}
+    for resource, count in counts.items():
+        devices = {i: RegisteredDevice(i, nodes) for i, nodes in there.get(resource, {}).items()}
+        nodes = Mask.from_bits(
+            functools.reduce(operator.or_, (d.nodes.bits for d in devices.values() if d.nodes), 0)
+        )
+        if len(devices) >= count and nodes:
+            least[resource] = family(devices, count, nodes, frozenset(devices)).size
+    return tuple(dataclasses.replace(device, least=least.get(device.resource, 0)) for device in near)

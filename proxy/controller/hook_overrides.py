@@ -1,0 +1,95 @@
+"""What hooks want of containers, done: in the state, in the ledger, in the kernel and at the runtime.
+
+What can be done at all is decided in ``proxy.engine.narrowing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from proxy.controller.context import NodeContext
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.observer import Change, Onlooker
+from proxy.engine.admit import EVENT
+from proxy.engine.explain_record import explain
+from proxy.engine.narrowing import Narrowing, lost, narrowed, within_its_own
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase, Pod, Request, Verdict
+from proxy.telemetry.port import subject
+
+
+class HookOverrides(Onlooker):
+    """Does what hooks want of containers, and reports where nothing of it is in effect."""
+
+    def __init__(self, context: NodeContext, writes: KernelWrites) -> None:
+        self._context = context
+        self._writes = writes
+
+    def changed(self, change: Change) -> None:
+        """See ``Onlooker``."""
+        rules_differ = change.before.node is not change.after.node
+        self._report_lost(change.after.containers if rules_differ else change.shrink)
+
+    def narrow(self, container_id: str, wish: Narrowing, seen: CpuSet | None = None) -> str:
+        """Narrow a container as hooks want it, from now on.
+
+        Args:
+            container_id: Its id, or the token of its create.
+            wish: What hooks want.
+            seen: See ``engine.narrowing.narrowed``.
+
+        Returns:
+            What cannot be done, in words; empty where all is.
+        """
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED:
+            return f"cannot narrow container {container_id} by hook {wish.by}: it is not there"
+        new, problem = narrowed(context.state, container, wish, seen)
+        if new is container:
+            return problem
+        # A container that is being created is recorded when the runtime has named it.
+        records = {f"c/{container_id}": new} if new.phase is not Phase.CREATING else {}
+        context.store.change(
+            context.state.changed(put=(new,)), "container narrowed by a hook", records=records
+        )
+        fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
+        context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
+        if new.phase is not Phase.CREATING:
+            self._writes.later([container_id])
+        context.store.notify(Onlooker.given, new)
+        return problem
+
+    def refused_pod(self, pod: Pod, message: str) -> None:
+        """Remember that hooks have refused a pod's sandbox, for who asks why; nothing was decided for it."""
+        context = self._context
+        verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
+        context.history.note(context.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
+
+    def take_back(self) -> None:
+        """Take back CPUs with owners that hooks gave away while the configuration let them."""
+        context = self._context
+        there = context.state.containers.values()
+        inside = [within_its_own(container) for container in there if container.placement.beyond]
+        if not inside:
+            return
+        records = {f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}": c for c in inside}
+        context.store.change(context.state.changed(put=inside), "hooks.ownedCPUs is false", records=records)
+        for container in inside:
+            context.telemetry.event(
+                "took back CPUs that a hook gave: hooks.ownedCPUs is false", **subject(container)
+            )
+        self._report_lost([container.id for container in inside])
+
+    def _report_lost(self, ids: Iterable[str]) -> None:
+        """Report which of some containers have nothing left of what hooks have narrowed them to."""
+        context = self._context
+        for container_id in ids:
+            container = context.state.containers.get(container_id)
+            if container is not None and (words := lost(context.state, container)):
+                context.telemetry.problem(
+                    "cannot keep a container narrowed as hooks ask: it has all that it has without hooks",
+                    **subject(container),
+                    reason=words,
+                )

@@ -1,0 +1,139 @@
+"""Following what is prescribed for the node while it runs: the Node object, kubelet, our configuration.
+
+It is looked at in each comparison, the Node object in a worker. What has changed is put into force at once,
+without moving owners (``proxy.engine.node_policy``). What cannot be applied is reported; the old value stays
+in effect, and
+it is tried again each time, since owners come and go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from proxy.controller.context import NodeContext
+from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.worker import Worker
+from proxy.engine.node import Node
+from proxy.engine.node_policy import NodePolicy, PolicyValue, apply_node_policy, read_node_policy
+from proxy.model.idset import CpuSet
+from proxy.model.node_object import NodeMeta
+from proxy.model.options import TopologyOptions
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from proxy.controller.ports import NodeObject
+
+
+class Prescriptions:
+    """Keeps a keeper's rules as they are prescribed.
+
+    Attributes:
+        meta: What the Node object said last; None where there is none, or it could never be read.
+        told: What is in force.
+        kept: CPUs that a takeover keeps back besides, because kubelet did.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        beside: BesideKubelet,
+        configured: Node,
+        source: NodeObject | None = None,
+        options: TopologyOptions | None = None,
+    ) -> None:
+        """Begin with our configuration alone.
+
+        Args:
+            context: Whose rules.
+            beside: Knows what kubelet's CPU manager keeps.
+            configured: The node as our configuration has it.
+            source: Where the Node object is; None for none.
+            options: Of the topology manager, as our configuration has them.
+        """
+        self._context = context
+        self._beside = beside
+        self._configured = configured
+        self._source = source
+        self._options = options or TopologyOptions()
+        self.meta: NodeMeta | None = None
+        self.kept = CpuSet()
+        self.told: NodePolicy = read_node_policy(configured, configured.machine, None, None)
+
+    async def follow(self, worker: Worker) -> None:
+        """Read the Node object in a worker, and put into force what is prescribed."""
+        try:
+            if self._source is not None:
+                self.meta = await worker.run(self._source.read)
+            self.put_into_force()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
+            self._context.broken(error)
+
+    def put_into_force(self) -> None:
+        """Have the state follow what is prescribed, by what is known."""
+        context, before = self._context, self._context.state
+        machine = before.node.machine
+        told = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
+        done = apply_node_policy(before, told, self.told, self._options)
+        old, self.told = self.told.named(), done.policy
+        context.store.change(done.state, "node rules changed")
+        for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
+            if words:
+                context.telemetry.problem("cannot follow a setting of the Node object", reason=words)
+        if done.state is before:
+            return
+        context.telemetry.count(metrics.NODE_POLICY_CHANGES)
+        new = [
+            f"{name} {shown(value.value) or 'none'} ({value.source})"
+            for name, value in done.policy.named().items()
+            if value.value != old[name].value
+        ]
+        context.telemetry.event("the policy of the node changed", values=", ".join(new))
+
+    def _with_kept(self, told: NodePolicy) -> NodePolicy:
+        reserved = told.reserved
+        if self.kept <= reserved.value:
+            return told
+        words = f"{reserved.source}, and the takeover from kubelet"
+        return dataclasses.replace(
+            told, reserved=PolicyValue(reserved.value | self.kept, words, reserved.problem)
+        )
+
+    def _unread(self) -> list[str]:
+        """Say what of the Node object could not be read."""
+        if self._source is None:
+            return []
+        inside = self.meta.problems if self.meta is not None else ()
+        return [self._source.problem, *(f"{self._source.source}: {words}" for words in inside)]
+
+    def page(self) -> dict[str, object]:
+        """Give all values, who says each, and what is wrong with what others say, as plain data."""
+        source = self._source
+        return {
+            "nodeObject": "" if source is None else source.source,
+            "read": self.meta is not None,
+            "problem": "" if source is None else source.problem,
+            "values": [
+                {
+                    "name": name,
+                    "value": value.value if isinstance(value.value, bool) else shown(value.value),
+                    "source": value.source,
+                    "problem": value.problem,
+                }
+                for name, value in self.told.named().items()
+            ],
+        }
+
+    def close(self) -> None:
+        """Close the source of the Node object."""
+        if self._source is not None:
+            self._source.close()
+
+
+def shown(value: object) -> str:
+    """Write a value for people; nothing for what is empty."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {ratio:g}" for name, ratio in sorted(value.items()))
+    return str(value)

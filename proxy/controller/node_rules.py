@@ -1,0 +1,52 @@
+"""From the configuration and the machine to the rules of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.allocation.cpu_policy import CpuPolicy
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy, MemoryNodes
+from proxy.engine.node import Node
+from proxy.model.machine import Machine
+
+
+def node_of(
+    config: Config, machine: Machine, devices: Mapping[str, Mapping[str, RegisteredDevice]] | None = None
+) -> Node:
+    """Make the rules of a node; configuration and machine have been held against each other before.
+
+    Args:
+        config: The configuration.
+        machine: The hardware.
+        devices: Devices that we give out ourselves, as a rehearsal does: resource to id to device.
+    """
+    topology = CpuTopology.of(machine)
+    options = config.cpu_manager_policy_options
+    named, amount = config.reserved_system_cpus, config.reserved_cpu_amount
+    # The amount is turned into CPUs once: they stay the same when others go offline.
+    reserved = named or CpuPolicy.of(topology, options, amount=amount).reserved
+    return Node(
+        machine,
+        topology,
+        static=config.cpu_manager_policy is CpuManagerPolicy.STATIC,
+        reserved=reserved,
+        follow_mems=config.memory_nodes is MemoryNodes.FOLLOW,
+        policy=config.topology_manager_policy,
+        scope=config.topology_manager_scope,
+        options=options,
+        closest=config.topology_manager_policy_options.prefer_closest_numa_nodes,
+        reserved_memory=(
+            config.reserved_memory if config.memory_manager_policy is MemoryManagerPolicy.STATIC else None
+        ),
+        devices=devices or {},
+        reservation=config.koordinator.reserved_cpus,
+        system=config.koordinator.system_cpus,
+        system_alone=config.koordinator.system_exclusive,
+        bind=config.koordinator.bind_policy,
+        strategy=config.koordinator.strategy,
+        keep_quota=config.koordinator.keep_quota,
+        be_cpuset=config.koordinator.be_cpuset,
+        admission=config.admission.rules,
+    )

@@ -1,0 +1,422 @@
+"""Keeping the state true to the runtime and to the kernel.
+
+One pass lists what the runtime has and compares: containers that we do not know are taken in (made behind our
+back, or before we came), those that have exited or vanished give their CPUs back, creates whose answer was
+lost are resolved, and every live container's kernel value is compared with what it should be. The first pass
+after a start is the recovery: until it is done, calls that need a decision wait. Passes run on a timer, soon
+after something odd was seen, and as soon as a runtime that was gone is back.
+
+Where the runtime tells of ends by itself (``watching``), passes find them done already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.controller.adoption import PHASES, Adoption
+from proxy.controller.cgroup_locator import Whereabouts
+from proxy.controller.codec import load_container, load_pod
+from proxy.controller.confinement import Confinement
+from proxy.controller.context import NodeContext
+from proxy.controller.cpuset_mems import MemoryNodes
+from proxy.controller.creates import Creates
+from proxy.controller.drift.detection import Drift
+from proxy.controller.enforce import Enforced
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.lifecycle import Lifecycle
+from proxy.controller.listing import Listing, listed
+from proxy.controller.machine.hotplug import Hotplug
+from proxy.controller.node_policy_sync import Prescriptions
+from proxy.controller.observer import Onlooker
+from proxy.controller.owner_moves import OwnerMoves
+from proxy.controller.quotas.quotas import Quotas
+from proxy.controller.runtime_events import Watching
+from proxy.controller.sandboxes import Sandboxes
+from proxy.controller.start_update import Launch
+from proxy.controller.systemd.unit_properties import Lasting
+from proxy.controller.time_slices import Turns
+from proxy.controller.worker import Worker
+from proxy.controller.worker_health import STUCK_S
+from proxy.engine.adoption import overcommitted_memory, with_unrecorded_grants
+from proxy.engine.state import NodeState
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Container, Phase, Pod
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.controller.partitions.owners import OwnersPartitions
+
+GRACE_S = 2.0
+"""How long a create whose answer was lost may still turn up in the runtime's list."""
+ALSO_S = 30.0
+"""How long what a pass does besides may take."""
+GAP_S = 0.2
+AGAIN = Backoff(0.05, 1.0)
+"""Seconds before the next pass after one that failed."""
+AT_ONCE = 64
+"""Containers that are removed without a turn of the loop."""
+MANY = 5
+"""More of a kind are not named one by one."""
+
+
+NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
+UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a pass compares and keeps in step, part by part."""
+
+    writes: KernelWrites
+    lifecycle: Lifecycle
+    creates: Creates
+    sandboxes: Sandboxes
+    beside: BesideKubelet
+    prescriptions: Prescriptions
+    hotplug: Hotplug
+    watching: Watching
+    where: Whereabouts
+    drift: Drift
+    confinement: Confinement
+    quotas: Quotas
+    mems: MemoryNodes
+    lasting: Lasting
+    owner_moves: OwnerMoves
+    partitions: OwnersPartitions | None = None
+
+
+class Sync:
+    """Compares, repairs, and remembers how the runtime is."""
+
+    def __init__(self, context: NodeContext, launch: Launch, parts: Compared) -> None:
+        """Compare nothing yet.
+
+        Args:
+            context: Whose state it is.
+            launch: Knows which calls are in flight.
+            parts: What a pass compares and keeps in step.
+        """
+        self._context = context
+        self._parts = parts
+        self._launch = launch
+        self._worker = Worker("sync", context.broken)
+        context.health.watch(self._worker)
+        self.adoption = Adoption(
+            context, parts.creates, parts.beside, parts.watching, self._worker, launch.lookups
+        )
+        self._comparing: asyncio.Future[Enforced] | None = None
+        self.connected = False
+        self._waits = False  # somebody was told that the runtime is not there
+        self.runtime_version = ""
+
+    def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Load what the ledger holds; the first pass then compares it with what is there."""
+        for _ in self.recovering(entries):
+            pass
+
+    def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
+        """Do what ``recover`` does, in steps; the keeper must not be used before the last of them."""
+        context = self._context
+        self._parts.quotas.load(entries)
+        if self._parts.partitions is not None:
+            self._parts.partitions.load(entries)
+        node = context.state.node
+        pods, containers = list[Pod](), list[Container]()
+        yield from self._recorded(entries, pods, containers)
+        holds = self._parts.owner_moves.recover(entries, containers)
+        after = with_unrecorded_grants(NodeState.of(node, pods, containers, holds=holds))
+        context.store.change(after, "ledger read")
+        yield
+        yield from self._launch.suspect()
+        for resource, (promised, there) in overcommitted_memory(context.state).items():
+            context.telemetry.problem(
+                "cannot count all memory of the running containers: they were promised more than there is",
+                resource=resource,
+                promisedMiB=promised >> 20,
+                availableMiB=there >> 20,
+            )
+        for container in context.state.containers.values():
+            context.history.note_simple(context.wall(), container, context.state.wanted(container))
+            yield
+        self._parts.where.recall()
+
+    def _recorded(
+        self, entries: Mapping[str, Mapping[str, object]], pods: list[Pod], containers: list[Container]
+    ) -> Iterator[None]:
+        """Read the ledger's records into two lists, in steps, and report which cannot be used."""
+        context, bounds = self._context, self._context.state.node.machine.bounds
+        for key, value in entries.items():
+            yield
+            if key.startswith("p/"):
+                if (pod := load_pod(value, bounds)) is not None:
+                    context.bad_input.see(pod)
+                    pods.append(pod)
+                    continue
+            elif key.startswith(("c/", "i/")):
+                if (container := load_container(value, bounds)) is not None:
+                    containers.append(container)
+                    if key.startswith("i/"):
+                        context.lost[container.id] = context.clock()
+                    continue
+            else:
+                continue
+            context.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
+
+    async def run(self) -> None:
+        """Compare for ever."""
+        context = self._context
+        self._parts.hotplug.start()
+        self._parts.watching.start()
+        self._parts.drift.start()
+        again = RetryDelays(AGAIN)
+        while True:
+            wait = context.options.reconcile_period
+            try:
+                await self.once()
+                again.reset()
+            except Exception as error:  # noqa: BLE001  whatever it is, the next pass must come
+                self._failed(error)
+                wait = min(wait, again.next())
+            if context.lost or context.flights.strays():
+                wait = min(wait, GRACE_S)
+            try:
+                # Not wait_for: in Python 3.11 it may swallow a cancellation.
+                async with asyncio.timeout(wait):
+                    await context.attention.wait()
+                await asyncio.sleep(GAP_S)
+            except TimeoutError:
+                pass
+            context.attention.clear()
+
+    def _in_step(self) -> None:
+        """All running containers are known: what was put off is done."""
+        self._parts.writes.in_step()
+        self._parts.owner_moves.resume()
+
+    def _failed(self, error: Exception) -> None:
+        context = self._context
+        if isinstance(error, UnavailableError):
+            if not self._waits:
+                context.telemetry.warning("cannot reach the runtime", err=error)
+            self.connected, self._waits = False, True
+        elif isinstance(error, RuntimeCallError):
+            context.telemetry.problem("cannot reconcile with the runtime", err=error)
+            if error.code == GrpcStatus.UNIMPLEMENTED:
+                self._in_step()  # there is nothing to wait for
+        else:
+            context.broken(error)
+
+    async def once(self) -> None:
+        """Make one pass.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime did not answer, or not well.
+        """
+        context = self._context
+        began, asked = context.news.number, context.clock()
+        known = set(context.state.containers)
+        known_pods = set(context.state.pods)
+        if not self.connected:
+            self.runtime_version = await self._worker.run(context.runtime.version)
+            await self._parts.where.ask_driver(self._worker)
+        await self._parts.hotplug.look()
+        await self._parts.beside.refresh(self._worker)
+        await self._parts.prescriptions.follow(self._worker)
+        listing = self._parts.watching.corrected(await self._worker.run(listed, context.runtime))
+        self.connected, self._waits = True, False
+        turns = Turns()
+        self._resolve(listing, began)
+        await self._compare(listing, known, known_pods, began, asked, turns)
+        await turns.turn()
+        new = [c for c in listing.containers.values() if c.id not in context.state.containers]
+        ours = {
+            (c.pod.sandbox_id, c.name) for c in context.state.containers.values() if c.phase is Phase.CREATING
+        }
+        foreign = [
+            c
+            for c in new
+            if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours and not listing.is_dead(c)
+        ]
+        await self.adoption.adopt(foreign, listing, began)
+        await turns.now()
+        if not context.synced.is_set():
+            await turns.through(self._launch.suspect())
+        await turns.turn()
+        self._parts.watching.caught_up()
+        if not listing.unread_pods and not listing.unread_containers:
+            context.store.notify(Onlooker.listed, listing.pods, listing.containers, began)
+        if context.store.mode.enforces:
+            await self._parts.confinement.recall()
+            await self._repair(listing, began)
+        context.telemetry.count(metrics.RECONCILES)
+        if not context.synced.is_set():
+            self._in_step()
+            self._settle_all()
+            context.telemetry.event(
+                "in step with the runtime",
+                runtime=self.runtime_version,
+                containers=len(context.state.containers),
+                owners=len(context.state.owners),
+                sharedPool=context.state.pools.shared,
+            )
+
+    def _settle_all(self) -> None:
+        """Have everybody settled once: what was saved and set before we came may be older than the kernel."""
+        context = self._context
+        running = [c.id for c in context.state.containers.values() if c.phase is Phase.RUNNING]
+        context.unsettled.update(dict.fromkeys(running))
+        context.to_settle.set()
+        self._parts.lasting.changed(running)
+
+    async def _repair(self, listing: Listing, began: int) -> None:
+        """Have the kernel hold what it should, everywhere."""
+        context = self._context
+        done = await self._compared()
+        if done is None:
+            return
+        context.report_errors(done)
+        self._parts.writes.moved(done, look_again=False)
+        running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
+        found = await self._parts.where.find(running, self._worker)
+        await self._parts.writes.follow(found)
+        self._say_lost([i for i in done.lost if i not in found], listing, began)
+        await self._also(self._parts.quotas.once())
+        await self._also(self._parts.mems.once())
+        if self._parts.partitions is not None:
+            await self._also(self._parts.partitions.once())
+
+    async def _compared(self) -> Enforced | None:
+        """Have the kernel compared; None where that takes too long: then the next pass has what came of it.
+
+        A pass does not wait for a kernel that does not answer: what the runtime tells is what calls wait for
+        after a start.
+        """
+        late, self._comparing = self._comparing, None
+        comparing = late or asyncio.ensure_future(self._parts.drift.compare_all())
+        await asyncio.wait((comparing,), timeout=STUCK_S)
+        if not comparing.done():
+            self._comparing = comparing
+            self._context.telemetry.problem("cannot compare with the kernel in time", seconds=STUCK_S)
+            return None
+        return comparing.result()
+
+    async def _also(self, work: Awaitable[None]) -> None:
+        """Do what a pass does besides: a fault in it must not keep the node from being in step."""
+        try:
+            async with asyncio.timeout(ALSO_S):
+                await work
+        except TimeoutError:
+            self._context.telemetry.problem("cannot compare everything in time", seconds=ALSO_S)
+        except Exception as error:  # noqa: BLE001  see above
+            self._context.broken(error)
+
+    def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
+        """Tell who runs, by the runtime's word, and has no cgroup that we could write (in a VM, say)."""
+        context = self._context
+        lost: list[Container] = []
+        for container_id in ids:
+            container, seen = context.state.containers.get(container_id), listing.containers.get(container_id)
+            runs = seen is not None and seen.state == "RUNNING" and context.news.none(container_id, began)
+            if container is not None and runs:
+                lost.append(container)
+        if len(lost) > MANY:
+            context.telemetry.problem(
+                "cannot find the cgroups of many containers: their CPUs are not controlled"
+            )
+            lost = [min(lost, key=lambda c: c.ref)]
+        for container in lost:
+            why = self._parts.where.why.get(container.id)
+            context.telemetry.problem(NO_CGROUP, **subject(container), err=why)
+
+    # -- parts of a pass ----------------------------------------------------------------------------------
+
+    def _resolve(self, listing: Listing, began: int) -> None:
+        """Find out what became of creates whose answer was lost."""
+        context = self._context
+        there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
+        for token, since in list(context.lost.items()):
+            container = context.state.containers.get(token)
+            if container is None:
+                del context.lost[token]
+                continue
+            found = there.get((container.pod.sandbox_id, container.name, container.attempt))
+            if found is not None and not context.news.none(found, began):
+                continue  # it may have been removed since: the next list decides
+            if found is not None and found not in context.state.containers:
+                del context.lost[token]
+                self._parts.lifecycle.created(token, found)
+            elif listing.unread_containers:
+                continue  # it may be one of those
+            elif context.clock() - since > GRACE_S or self._is_over(container, listing):
+                self._parts.lifecycle.failed(token)
+
+    def _is_over(self, container: Container, listing: Listing) -> bool:
+        """Tell whether a create that the ledger has from before a crash can come to nothing any more.
+
+        A list that is made later may be older than a create's sandbox.
+        """
+        sandbox_id = container.pod.sandbox_id
+        pod = listing.pods.get(sandbox_id)
+        over = listing.lacks_pod(sandbox_id) if pod is None else not pod.ready
+        return not self._context.synced.is_set() and over
+
+    async def _compare(
+        self,
+        listing: Listing,
+        known: set[str],
+        known_pods: set[str],
+        began: int,
+        asked: float,
+        turns: Turns,
+    ) -> None:
+        """Let our phases follow the list, with turns of the loop in between.
+
+        A list is old when it arrives: it says nothing about containers to which something happened since it
+        was asked for, and only what was known then can have vanished.
+        """
+        context = self._context
+        phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
+
+        def told(container_id: str) -> Phase | None:
+            return phases.get(container_id) if context.news.none(container_id, began) else None
+
+        await turns.through(self._launch.end_strays(told, asked))
+        absent = [i for i in known if listing.lacks_container(i)]
+        for at in range(0, len(absent), AT_ONCE):
+            there = context.state.containers
+            some = [i for i in absent[at : at + AT_ONCE] if i in there]
+            self._parts.lifecycle.removed([i for i in some if there[i].phase is not Phase.CREATING])
+            await turns.turn()
+        for container_id, phase in phases.items():
+            await turns.turn()
+            ours = context.state.containers.get(container_id)
+            if ours is None or not context.news.none(container_id, began) or context.flights.of(container_id):
+                continue
+            if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
+                self._parts.lifecycle.removed(
+                    [container_id]
+                )  # it lives after all: taken in as one that we do not know
+                context.news.forget(container_id)
+            elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
+                self._parts.lifecycle.phase(container_id, phase)
+        # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.
+        alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
+        for sandbox_id in known_pods - self._parts.sandboxes.arriving:
+            await turns.turn()
+            pod = listing.pods.get(sandbox_id)
+            if pod is None:
+                if listing.lacks_pod(sandbox_id):
+                    self._parts.sandboxes.missing(sandbox_id, listing.pods.values())
+            elif not pod.ready and sandbox_id not in alive:
+                self._parts.sandboxes.stopped(sandbox_id)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()

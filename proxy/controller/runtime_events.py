@@ -1,0 +1,282 @@
+"""Ends that the runtime tells of by itself: CPUs are back at once instead of at the next comparison.
+
+One thread reads the runtime's events and puts them into a bounded queue; the loop takes some at a time. What
+an event means:
+
+- exit of a container that we know: it has exited. That is final: the CRI never starts a container twice. Its
+  CPUs go back to the pools, and the kernel follows.
+- exit of a sandbox's own process: a comparison, where something in it is left to be freed.
+- start of somebody unknown, deletion of somebody known: mostly the other half of a call on its way through
+  us, whose answer comes in a moment. So they wait for a moment; who is still in doubt then is looked up, all
+  of them by one comparison.
+- exit of somebody unknown: he holds nothing. He may be about to be known (the answer to his create was lost,
+  or a comparison is just taking him in), so exits are remembered, and each comparison ends with them.
+
+An event is faster than the runtime's own books: a list that is asked for after it may still say "running".
+Such a list must not bring a container back to life, so lists are corrected by the exits that are remembered;
+after a while the list is right.
+
+What happened before somebody listened is told to nobody, and a queue that overflows loses something. After
+both a comparison is asked for, and the comparisons on the timer stay what holds if all this fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from proxy.controller.context import NodeContext
+from proxy.controller.lifecycle import Lifecycle
+from proxy.controller.runtime_ports import Events, RuntimeEvent
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.controller.listing import Listing
+
+QUEUE_LIMIT = 1024
+"""Events that may wait for the loop; more are forgotten, and everything is compared instead."""
+AT_ONCE = 16
+"""Events that are handled before others get their turn."""
+MOMENT_S, LATER_S = 0.5, 3.0
+"""How long a call's answer may come after its event; the second where doubts led to a comparison just now."""
+DOUBTS_LIMIT = 256
+BEHIND_S = 60.0
+"""How long the runtime's list may be behind its events."""
+EXITS_LIMIT = 2048
+PAUSES = Backoff(0.1, 2.0, steady=10.0)
+"""Seconds before listening again after the runtime went."""
+REFUSED_S, NOT_OFFERED_S = 30.0, 300.0
+"""The same after a refusal, and where the runtime has no events."""
+JOIN_S = 2.0
+
+
+class Hearing(Enum):
+    """How the runtime's events reach us."""
+
+    OFF = "off"
+    WAITING = "waiting"
+    CONNECTED = "connected"
+    NOT_OFFERED = "not offered"
+
+
+class Watching:
+    """Listens to the runtime, and tells the keeper."""
+
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
+        """Prepare; nobody listens before ``run``.
+
+        Args:
+            context: The node.
+            lifecycle: Is told which containers have exited.
+            events: The runtime's side; None where nobody listens.
+        """
+        self._context = context
+        self._lifecycle = lifecycle
+        self._events = events
+        if events is not None:
+            events.unread = self.missed
+        self.hearing = Hearing.OFF if events is None else Hearing.WAITING
+        self._queue: deque[RuntimeEvent | Hearing] = deque()
+        self._lock = threading.Lock()
+        self._woken = self._overflown = False
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop = asyncio.get_running_loop()
+        self._exits: dict[str, float] = {}
+        self._doubts: dict[str, RuntimeEvent] = {}
+        self._doubtful: asyncio.TimerHandle | None = None
+        self._crowd = False  # more are in doubt than are remembered
+        self._asked = float("-inf")
+
+    # -- the thread ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen."""
+        if self._events is not None and self._thread is None:
+            self._thread = threading.Thread(
+                target=self._listen, args=(self._events,), name="events", daemon=True
+            )
+            self._thread.start()
+
+    def _listen(self, events: Events) -> None:
+        """Listen for ever; runs in the thread."""
+        pauses = RetryDelays(PAUSES)
+        while not self._closing.is_set():
+            began = self._context.clock()
+            refused = self._hear_out(events)
+            pause = pauses.next(self._context.clock() - began)
+            self._closing.wait(refused or pause)
+
+    def _hear_out(self, events: Events) -> float:
+        """Listen until the stream ends.
+
+        Returns:
+            Seconds for which there is no use in trying again; 0 where it may work soon.
+        """
+        try:
+            stream = events.listen()
+            self._put(Hearing.CONNECTED)
+            for event in stream:
+                self._put(event)
+        except UnavailableError:
+            pass  # who compares says that the runtime is away
+        except RuntimeCallError as error:
+            if error.code == GrpcStatus.UNIMPLEMENTED:
+                self._put(Hearing.NOT_OFFERED)
+                return NOT_OFFERED_S
+            self._put(Hearing.WAITING)
+            self._context.telemetry.problem("cannot receive the runtime's events", err=error)
+            return REFUSED_S
+        except Exception as error:  # noqa: BLE001  whatever it is, the comparisons go on
+            self._put(Hearing.WAITING)
+            self._context.broken(error)
+            return REFUSED_S
+        self._put(Hearing.WAITING)
+        return 0
+
+    def missed(self, what: str) -> None:
+        """Note an event that cannot be read, and have everything compared instead; called from the thread."""
+        self._context.unreadable(what)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._context.attention.set)
+
+    def _put(self, what: RuntimeEvent | Hearing) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            if len(self._queue) >= QUEUE_LIMIT and isinstance(what, RuntimeEvent):
+                self._overflown = True
+                return
+            self._queue.append(what)
+            if self._woken:
+                return
+            self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._take)
+        except RuntimeError:  # the loop is closed
+            self._closing.set()
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Handle what waits, a little at a time: calls of clients go on in between."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            some = [self._queue.popleft() for _ in range(min(AT_ONCE, len(self._queue)))]
+            more = self._woken = bool(self._queue)
+            overflown, self._overflown = self._overflown, False
+        if more:
+            self._loop.call_soon(self._take)
+        if overflown:
+            self._context.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
+            self._context.attention.set()
+        for what in some:
+            try:
+                if isinstance(what, Hearing):
+                    self._hear(what)
+                else:
+                    self._handle(what)
+            except Exception as error:  # noqa: BLE001  one event must not cost the others
+                self._context.broken(error)
+                self._context.attention.set()
+
+    def _hear(self, now: Hearing) -> None:
+        context = self._context
+        if now is Hearing.CONNECTED:
+            context.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
+            context.attention.set()  # what happened before was told to nobody
+        if now is not self.hearing:
+            self.hearing = now
+            context.telemetry.debug("the runtime's event stream changed", state=now.value)
+
+    def _handle(self, event: RuntimeEvent) -> None:
+        who, state = event.container_id, self._context.state
+        if event.kind == "exit" and who not in state.pods:
+            self._exits.pop(who, None)
+            self._exits[who] = self._context.clock()
+            if len(self._exits) > EXITS_LIMIT:
+                del self._exits[next(iter(self._exits))]
+            self._exited(who)
+        elif self._is_odd(event):
+            self._doubt(event)
+
+    def _exited(self, container_id: str) -> None:
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is not None and container.phase is not Phase.EXITED:
+            context.telemetry.count(metrics.EXITS_BY_EVENT)
+            context.telemetry.debug("the runtime reported that a container exited", **subject(container))
+            self._lifecycle.phase(container_id, Phase.EXITED)
+
+    def _is_odd(self, event: RuntimeEvent) -> bool:
+        """Tell whether an event says something else than the state, as it is now."""
+        who, state = event.container_id, self._context.state
+        if event.kind == "exit":
+            pod = state.pods.get(who)
+            live = any(c.phase is not Phase.EXITED for c in state.in_sandbox(who))
+            return pod is not None and (live or pod.aside is not None)
+        known = who in state.containers or who in state.pods
+        return known if event.kind == "delete" else not known
+
+    def _doubt(self, event: RuntimeEvent) -> None:
+        if len(self._doubts) < DOUBTS_LIMIT:
+            self._doubts[event.container_id] = event
+        else:
+            self._crowd = True
+        if self._doubtful is None:
+            lately = self._loop.time() - self._asked < LATER_S
+            self._doubtful = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
+
+    def _resolve(self) -> None:
+        """A moment has passed: who is still in doubt?"""
+        self._doubtful = None
+        doubts, self._doubts = self._doubts, {}
+        crowd, self._crowd = self._crowd, False
+        if crowd or any(self._is_odd(event) for event in doubts.values()):
+            self._asked = self._loop.time()
+            self._context.attention.set()
+
+    # -- for the comparison -------------------------------------------------------------------------------
+
+    def corrected(self, listing: Listing) -> Listing:
+        """Give a list in which nobody runs of whom an event has told that he has exited."""
+        oldest = self._context.clock() - BEHIND_S
+        while self._exits and next(iter(self._exits.values())) < oldest:
+            del self._exits[next(iter(self._exits))]
+        late = [
+            c for i in self._exits if (c := listing.containers.get(i)) is not None and c.state != "EXITED"
+        ]
+        if not late:
+            return listing
+        ended = {c.id: dataclasses.replace(c, state="EXITED") for c in late}
+        return dataclasses.replace(listing, containers={**listing.containers, **ended})
+
+    def caught_up(self) -> None:
+        """A comparison has brought in who was unknown: those who had exited already have exited."""
+        for container_id in self._exits:
+            self._exited(container_id)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Listen no more."""
+        with self._lock:
+            self._closing.set()
+            self._queue.clear()
+        if self._doubtful is not None:
+            self._doubtful.cancel()
+        if self._events is not None:
+            await asyncio.to_thread(self._events.close)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, JOIN_S)

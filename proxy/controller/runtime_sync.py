@@ -1,0 +1,189 @@
+"""Making moved containers' sets lasting, off the critical path.
+
+A kernel write is at once but not for ever: runc's saved state undoes it at the next update of anything, and
+systemd at the next daemon-reload. So a container that was moved is also told to the runtime, a few a second.
+A call on its way counts as in flight, so that a shrink that needs the same container waits for it. One that
+got no answer may still be carried out, and goes on to count: see ``flights``. Nobody is told anew meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from proxy.controller.adoption import saved_cpus
+from proxy.controller.context import NodeContext
+from proxy.controller.cpuset_mems import MemoryNodes
+from proxy.controller.quotas.quotas import Quotas
+from proxy.controller.start_update import Launch
+from proxy.controller.systemd.unit_properties import Lasting
+from proxy.controller.worker import Worker
+from proxy.model.backoff import Backoff, RetryTimes
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase, Pool
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject_of
+
+EXIT_NEWS_S = 0.2
+"""A runtime refuses to update a container that has just ended some moments before it lists it as ended."""
+
+AWAY_S = 1.0
+"""Seconds before a runtime that does not answer is told the next set."""
+SILENT = Backoff(4.0, 256.0)
+"""Seconds before a container is told again for which no good answer came."""
+
+
+class Settler:
+    """Tells the runtime, one container at a time."""
+
+    def __init__(
+        self, context: NodeContext, launch: Launch, quotas: Quotas, mems: MemoryNodes, lasting: Lasting
+    ) -> None:
+        self._context = context
+        self._quotas = quotas
+        self._mems = mems
+        self._lasting = lasting
+        self._launch = launch
+        self._worker = Worker("settle", context.broken)
+        context.health.watch(self._worker)
+        self._silent = RetryTimes[str](SILENT)
+
+    async def run(self) -> None:
+        """Settle for ever."""
+        context = self._context
+        if context.options.settle_per_second <= 0:
+            return
+        while True:
+            while context.unsettled:
+                container_id = next(iter(context.unsettled))
+                del context.unsettled[container_id]
+                if await self._settle(container_id):
+                    await asyncio.sleep(1 / context.options.settle_per_second)
+            await context.to_settle.wait()
+            context.to_settle.clear()
+
+    async def _settle(self, container_id: str) -> bool:
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING or not context.store.mode.enforces:
+            return False
+        if context.state.node.erases(container.placement):
+            return False  # what its groups have is all that it is to have
+        if self._waits(container_id):
+            return False
+        asked = container_id not in context.saved and await self._learn(container_id)
+        if container_id not in self._quotas.untold and not self._is_due(container):
+            return asked
+        fence = await self._lasting.fencing.fitting(container_id)
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING:
+            await self._lasting.fencing.drop(fence)
+            return asked
+        want, quota = context.state.wanted(container), self._quotas.carried(container)
+        flight = context.flights.depart(container_id, want)
+        self._lasting.fencing.bind(flight, fence)
+        refused = ""
+        try:
+            async with self._launch.under_way(flight):
+                mems = self._mems.renewed(container)
+                await self._worker.run(context.runtime.update_cpuset, container_id, want, mems, quota)
+                self._quotas.told(container_id, quota)
+                context.telemetry.count(metrics.RUNTIME_UPDATES)
+        except UnavailableError:
+            self._put_off(container_id)
+            await asyncio.sleep(AWAY_S)
+            return True
+        except RuntimeCallError as error:
+            self._quotas.refused(container_id)
+            refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
+        except Exception as error:  # noqa: BLE001  one odd container must not stop the others
+            context.broken(error)
+        if refused and await self._runs(container_id):
+            which = subject_of(context.state.containers, container_id)
+            context.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
+            self._put_off(container_id)
+            context.settle_later(container_id)
+        else:
+            self._silent.succeeded(container_id)
+        return True
+
+    def _put_off(self, container_id: str) -> None:
+        """Have a container wait before it is told again, each time longer."""
+        self._silent.keep(self._context.state.containers)
+        self._silent.failed(container_id, self._context.clock())
+
+    def _is_due(self, container: Container) -> bool:
+        """Tell whether the runtime is to be told a container's set."""
+        context = self._context
+        saved = context.saved.get(container.id)
+        if saved == context.state.wanted(container) or self._is_passing(container, saved):
+            return False
+        return not self._lasting.is_instead(container)
+
+    async def _learn(self, container_id: str) -> bool:
+        """Ask the runtime what it has saved for a container that nobody has told it since we came.
+
+        What it does not tell stays unknown, and is told once.
+        """
+        context = self._context
+        flights = context.flights.of(container_id)
+        try:
+            detail = await self._worker.run(context.runtime.detail, container_id)
+        except UnavailableError:
+            return False  # whoever tells it waits for it
+        except RuntimeCallError:
+            return True
+        saved = saved_cpus(detail.cpuset_cpus)
+        there = container_id in context.state.containers  # else nobody would forget it any more
+        if saved and there and not flights and not context.flights.of(container_id):
+            context.saved.setdefault(container_id, saved)
+        return True
+
+    def _waits(self, container_id: str) -> bool:
+        """Tell whether a container is not to be told now; it comes again by itself then."""
+        context = self._context
+        strays = [f for f in context.flights.of(container_id) if f.stray_since is not None]
+        if any(flight.tell for flight in strays) or (strays and container_id not in self._quotas.untold):
+            for flight in strays:
+                flight.tell = True
+            return True
+        left = self._silent.left(container_id, context.clock())
+        if not left:
+            return False
+        asyncio.get_running_loop().call_later(left, context.settle_later, container_id)
+        return True
+
+    async def _runs(self, container_id: str) -> bool:
+        """Tell whether a container whose update was refused is one that runs; then the refusal is news."""
+        await asyncio.sleep(EXIT_NEWS_S)
+        try:
+            listed = await self._worker.run(self._context.runtime.list_containers, container_id)
+        except Exception:  # noqa: BLE001  who is not known to have ended runs, whatever the reason
+            return True
+        return any(one.state == "RUNNING" for one in listed)
+
+    def _is_passing(self, container: Container, saved: CpuSet | None) -> bool:
+        """Tell whether a set is narrow only while BE is suppressed.
+
+        Such a set changes every second and is not made lasting, unless what the runtime has saved holds CPUs
+        that are no longer in the BE pool: an update would bring those back.
+        """
+        pools = self._context.state.pools
+        suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
+        return suppressed and saved is not None and saved <= pools.be
+
+    async def finish(self, limit: float) -> None:
+        """Tell what is still to be told, without pauses, for at most so many seconds."""
+        context = self._context
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while context.unsettled and context.options.settle_per_second > 0:
+                    container_id = next(iter(context.unsettled))
+                    del context.unsettled[container_id]
+                    await self._settle(container_id)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()

@@ -1,0 +1,153 @@
+"""Pod sandboxes as they come and go, and what is decided for a pod as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from proxy.allocation.memory.accounts import inits_before
+from proxy.controller.bad_input import NOT_AS_ASKED
+from proxy.controller.context import NodeContext
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.lifecycle import Lifecycle
+from proxy.controller.observer import Onlooker
+from proxy.engine.admit import admit
+from proxy.model.workload import Phase, Pod, Request, Verdict
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from proxy.controller.runtime_ports import RuntimePod
+
+
+class Sandboxes:
+    """The sandboxes of a keeper.
+
+    Attributes:
+        arriving: Tokens of sandboxes that are being made, for which something is set aside: no list of the
+            runtime's has them.
+    """
+
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
+        self._context = context
+        self._lifecycle = lifecycle
+        self._writes = writes
+        self.arriving: set[str] = set()
+
+    def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
+        """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
+
+        Returns:
+            The verdict, and the pod under a token, which ``running`` or ``failed`` must follow.
+        """
+        context = self._context
+        token = context.token("pod")
+        context.bad_input.see(pod)
+        admission = admit(context.state, dataclasses.replace(pod, sandbox_id=token), total)
+        admitted = admission.verdict.admitted
+        if admission.explanation is not None:
+            context.history.note(context.wall(), admission.explanation, token if admitted else "")
+        words = admission.problem or admission.verdict.operator_message
+        context.bad_input.limited(pod, admission.limit, words, admitted=admitted)
+        if admission.problem and admission.limit is None:
+            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
+        if not admitted:
+            context.telemetry.count(metrics.PODS_REFUSED)
+            why = admission.verdict.operator_message
+            context.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
+        elif admission.pod.aside is not None:
+            self.arriving.add(token)
+            context.store.change(admission.state, "pod admitted", records={f"p/{token}": admission.pod})
+            aside = admission.pod.aside
+            context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
+        return admission.verdict, admission.pod
+
+    def failed(self, token: str) -> None:
+        """A sandbox came to nothing, or nobody knows: what was set aside for it is free again."""
+        context = self._context
+        context.history.gone(token)
+        if token in self.arriving:
+            self.arriving.discard(token)
+            self._drop(token, "sandbox failed")
+
+    def running(self, pod: Pod, token: str = "") -> None:
+        """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
+
+        Args:
+            pod: The pod with the sandbox's id.
+            token: What it was admitted under.
+        """
+        context = self._context
+        context.bad_input.see(pod)
+        context.history.renamed(token, pod.sandbox_id)
+        if token in self.arriving:
+            self.arriving.discard(token)
+            self._drop(token, "sandbox named")
+        old = [
+            c.id
+            for c in context.state.containers.values()
+            if c.pod.uid == pod.uid != ""
+            and c.pod.sandbox_id != pod.sandbox_id
+            and c.pod.attempt < pod.attempt
+            and c.phase is not Phase.CREATING
+        ]
+        for container_id in old:
+            self._lifecycle.phase(container_id, Phase.EXITED)
+        context.store.change(
+            context.state.with_pod(pod), "sandbox running", records={f"p/{pod.sandbox_id}": pod}
+        )
+        if context.store.mode.enforces and context.state.owners:
+            context.spawn(self._writes.clear_sandboxes())
+
+    def moved_on(self, pod: Pod, name: str) -> None:
+        """A container is asked for: the init containers before it have ended, although nobody has said so."""
+        if pod.asks is None:
+            return
+        ended = inits_before(pod.asks, name)
+        for container in self._context.state.in_sandbox(pod.sandbox_id) if ended else ():
+            if container.name in ended and container.phase is Phase.RUNNING:
+                self._lifecycle.phase(container.id, Phase.EXITED)
+
+    def stopped(self, sandbox_id: str) -> None:
+        """A sandbox has been stopped: nothing in it runs any more."""
+        context = self._context
+        for container in context.state.in_sandbox(sandbox_id):
+            if container.phase is not Phase.CREATING:
+                self._lifecycle.phase(container.id, Phase.EXITED)
+        self._forget(sandbox_id)
+
+    def removed(self, sandbox_id: str) -> None:
+        """A sandbox is gone, and its containers with it."""
+        context = self._context
+        self._lifecycle.removed(
+            [c.id for c in context.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING]
+        )
+        self._forget(sandbox_id)
+        context.store.notify(Onlooker.pod_gone, sandbox_id)
+
+    def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
+        """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
+        context = self._context
+        pod = context.state.pods.get(sandbox_id)
+        if pod is not None and pod.aside is not None:
+            for found in listed:
+                if (found.uid, found.attempt, found.ready) == (pod.uid, pod.attempt, True):
+                    ours = context.state.pods.get(found.id)
+                    if ours is None or ours.aside is None:
+                        self.running(dataclasses.replace(pod, sandbox_id=found.id))
+                    break
+        self.removed(sandbox_id)
+
+    def _forget(self, sandbox_id: str) -> None:
+        """What was promised to a pod ends with its sandbox."""
+        context = self._context
+        context.news.left(sandbox_id)
+        context.history.gone(sandbox_id)
+        pod = context.state.pods.get(sandbox_id)
+        if pod is not None:
+            self._drop(sandbox_id, "sandbox gone")
+            context.store.notify(Onlooker.pod_stopped, pod)
+
+    def _drop(self, sandbox_id: str, reason: str) -> None:
+        store = self._context.store
+        store.change(store.state.without_pod(sandbox_id), reason, records={f"p/{sandbox_id}": None})

@@ -1,0 +1,154 @@
+"""The state of a node as plain data: what ``topoproxy status`` shows."""
+
+from __future__ import annotations
+
+from proxy.allocation.koordinator.resource_status import status_text
+from proxy.controller.controller import Keeper
+from proxy.controller.quotas.quotas import CONTAINER, POD
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.workload import Container, Phase, Pool
+
+FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
+"""Keys that were renamed; the former ones are given for one more release."""
+
+
+def node_page(keeper: Keeper) -> dict[str, object]:
+    """Give pools, owners, containers and problems."""
+    state = keeper.state
+    machine = state.node.machine
+    per_node = state.pools.per_node(machine)
+    page: dict[str, object] = {
+        "ready": keeper.synced.is_set() and not keeper.health.stuck(),
+        "pools": {
+            "shared": str(state.pools.shared),
+            "be": str(state.pools.be),
+            **({"system": str(state.pools.system)} if state.node.system else {}),
+            "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
+        },
+        "exclusive": [
+            {
+                "owner": key,
+                "cpus": str(owner.cpus),
+                "hard": owner.hard,
+                "resource_status": status_text(owner.cpus),
+                "pod": next((c.pod.ref for c in _holders(keeper, key)), ""),
+                "container": ",".join(sorted({c.name for c in _holders(keeper, key)})),
+            }
+            for key, owner in sorted(state.owners.items())
+        ],
+        "containers": [
+            _container(keeper, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
+        ],
+        "quotas": quotas_page(keeper),
+        **({"partitions": keeper.partitions.page()} if keeper.partitions is not None else {}),
+        "workers": keeper.health.page(),
+        "problems": keeper.telemetry.problems(),
+        "violations": violations(state),
+        "shortfalls": keeper.hotplug.shortage.page(),
+        "counters": keeper.telemetry.registry.page(),
+        "settings": _settings(state.node),
+        "cgroups": keeper.where.page(keeper.enforcer.cgroups.version) | keeper.lasting.page(),
+        "drift": keeper.drift.page(),
+        "nodePolicy": keeper.prescriptions.page(),
+        "kubelet": keeper.beside.page(),
+        "memory": _memory(state),
+        "reservations": [
+            {"pod": pod.ref, "cpus": str(pod.aside.cpus), "nodes": str(pod.aside.affinity or "")}
+            for pod in state.pods.values()
+            if pod.aside is not None
+        ],
+        "remembered": keeper.history.size,
+    }
+    return page | {former: page[key] for former, key in FORMER_KEYS.items()}
+
+
+def _container(keeper: Keeper, container: Container) -> dict[str, object]:
+    state = keeper.state
+    return {
+        "id": container.id,
+        "ref": container.ref,
+        "pod_uid": container.pod.uid,
+        "qos": container.pod.qos.value or container.pod.kube_qos.value,
+        "pool": container.placement.pool.value,
+        "cpus": "" if container.phase is Phase.EXITED else str(state.wanted(container)),
+        "mems": str(container.placement.mems),
+        "cfs_quota": "off" if keeper.quotas.off(container) else "",
+        "phase": container.phase.value,
+        "reason": "; ".join(container.placement.reasons),
+    }
+
+
+def quotas_page(keeper: Keeper) -> list[dict[str, object]]:
+    """Give the CFS quotas that are off and will be put back; ``container`` is empty for a pod's."""
+    state = keeper.state
+    pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
+    rows: list[dict[str, object]] = []
+    for key, record in sorted(keeper.quotas.records.items()):
+        found = state.containers.get(key.removeprefix(CONTAINER))
+        name = "" if found is None else found.name
+        pod = pods.get(key, "") if found is None else found.pod.ref
+        rows.append({"pod": pod, "container": name, "was": record.quota, "group": record.group})
+    return rows
+
+
+def _settings(node: Node) -> dict[str, object]:
+    return {
+        "cpuManagerPolicy": "static" if node.static else "none",
+        "cpuManagerPolicyOptions": [name for name, on in node.options.as_kubelet().items() if on],
+        "reservedSystemCPUs": str(node.reserved),
+        "topologyManagerPolicy": node.policy.value,
+        "topologyManagerScope": node.scope.value,
+        "reservedCPUs": str(node.reservation),
+        "systemCPUs": str(node.system),
+        "cpuBindPolicy": node.bind.value,
+        "numaAllocateStrategy": node.strategy.value,
+        "prefer-closest-numa-nodes": node.closest,
+        "memoryManagerPolicy": "None" if node.memory is None else "Static",
+        "memoryNodes": "follow" if node.follow_mems else "leave",
+        "admission": _admission(node),
+    }
+
+
+def _admission(node: Node) -> dict[str, object]:
+    """Give the rules of admission, with the floors in CPUs."""
+    rules = node.admission
+    floors = {floor.node: floor.least for floor in node.floors.each}
+    return {
+        "resourceStatus": rules.resource_status.value,
+        "namespaces": list(rules.owners.patterns),
+        "systemNamespaces": list(rules.system.patterns),
+        "maxCPUsPerPod": rules.pod_limit,
+        "maxCPUsPerNamespace": rules.namespace_limit,
+        "maxCPUsPerNode": rules.node_limit,
+        "sharedFloor": floors.pop(None, 0),
+        "sharedFloorPerNUMANode": {str(number): least for number, least in floors.items()},
+        "beyondLimit": rules.beyond.value,
+    }
+
+
+def _memory(state: NodeState) -> list[dict[str, object]]:
+    """Give what is promised of each node's memory, in bytes by resource; empty where it is not counted."""
+    if state.memory is None:
+        return []
+    return [
+        {
+            "node": number,
+            "group": str(node.cells),
+            "resources": {
+                name: {"allocatable": table.allocatable, "given": table.reserved, "free": table.free}
+                for name, table in node.tables.items()
+                if table.total
+            },
+        }
+        for number, node in state.memory.nodes.items()
+    ]
+
+
+def _holders(keeper: Keeper, owner: str) -> list[Container]:
+    return [
+        c
+        for c in keeper.state.containers.values()
+        if c.owner == owner and c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
+    ]

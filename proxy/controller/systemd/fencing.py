@@ -1,0 +1,330 @@
+"""Fences around pods while somebody else may put their containers on wrong CPUs.
+
+Theory. On cgroup v2 a container's group never has more than the groups above it. Where the runtime's runc
+tells systemd wrong sets (see ``lasting``), a wrong set may be in force from the runtime's call until it is
+put right, and nobody can prevent that. But if the slice of the pod holds no more than its containers are to
+have, a wrong set cannot reach anybody else's CPUs: what sticks out has no effect, and where nothing is
+left the container has what its slice has. So the slice is narrowed before such a call leaves and opened when
+the unit is right again. Two writes to one file; what systemd writes meanwhile is the scope's file, not the
+slice's.
+
+Calls for several containers of a pod may overlap: the fence stands until the last of them has landed. What
+remains of one where the daemon is killed is as wide as the pod's containers were to be; who is to have more
+has it with the next write (groups above are widened), and a fence that is taken is as wide as the machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.controller.context import NodeContext
+from proxy.controller.inflight import Flight
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.systemd.masks import Masks
+from proxy.controller.systemd.ports import Fences
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+
+_POD = re.compile(r"-pod[^-/]+\.slice")
+"""The end of a pod's slice; any other may be the parent of what is not ours."""
+_POD_GROUP = re.compile(r"pod[^/]+")
+"""A pod's group where systemd has none of them."""
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A fence that stands.
+
+    Attributes:
+        path: The slice of the pod.
+        cpus: What it lets its containers have.
+    """
+
+    path: str
+    cpus: CpuSet
+
+
+@dataclass(slots=True)
+class _Standing:
+    before: CpuSet
+    count: int = 0
+
+
+class UnitRepairs(Protocol):
+    """What fences need of the part that keeps units right (``lasting``).
+
+    Attributes:
+        connected: Whether systemd can be asked now.
+        masks: Whether the runtime sends systemd the right sets.
+    """
+
+    connected: bool
+    masks: Masks
+
+    def begin(self) -> None:
+        """Connect, once there is a unit."""
+
+    def is_unit(self, container: Container) -> bool:
+        """Report whether a container is a scope of systemd, or will be one."""
+
+    def looked_for(self, container_id: str, carried: CpuSet) -> None:
+        """The runtime has sent systemd a set, outside of a fence."""
+
+    def landed(self, container_id: str) -> None:
+        """A call for a container has landed, with or without success."""
+
+    def changed(self, ids: Iterable[str]) -> None:
+        """Have the units of some containers compared, soon."""
+
+    def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
+        """A unit could not be read or set."""
+
+    async def put_right(
+        self, container_id: str, path: str, flight: Flight | None = None, carried: CpuSet | None = None
+    ) -> bool:
+        """Make a unit's properties what its container is to have; report whether they were set."""
+
+
+class Fencing:
+    """The fences of a keeper."""
+
+    def __init__(
+        self, context: NodeContext, writes: KernelWrites, lasting: UnitRepairs, fences: Fences | None = None
+    ) -> None:
+        """Put up none.
+
+        Args:
+            context: Whose containers.
+            writes: Takes note of what is written.
+            lasting: Knows what the runtime tells systemd, and puts it right.
+            fences: Writes the lists; nobody does if None.
+        """
+        self._context = context
+        self._writes = writes
+        self._lasting = lasting
+        self._fenced: dict[Flight, Fence] = {}
+        self.fences = fences
+        self._standing: dict[str, _Standing] = {}
+
+    def can(self, container: Container) -> bool:
+        """Tell whether a container's pod has a slice of its own."""
+        name = container.pod.cgroup_parent.rstrip("/").rpartition("/")[2]
+        return self.fences is not None and _POD.search(name) is not None
+
+    def can_confine(self, container: Container) -> bool:
+        """Tell whether a container's pod has a group of its own, whoever makes it."""
+        name = container.pod.cgroup_parent.rstrip("/").rpartition("/")[2]
+        return self.can(container) or (self.fences is not None and _POD_GROUP.fullmatch(name) is not None)
+
+    async def confine(self, flight: Flight, container: Container, mine: CpuSet) -> bool:
+        """Put a fence around the pod of a container while a call for it is in flight.
+
+        A fence that stands for the call already is replaced. It is taken away when the call has landed.
+
+        Args:
+            flight: The call.
+            container: Its container.
+            mine: CPUs that the call must not bring to the container.
+
+        Returns:
+            Whether the fence keeps the container off these CPUs, whatever the runtime writes.
+        """
+        if not self.can_confine(container):
+            return False
+        fence = await self.put(container)
+        if fence is None:
+            return False
+        if fence.cpus & mine or flight.landed.done():  # another container of the pod owns them
+            await self.take(fence)
+            return False
+        before = self._fenced.get(flight)
+        self._fenced[flight] = fence
+        if before is not None:
+            await self.take(before)  # one of two: the list stays as it is now
+        else:
+            flight.landed.add_done_callback(lambda _: self._left_behind(flight))
+        return True
+
+    def _left_behind(self, flight: Flight) -> None:
+        """A call is over of which ``landed`` was not informed: its fence is taken away here."""
+        fence = self._fenced.pop(flight, None)
+        if fence is not None:
+            self._context.spawn(self.take(fence))
+
+    def is_fenced(self, flight: Flight) -> bool:
+        """Tell whether a fence stands for a call."""
+        return flight in self._fenced
+
+    def need(self, container: Container) -> CpuSet:
+        """Give what the containers in the slice of a container's pod are to have, of an old sandbox too."""
+        state, parent = self._context.state, container.pod.cgroup_parent
+        there = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
+        return CpuSet.from_bits(union(state.wanted(c).bits for c in there if c.phase is not Phase.EXITED))
+
+    async def put(self, container: Container) -> Fence | None:
+        """Put up a fence; None where there is nothing to fence."""
+        cpus = self.need(container)
+        if not cpus or self.fences is None:
+            return None
+        try:
+            path = await self._context.kernel.run(self._put, container.pod.cgroup_parent, cpus)
+        except CgroupError as error:
+            self._context.telemetry.problem(
+                "cannot narrow the cgroup of a pod", pod=container.pod.ref, err=error
+            )
+            return None
+        if path is None:
+            return None
+        self._context.telemetry.count(metrics.POD_CGROUPS_NARROWED)
+        return Fence(path, cpus)
+
+    async def take(self, fence: Fence) -> None:
+        """Take a fence away."""
+        try:
+            await self._context.kernel.run(self._take, fence.path)
+        except CgroupError as error:
+            self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
+
+    async def take_all(self) -> None:
+        """Take all away: nobody will come back for them."""
+        await self._context.kernel.run(self._take_all)
+
+    # -- around the runtime's calls -----------------------------------------------------------------------
+
+    def is_wary(self, container: Container) -> bool:
+        """Tell whether a call that carries a container's set to the runtime is to wait for a fence."""
+        if not self._lasting.is_unit(container):
+            return False
+        self._lasting.begin()
+        want = self._context.state.wanted(container)
+        doubtful = self._lasting.connected and not self._lasting.masks.is_trusted(want)
+        return doubtful and self.can(container)
+
+    async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
+        """Put up the fence that a call for a container needs now.
+
+        Args:
+            container_id: Whose call.
+            fence: What was put up for it before; it is taken away if it does not fit any more.
+        """
+        container = self._context.state.containers.get(container_id)
+        if fence is not None and container is not None and self.fits(container, fence):
+            return fence
+        new = await self.put(container) if container and self.is_wary(container) else None
+        if fence is not None:
+            await self.take(fence)
+        return new
+
+    async def fitting(self, container_id: str) -> Fence | None:
+        """Put up a fence that fits when this returns, where a call for a container needs one."""
+        fence = None
+        for _ in range(ROUNDS):
+            fence = await self.guard(container_id, fence)
+            container = self._context.state.containers.get(container_id)
+            if container is None or self.fits(container, fence):
+                break
+        return fence
+
+    def fits(self, container: Container, fence: Fence | None) -> bool:
+        """Tell whether a call for a container may leave with what was put up for it."""
+        if fence is None:
+            return not self.is_wary(container)
+        return fence.cpus == self.need(container)
+
+    async def drop(self, fence: Fence | None) -> None:
+        """No call will leave."""
+        if fence is not None:
+            await self.take(fence)
+
+    def bind(self, flight: Flight, fence: Fence | None) -> None:
+        """A call leaves in a fence."""
+        if fence is not None:
+            self._fenced[flight] = fence
+
+    def landed(self, flight: Flight, carried: CpuSet | None, then: Callable[[], None]) -> None:
+        """A call has been answered, or is lost.
+
+        Args:
+            flight: Which.
+            carried: The set that the runtime has told systemd, if any.
+            then: To be called when the call counts as in flight no more: at once where it had no fence.
+        """
+        fence = self._fenced.pop(flight, None)
+        if fence is not None:
+            self._context.spawn(self._mend(flight, carried, fence, then))
+            return
+        then()
+        if carried is not None:
+            self._lasting.looked_for(flight.container_id, carried)
+        self._lasting.landed(flight.container_id)
+
+    async def _mend(
+        self, flight: Flight, carried: CpuSet | None, fence: Fence, then: Callable[[], None]
+    ) -> None:
+        """Put a unit right, then its file, then take the fence away."""
+        context, container_id, again = self._context, flight.container_id, list[str]()
+        try:
+            container = context.state.containers.get(container_id)
+            path = (
+                None if container is None else await context.kernel.run(context.enforcer.path_of, container)
+            )
+            if path is not None and path.endswith(".scope"):
+                await self._lasting.put_right(container_id, path, flight, carried)
+        except (CgroupError, UnavailableError) as error:
+            self._lasting.failed(container_id, error)
+            again.append(container_id)
+        except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
+            context.broken(error)
+        try:
+            # Who set the property has seen the file written; where nobody could, it is written here.
+            self._writes.moved(await context.kernel.run(context.enforcer.enforce, [container_id]))
+        except Exception as error:  # noqa: BLE001  as above
+            context.broken(error)
+        try:
+            await self.take(fence)
+        finally:
+            then()
+            self._lasting.changed(again)
+            self._lasting.landed(container_id)
+
+    # -- in the kernel worker -----------------------------------------------------------------------------
+
+    def _put(self, parent: str, cpus: CpuSet) -> str | None:
+        path = self._context.enforcer.cgroups.pod_group(parent)
+        if path is None or self.fences is None:
+            return None
+        before = self.fences.swap(path, cpus)
+        self._standing.setdefault(path, _Standing(before)).count += 1
+        return path
+
+    def _take(self, path: str) -> None:
+        standing = self._standing.get(path)
+        if standing is None:
+            return
+        standing.count -= 1
+        if standing.count > 0:
+            return
+        del self._standing[path]
+        present = self._context.state.node.machine.present
+        try:
+            assert self.fences is not None
+            # It cannot be without a list again while anybody is in it.
+            self.fences.swap(path, standing.before or present)
+        except CgroupError as error:
+            if error.errno != errno.ENOENT:  # else the pod has ended
+                raise
+
+    def _take_all(self) -> None:
+        for path, standing in list(self._standing.items()):
+            standing.count = 1
+            try:
+                self._take(path)
+            except CgroupError as error:
+                self._context.telemetry.problem("cannot widen the cgroup of a pod", path=path, err=error)

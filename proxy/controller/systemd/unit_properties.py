@@ -1,0 +1,337 @@
+"""Sets that last where containers are scopes of systemd (cgroup v2).
+
+Theory.
+
+* A value in a cgroup file lasts until systemd writes the file: from the unit's properties, at a daemon-reload
+  and at any change of any property. So what was written to the kernel is set as the unit's ``AllowedCPUs``
+  (and ``AllowedMemoryNodes``, as the kernel has them) too, in the background and at a limited rate.
+* The runtime tells systemd sets as well: runc does at each start and update. runc before 1.1.6 gives the
+  bytes of a mask in the wrong order, so that the unit's set is another one: the first eight CPUs change
+  places with the last, and a container that shares may be put on an owner's. So what a unit is to have is
+  read after each call that carried a set. A runtime that tells wrong sets is found out by that and told once,
+  and each unit is put right at once. A set that is the same in both orders proves nothing and does no harm.
+* Between such a call and the repair the wrong set may be in force. As long as it is not known that the
+  runtime tells right ones, the pod stands in a fence meanwhile (``fencing``), and the call counts as in
+  flight until all is right. If it is known that it does not, changes of ours go to systemd alone.
+* Setting a property writes the file, too. So it counts as in flight like any other call that carries a set,
+  and a shrink waits for it.
+* Slices above may have sets as well. Where the kernel's list of one had to be widened for a container, its
+  property follows, so that nobody sticks out of it after a reload.
+
+When systemd has loaded its units anew, everybody is compared with the kernel at once (``drift``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Iterable
+
+from proxy.controller.context import NodeContext
+from proxy.controller.drift.likely_writer import Author
+from proxy.controller.inflight import Flight
+from proxy.controller.kernel_writes import KernelWrites
+from proxy.controller.systemd.fencing import Fencing
+from proxy.controller.systemd.masks import Found, Masks
+from proxy.controller.systemd.ports import Fences, UnitNews, Units, UnitSets
+from proxy.controller.worker import Worker
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Pool
+from proxy.telemetry import metrics
+
+PER_SECOND = 50.0
+"""So many units are set a second in the background; each costs systemd a small file."""
+LOOK = 0.2
+"""What it costs to look at a unit that is as it should be, as a part of that."""
+AWAY_S = 1.0
+
+
+class Lasting:
+    """Makes sets last as properties of units.
+
+    Attributes:
+        units: systemd; nobody if None.
+        fencing: The fences around pods.
+        connected: Whether systemd can be asked now.
+        masks: Whether the runtime tells systemd right sets.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        suspect: Callable[[str], None],
+        units: Units | None = None,
+        fences: Fences | None = None,
+    ) -> None:
+        """Compare nothing yet.
+
+        Args:
+            context: Whose containers.
+            writes: Has the kernel follow, and reports what was written.
+            suspect: Has all containers compared, with the name of what may have written.
+            units: systemd; None where there is none.
+            fences: Narrows groups above containers; None where nothing can.
+        """
+        self._context = context
+        self._writes = writes
+        self._suspect = suspect
+        self._worker = Worker("units", context.broken, threads=2)
+        context.health.watch(self._worker)
+        self._loop = asyncio.get_running_loop()
+        self.units = units
+        self.fencing = Fencing(context, writes, self, fences)
+        writes.subscribe(lambda done: self.changed(done.written))
+        self.connected = False
+        self.masks = Masks()
+        self._watches = False
+        self._known: dict[str, CpuSet] = {}
+        self._dirty: dict[str, None] = {}
+        self._put_off: set[str] = set()
+        self._late: list[Flight] = []
+        """What systemd was asked to set and has not answered."""
+        self._wake = asyncio.Event()
+
+    # -- what systemd tells -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Connect, once there is a unit to talk about."""
+        if not self._watches and self.units is not None:
+            self._watches = True
+            self.units.watch(self._heard)
+
+    def _heard(self, news: UnitNews) -> None:
+        """Runs in a thread of the units'."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take, news)
+
+    def _take(self, news: UnitNews) -> None:
+        context = self._context
+        if news is UnitNews.LOST:
+            self.connected = False
+            return
+        if news is UnitNews.CONNECTED:
+            context.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
+            self.connected = True
+            self.changed(context.state.containers)
+            self._wake.set()
+            if context.telemetry.value(metrics.SYSTEMD_CONNECTIONS) == 1:
+                return
+        else:
+            context.telemetry.count(metrics.SYSTEMD_RELOADS)
+        self._suspect(Author.SYSTEMD)
+
+    # -- what the runtime tells systemd ------------------------------------------------------------------
+
+    def is_instead(self, container: Container) -> bool:
+        """Tell whether a container's set is told to systemd alone, as the runtime tells it wrongly."""
+        return self.masks.reverses is True and self.connected and self.is_unit(container)
+
+    def looked_for(self, container_id: str, carried: CpuSet) -> None:
+        """The runtime has told systemd a set, outside of a fence."""
+        if not self.masks.is_trusted(carried) or self._known.get(container_id) != carried:
+            self.changed([container_id])
+
+    def landed(self, container_id: str) -> None:
+        """A call has landed, whatever came of it: who was not compared because of it is compared now."""
+        if container_id in self._put_off:
+            self._put_off.discard(container_id)
+            self.changed([container_id])
+
+    def _judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> None:
+        """Find out from a unit what the runtime tells systemd; see ``Masks.judge``."""
+        found = self.masks.judge(has, meant, told=told)
+        if found is not Found.NOTHING:
+            self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
+        if found is Found.REVERSED_FIRST:
+            self._context.telemetry.problem(
+                "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
+                " each start and update",
+                cpus=meant,
+                found=has,
+            )
+
+    # -- in the background --------------------------------------------------------------------------------
+
+    def is_unit(self, container: Container) -> bool:
+        """Tell whether a container is a scope of systemd's, or is to be one."""
+        context = self._context
+        if self.units is None or context.enforcer.cgroups.version != 2 or not context.store.mode.enforces:
+            return False
+        parent, path = container.pod.cgroup_parent, context.enforcer.known_path(container) or ""
+        erased = context.state.node.erases(container.placement)  # it has what its pod's slice has
+        is_one = path.endswith(".scope") if path else parent.rstrip("/").endswith(".slice")
+        return is_one and not erased and not context.store.mode.is_leaving
+
+    def changed(self, ids: Iterable[str]) -> None:
+        """Have the units of some containers compared, soon."""
+        if self.units is None or self._context.enforcer.cgroups.version != 2:
+            return
+        there = self._context.state.containers
+        some = [i for i in ids if (c := there.get(i)) is not None and self.is_unit(c)]
+        if some:
+            self.begin()
+            self._known = {i: cpus for i, cpus in self._known.items() if i in there}
+            # Nobody takes them as long as systemd is not there.
+            self._dirty = {i: None for i in self._dirty if i in there}
+            self._dirty.update(dict.fromkeys(some))
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Compare for ever what is to be compared."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._dirty and self.connected:
+                container_id = next(iter(self._dirty))
+                del self._dirty[container_id]
+                try:
+                    was_set = await self._compare(container_id)
+                    await asyncio.sleep((1 if was_set else LOOK) / PER_SECOND)
+                except CgroupError as error:
+                    self.failed(container_id, error)
+                except UnavailableError as error:
+                    self.failed(container_id, error)
+                    await asyncio.sleep(AWAY_S)
+                except Exception as error:  # noqa: BLE001  one odd unit must not stop the others
+                    self._context.broken(error)
+
+    def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
+        """A unit could not be read or set."""
+        if isinstance(error, UnavailableError):
+            self._dirty[container_id] = None
+            self._wake.set()
+        elif error.errno == errno.ENOENT:
+            return  # it has ended
+        self._context.telemetry.problem("cannot set the properties of a systemd unit", err=error)
+
+    async def _compare(self, container_id: str) -> bool:
+        """Compare one unit; True where it was set."""
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
+            return False
+        if any(flight not in self._late for flight in context.flights.of(container_id)):
+            self._put_off.add(container_id)  # until that has landed
+            return False
+        path = await context.kernel.run(context.enforcer.path_of, container)
+        if path is None or not path.endswith(".scope"):
+            return False
+        return await self.put_right(container_id, path)
+
+    async def put_right(
+        self, container_id: str, path: str, flight: Flight | None = None, carried: CpuSet | None = None
+    ) -> bool:
+        """Have a unit's properties be what its container is to have.
+
+        Args:
+            container_id: Whose.
+            path: Its group.
+            flight: The call of the runtime's that is followed up, and still counts as in flight.
+            carried: What the runtime has just told systemd, if anything.
+
+        Returns:
+            Whether it was set.
+
+        Raises:
+            CgroupError, UnavailableError: systemd refuses, or is not there.
+        """
+        context = self._context
+        has, nodes = await self._worker.run(self._read, path)
+        self._caught_up()
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or context.store.mode.is_leaving:
+            self._known.pop(container_id, None)
+            return False
+        want = context.state.wanted(container)
+        # Where a call of ours was on its way too, it may be ours that is read.
+        alone = flight is None or not flight.overlapped
+        self._judge(has.cpus, carried or want, told=carried is not None and alone)
+        self._known[container_id] = has.cpus
+        cpus = None if has.cpus == want or self._is_passing(container, has.cpus) else want
+        mems = nodes if nodes != has.mems else None
+        if cpus is None and not mems:
+            return False
+        # Whoever wants CPUs that this brings waits for it.
+        own = (
+            None
+            if flight is not None and want <= flight.carries
+            else context.flights.depart(container_id, want)
+        )
+        try:
+            await self._worker.run(self._set, path, cpus, mems or None)
+            self._known[container_id] = want if cpus else has.cpus
+            context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
+        except UnavailableError:  # it may be done all the same: a reload can take longer than the deadline
+            self._late.append(own or context.flights.depart(container_id, want))
+            own = None
+            raise
+        finally:
+            if own is not None:
+                context.flights.land(own)
+                self._writes.later([container_id])
+        return True
+
+    def _caught_up(self) -> None:
+        """What systemd was asked before is done, as it has answered: it takes one thing after the other."""
+        late, self._late = self._late, []
+        for flight in late:
+            self._context.flights.land(flight)
+            self._writes.later([flight.container_id])
+
+    def _is_passing(self, container: Container, has: CpuSet) -> bool:
+        """Tell whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
+        pools = self._context.state.pools
+        suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
+        return suppressed and bool(has) and has <= pools.be
+
+    # -- in the worker ------------------------------------------------------------------------------------
+
+    def _read(self, path: str) -> tuple[UnitSets, Mask]:
+        """Read what a unit is to have, and which memory nodes the kernel has for it."""
+        assert self.units is not None
+        return self.units.read(path.rpartition("/")[2]), self._context.enforcer.cgroups.nodes(path)
+
+    def _set(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> None:
+        assert self.units is not None
+        *above, unit = path.split("/")
+        self.units.set(unit, cpus, mems)
+        for depth, name in enumerate(above, 1):
+            if cpus is None or not name.endswith(".slice"):
+                continue
+            has = self.units.read(name).cpus
+            held = self._context.enforcer.cgroups.read("/".join(above[:depth])).cpus
+            if has and not cpus <= has and cpus <= held:
+                self.units.set(name, has | cpus, None)
+                self._context.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
+
+    async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
+        """Have a unit's properties be what its container gets back when we leave; failures are told."""
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or not self.connected or context.enforcer.cgroups.version != 2:
+            return
+        path = await context.kernel.run(context.enforcer.path_of, container)
+        if path is None or not path.endswith(".scope"):
+            return
+        try:
+            await self._worker.run(self._set, path, cpus, mems)
+        except (CgroupError, UnavailableError) as error:
+            self.failed(container_id, error)
+
+    # -- for people, and the end --------------------------------------------------------------------------
+
+    def page(self) -> dict[str, object]:
+        """Tell how it is; empty where there are no units."""
+        if not self._watches:
+            return {}
+        told = {None: "not known", True: "wrong", False: "right"}[self.masks.reverses]
+        return {"systemd": {"connected": self.connected, "runtime_tells": told, "due": len(self._dirty)}}
+
+    async def close(self) -> None:
+        """Take fences away, and disconnect."""
+        await self.fencing.take_all()
+        if self.units is not None:
+            await asyncio.to_thread(self.units.close)
+        await asyncio.to_thread(self._worker.close)

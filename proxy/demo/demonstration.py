@@ -1,0 +1,156 @@
+"""The whole demonstration: set up the stage, describe it, perform, sum up."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.demo.environment import Stage, containerd_stage, standin_stage
+from proxy.demo.scenario import Scenario
+from proxy.demo.snapshot import DemoError
+from proxy.demo.step_runner import Performance
+from proxy.demo.terminal import Screen
+from proxy.model.errors import TopoproxyError
+from proxy.model.machine import Machine
+
+_NEXT = (
+    ("topology", "this machine as the proxy sees it"),
+    ("simulate --help", "what would become of your pods on described machines, and which would be refused"),
+    ("explain POD", "where topoproxy serve runs: why a container is on its CPUs, or why it was refused"),
+)
+"""Commands, and what they show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        runtime: ``standin`` or ``containerd``.
+        socket: The containerd to look for.
+        pause: Seconds to wait after each step.
+        keep: Leave the directory.
+        version: Version of the imitated cgroup tree.
+    """
+
+    runtime: str = "standin"
+    socket: Path = Path("/run/containerd/containerd.sock")
+    pause: float = 0.0
+    keep: bool = False
+    version: int = 1
+
+
+def play(screen: Screen, options: Options) -> bool:
+    """Return the demonstration.
+
+    Returns:
+        True when everything that was claimed was true.
+
+    Raises:
+        TopoproxyError: The stage cannot be set up.
+    """
+    begun = time.monotonic()
+    with _terminable(), _directory(screen, options.keep) as directory, _stage(directory, options) as stage:
+        _welcome(screen, stage)
+        show = Performance(stage, screen, options.pause)
+        try:
+            steps = Scenario(show).steps()
+            for step in steps:
+                show.perform(step)
+        except (DemoError, TopoproxyError) as error:
+            screen.line()
+            screen.failure(str(error))
+            _last_words(screen, stage)
+            return False
+        screen.title(0, "That was it")
+        screen.paragraph(
+            f"{len(steps)} steps, {show.checks} claims compared with the cgroup files and found true, "
+            f"{time.monotonic() - begun:.0f} s."
+        )
+        _what_next(screen)
+    return True
+
+
+def _what_next(screen: Screen) -> None:
+    screen.line()
+    screen.paragraph("To try next:")
+    for command, what in _NEXT:
+        screen.line(f"    topoproxy {command}")
+        screen.paragraph(what, indent=6)
+
+
+def _welcome(screen: Screen, stage: Stage) -> None:
+    screen.title(0, "topoproxy: containers run on the CPUs that were chosen for them")
+    screen.paragraph(stage.about)
+    screen.line()
+    screen.paragraph(f"The machine: {_words(stage.machine)}.")
+    glyph = screen.glyph
+    screen.paragraph(
+        "Every step shows the CPUs from left to right: the owners before and after, then each container's "
+        f"cgroup file: {glyph('■', '#')} may run there, {glyph('▲', '+')} gained, {glyph('✗', 'x')} left."
+    )
+
+
+def _words(machine: Machine) -> str:
+    def count(number: int, word: str) -> str:
+        return f"{number} {word}{'' if number == 1 else 's'}"
+
+    return ", ".join(
+        (
+            count(len(machine.packages), "socket"),
+            count(len(machine.nodes), "NUMA node"),
+            count(len(machine.cores), "core"),
+            count(len(machine.cpus), "CPU"),
+        )
+    )
+
+
+def _last_words(screen: Screen, stage: Stage) -> None:
+    """Show the end of the proxy's log: the reason is often there."""
+    lines = stage.proxy.log.read_text(errors="replace").splitlines()[-8:]
+    for line in lines:
+        screen.line(screen.paint(f"    {line}", "2"))
+
+
+def _stage(directory: Path, options: Options) -> contextlib.AbstractContextManager[Stage]:
+    if options.runtime == "containerd":
+        return containerd_stage(directory, options.socket)
+    return standin_stage(directory, version=options.version)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Make an exception of SIGTERM and of a terminal that is closed, so that what was started is ended."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _directory(screen: Screen, keep: bool) -> Iterator[Path]:
+    # /tmp, not TMPDIR: a unix socket's path has 107 bytes at most.
+    directory = Path(tempfile.mkdtemp(prefix="topoproxy-demo-", dir="/tmp"))
+    try:
+        yield directory
+    finally:
+        if keep:
+            screen.paragraph(f"Its files are left in {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)

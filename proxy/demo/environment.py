@@ -1,0 +1,186 @@
+"""The environment of the demonstration: a runtime, a cgroup tree, a machine, and the real proxy between.
+
+The two stages differ in what is imitated. On the stand-in stage the machine, the kernel's cgroup tree and the
+runtime are; on the containerd stage nothing is. The proxy is ``topoproxy serve`` on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxy.admin.client import ask
+from proxy.backends.cgroup.cpuset import open_cgroups
+from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.controller.kernel_ports import Cgroups
+from proxy.demo.client import NAMESPACE, CriClient, Started
+from proxy.demo.image import IMAGE, write_image
+from proxy.demo.private_containerd import PrivateContainerd, import_image, remove_image
+from proxy.demo.proxy_process import ProxyProcess
+from proxy.demo.runtime import StandInRuntime
+from proxy.demo.snapshot import Snapshot, take
+from proxy.model.errors import PermissionDeniedError, TopoproxyError, UnavailableError
+from proxy.model.machine import Machine
+from proxy.topology.build import described
+from proxy.topology.reader import read_machine
+from proxy.topology.sysfs_tree import write_sysfs
+
+GROUP = "topoproxy-demo"
+"""The cgroup below which the containerd stage keeps its pods."""
+
+SETTINGS = {"cpuManagerPolicy": "static", "reconcilePeriod": "2s"}
+
+
+@dataclass
+class Stage:
+    """A stage that is set up.
+
+    Attributes:
+        about: What is real and what is imitated, in a sentence.
+        fail_create: Makes the next create fail at the runtime; None: an image that is not there does it.
+        at_create: What the tree looked like when the last CreateContainer reached the runtime; None where
+            that could not be seen.
+        pods: What was run, in order; ``look`` shows those that have a cgroup.
+    """
+
+    about: str
+    machine: Machine
+    cgroups: Cgroups
+    proxy: ProxyProcess
+    client: CriClient
+    fail_create: Callable[[str], None] | None = None
+    at_create: Snapshot | None = None
+    pods: list[Started] = field(default_factory=list)
+
+    def status(self) -> dict[str, Any]:
+        """Ask the proxy what ``topoproxy status --json`` shows."""
+        page = ask(self.proxy.admin, "/status")
+        assert isinstance(page, dict)
+        return page
+
+    def look(self) -> Snapshot:
+        """Read the cgroup files of everything that runs."""
+        return take(self.cgroups, self.pods)
+
+
+@contextlib.contextmanager
+def standin_stage(directory: Path, machine: Machine | None = None, version: int = 1) -> Iterator[Stage]:
+    """Set up a stage in a directory: no root, no containerd.
+
+    Args:
+        directory: An existing, empty directory with a short path.
+        machine: The imagined machine.
+        version: Of the imitated cgroup tree.
+    """
+    machine = machine or described(2, 1, 4, 2, sibling_offset=False)
+    write_sysfs(machine, directory / "machine")
+    cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
+    settings = {
+        **SETTINGS,
+        "runtime": f"unix://{directory / 'runtime.sock'}",
+        "sysfsRoot": str(directory / "machine/sys"),
+        "procfsRoot": str(directory / "machine/proc"),
+        "cgroupRoot": str(cgroups.root),
+    }
+    about = (
+        "An imagined machine as sysfs files, a directory with the kernel's cpuset rules (cgroup "
+        f"v{version}) and a small container runtime; the proxy between is the real one, topoproxy serve."
+    )
+    proxy = ProxyProcess(directory, settings)
+    with StandInRuntime(directory / "runtime.sock", cgroups) as runtime, _running(proxy) as client:
+        stage = Stage(about, machine, cgroups, proxy, client, runtime.fail_next_create)
+
+        def watch(_: object) -> None:
+            stage.at_create = stage.look()
+
+        runtime.before("CreateContainer", watch)
+        yield stage
+
+
+@contextlib.contextmanager
+def containerd_stage(directory: Path, socket: Path) -> Iterator[Stage]:
+    """Set up a stage on a containerd, with this machine's CPUs and cgroups.
+
+    Args:
+        directory: An existing, empty directory with a short path.
+        socket: The containerd to use; if it does not answer, a private one is started.
+
+    Raises:
+        TopoproxyError: Something is missing, or the containerd has pods that the proxy would move.
+    """
+    _check_root()
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_groups)
+        if _answers(socket):
+            _refuse_pods(socket)
+            write_image(directory / "image.tar")
+            import_image(socket, directory / "image.tar")
+            stack.callback(remove_image, socket)
+            which = f"the containerd at {socket}"
+        else:
+            socket = stack.enter_context(PrivateContainerd(directory)).socket
+            which = "a private containerd, since none runs here"
+        stack.callback(_end_pods, socket)
+        proxy = ProxyProcess(directory, {**SETTINGS, "runtime": f"unix://{socket}"})
+        client = stack.enter_context(_running(proxy, GROUP, IMAGE))
+        about = f"This machine's CPUs and cgroups and {which} ({client.version()}); nothing is imitated."
+        stage = Stage(about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client)
+        yield stage
+
+
+@contextlib.contextmanager
+def _running(proxy: ProxyProcess, group: str = "", image: str = IMAGE) -> Iterator[CriClient]:
+    try:
+        proxy.start()
+        with CriClient(str(proxy.socket), root=group, image=image) as client:
+            yield client
+    finally:
+        proxy.stop()
+
+
+def _answers(socket: Path) -> bool:
+    if not socket.exists():
+        return False
+    try:
+        with CriClient(str(socket), timeout=2.0) as client:
+            client.version()
+    except TopoproxyError:
+        return False
+    return True
+
+
+def _refuse_pods(socket: Path) -> None:
+    """A live node's containers are not for demonstrations: the proxy would keep them in its pools."""
+    with CriClient(str(socket)) as client:
+        if pods := client.list_pods():
+            raise UnavailableError(
+                f"cannot use {socket} here: pods run there ({len(pods)}) and would be moved; "
+                "name another containerd with --containerd-socket, or a free path to start a private one"
+            )
+
+
+def _check_root() -> None:
+    if os.geteuid() != 0:
+        raise PermissionDeniedError("cannot use containerd and the machine's cgroups: this needs root")
+
+
+def _end_pods(socket: Path) -> None:
+    """Remove what is left of the pods, at the runtime itself: the proxy may be gone."""
+    with contextlib.suppress(TopoproxyError), CriClient(str(socket)) as client:
+        for pod in client.list_pods():
+            if pod.metadata.namespace == NAMESPACE:
+                client.end_pod(pod.id)
+
+
+def _remove_groups() -> None:
+    """Remove the cgroups that runc made for the pods' parents, in every hierarchy."""
+    root = Path("/sys/fs/cgroup")
+    for top in (root / GROUP, *root.glob(f"*/{GROUP}")):
+        directories = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True)
+        for path in (*directories, top):
+            with contextlib.suppress(OSError):
+                path.rmdir()

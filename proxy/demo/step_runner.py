@@ -1,0 +1,174 @@
+"""Performing one step: look, act, look again, compare, show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proxy.demo.client import PodSpec, Started
+from proxy.demo.environment import Stage
+from proxy.demo.expected_sets import Expectation
+from proxy.demo.picture import Picture
+from proxy.demo.snapshot import DemoError, Snapshot
+from proxy.demo.terminal import Screen
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+from proxy.model.phrases import cpus as named
+
+_PATIENCE = 5.0
+"""Seconds for what happens after the answer: pools grow once CPUs are free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step.
+
+    Attributes:
+        title: What happens.
+        why: One or two sentences for the reader.
+        act: Does it, and gives sentences about what it checked by itself.
+        at_once: True where the files must be right when the call returns, not a moment later.
+        middle: True to show the node as it was when the create reached the runtime, where that can be seen;
+            afterwards it must be as it was before.
+    """
+
+    title: str
+    why: str
+    act: Callable[[], list[str]]
+    at_once: bool = False
+    middle: bool = False
+
+
+class Performance:
+    """Performs steps on a stage.
+
+    Attributes:
+        expected: What the files must say.
+        checks: How many comparisons were made and found true.
+    """
+
+    def __init__(self, stage: Stage, screen: Screen, pause: float = 0.0) -> None:
+        self.stage = stage
+        self.screen = screen
+        self.expected = Expectation(stage.machine)
+        self.checks = 0
+        self._picture = Picture(screen, stage.machine)
+        self._pause = pause
+        self._number = 0
+
+    def perform(self, step: Step) -> None:
+        """Perform one step.
+
+        Raises:
+            DemoError: What is there afterwards is not what was claimed.
+        """
+        self._number += 1
+        before = self.stage.look()
+        self.screen.title(self._number, step.title)
+        self.screen.paragraph(step.why)
+        try:
+            sentences = step.act()
+            after = self.settled(0.0 if step.at_once else _PATIENCE)
+            sentences.append(self._agreement(after))
+        except (DemoError, TopoproxyError):
+            self._picture.draw(before, self.stage.look())
+            raise
+        if step.middle and before.seen != after.seen:
+            raise DemoError("the cgroup files are not as they were before")
+        if step.middle and self.stage.at_create is not None:
+            self._picture.draw(before, self.stage.at_create, "meanwhile")
+            sentences.append("Afterwards every cgroup file reads as before.")
+        else:
+            self._picture.draw(before, after)
+        self.screen.line()
+        for sentence in sentences:
+            self.screen.proof(sentence)
+        self.checks += len(sentences)
+        if self._pause:
+            time.sleep(self._pause)
+
+    def settled(self, seconds: float = _PATIENCE) -> Snapshot:
+        """Read the files until they say what is expected.
+
+        Raises:
+            DemoError: They do not, in the time given.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            snapshot = self.stage.look()
+            try:
+                self.expected.check(snapshot)
+            except DemoError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return snapshot
+
+    def _agreement(self, snapshot: Snapshot) -> str:
+        """Compare the proxy's own page with the files."""
+        page = self.stage.status()
+        reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
+        files = {f"demo/{one.name}/main": str(one.cpus) for one in snapshot.seen}
+        if reported != files:
+            raise DemoError(f"the proxy says {reported}, the cgroup files say {files}")
+        if page["violations"]:
+            raise DemoError(f"the proxy finds its own plan broken: {page['violations']}")
+        if not files:
+            return "No container is left, and the proxy says so too."
+        count = len(files)
+        return (
+            f"Read back from {count} cgroup{'s' if count > 1 else ''}: as the rules say, as the proxy's "
+            "status says, and no container is on CPUs of another."
+        )
+
+    # What several steps do.
+
+    def launch(self, spec: PodSpec, own: CpuSet | None = None) -> Started:
+        """Run a pod whose container gets CPUs of its own, or runs on its pool."""
+        pod = self.stage.client.run_pod(spec)
+        self.stage.pods.append(pod)
+        self.stage.client.create(pod)
+        self.stage.client.start(pod.container_id)
+        self.expected.started(pod, own)
+        return pod
+
+    def end(self, name: str) -> None:
+        """Stop and remove a pod."""
+        pod = self.pod(name)
+        self.stage.client.stop(pod.container_id)
+        self.stage.client.end_pod(pod)
+        self.stage.pods.remove(pod)
+        self.expected.ended(name)
+
+    def pod(self, name: str) -> Started:
+        """Find a pod that was launched."""
+        return next(pod for pod in self.stage.pods if pod.spec.name == name)
+
+    def reason(self, name: str) -> str:
+        """Ask the proxy why a container is where it is."""
+        rows = self.stage.status()["containers"]
+        return next((str(row["reason"]) for row in rows if row["ref"] == f"demo/{name}/main"), "")
+
+    def left_before(self, spec: PodSpec, cpus: CpuSet) -> str:
+        """Check that the others had left when the create reached the runtime, where that can be seen.
+
+        Raises:
+            DemoError: One of them had not.
+        """
+        seen = self.stage.at_create
+        if seen is None:
+            return ""
+        for one in seen.seen:
+            stays = one.background and spec.qos == "LSR"
+            if not stays and not one.cpus.isdisjoint(cpus):
+                raise DemoError(
+                    f"{one.name} was still on CPUs {one.cpus} when the create of {spec.name} arrived"
+                )
+        return f"When the create reached the runtime, no container was on {named(cpus)} any more."
+
+
+def reported(sentence: str) -> list[str]:
+    """Make a list of a sentence, an empty one of none."""
+    return [sentence] if sentence else []

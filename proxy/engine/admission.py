@@ -1,0 +1,200 @@
+"""What a pod may claim: its namespace, class and annotation, checked against the admission rules of the node.
+
+Labels and annotations are written by the author of the pod. Koordinator's node agent follows them as they are
+(koordinator a7a1b76, pkg/koordlet/runtimehooks/hooks/cpuset takes the CPUs of ``resource-status`` first);
+whether the scheduler wrote the annotation is not checked. The author cannot choose freely what the pod
+requests: the scheduler has counted it, quotas limit it, and kubelet sends it over the CRI. So the annotation
+may name as many CPUs as the pod requests, and a pod that owns CPUs by class is limited to them.
+
+The request of a pod is known from kubelet's ``/pods``, where that is read; else from the configuration of the
+sandbox, which since kubelet 1.23 carries the sum over the containers without overhead
+(``LinuxPodSandboxConfig.resources``; init containers count where they need more than what runs after them);
+else from the requests of those containers of the pod that exist.
+
+What is decided here needs the pod and the rules only. Limits that count what others own are in ``limits``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.allocation.cpu_request import CPU, MILLI
+from proxy.allocation.pod_requests import peak_request
+from proxy.engine.node import Node
+from proxy.model.admission import BeyondLimit, Breach, ResourceStatusMode, Rule
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
+from proxy.model.phrases import counted, cpus
+from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
+from proxy.pools import qos_defaults
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.claims import MOST_SHARES, STRICT, whole_cpus
+
+RESTRICTED_CLASSES = (*STRICT, QosClass.SYSTEM)
+"""Classes that not every namespace may use."""
+_SHARES = 1024
+_PERIOD_US = 100_000
+
+
+def permitted_claim(
+    node: Node, pod: Pod, request: Request | None = None, had: CpuSet | None = None
+) -> tuple[Pod, Breach | None]:
+    """Return a pod without what it may not claim.
+
+    Args:
+        node: The node with its rules.
+        pod: The pod as its labels and annotations say.
+        request: What is known of its request where neither kubelet nor its sandbox reports it; None where
+            nothing is known: then the request is not checked.
+        had: CPUs that the pod has owned already. It keeps them, also where they are reserved now.
+
+    Returns:
+        The pod with the permitted part of its claim, the same pod where all of it is permitted; and the rule
+        that forbids the rest, if any.
+    """
+    rules = node.admission
+    if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
+        words = _not_permitted(pod, "class SYSTEM", "systemNamespaces")
+        return _without_claim(pod), Breach(Rule.SYSTEM_NAMESPACE, words)
+    listed = rules.owners.all or rules.owners.admits(pod.namespace)
+    if not listed and pod.qos in STRICT:
+        return _without_claim(pod), Breach(
+            Rule.NAMESPACE, _not_permitted(pod, f"class {pod.qos}", "namespaces")
+        )
+    if not listed or rules.resource_status is ResourceStatusMode.IGNORE:
+        return _without_annotation(pod, listed=listed)
+    if rules.resource_status is ResourceStatusMode.FOLLOW or not _claims_cpus(pod):
+        return pod, None
+    breach = _annotation_breach(node, pod, request, had or CpuSet())
+    return (pod, None) if breach is None else (_without_claim(pod), breach)
+
+
+def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSet | None:
+    """Return the CPUs that were chosen for a pod, or that its annotation names and that it may claim.
+
+    None where there are none, as for a BE pod, which owns nothing by its annotation. ``request`` is as for
+    ``permitted_claim``. Reserved CPUs are not checked: they may have been assigned before they were reserved.
+    """
+    if pod.cpuset is None or pod.chosen:
+        return pod.cpuset
+    return permitted_claim(node, pod, request, pod.cpuset)[0].cpuset if _claims_cpus(pod) else None
+
+
+def rejection_verdict(breach: Breach, what: str) -> Verdict:
+    """Return the verdict for a claim beyond a rule.
+
+    Args:
+        breach: The rule.
+        what: What cannot be done, such as ``place ns/pod``.
+    """
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.words}")
+
+
+def rejects_claims(node: Node) -> bool:
+    """Return whether claims beyond a rule are rejected; else the pod shares CPUs."""
+    return node.admission.beyond is BeyondLimit.REJECT
+
+
+def sharing_problem(breach: Breach) -> InputDefect:
+    """Return the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
+    return InputDefect(f"it owns no CPUs ({breach.rule}): {breach.words}", DefectKind.ADMISSION)
+
+
+def requested_cpus(pod: Pod, request: Request) -> int:
+    """Return the whole CPUs that a pod requests.
+
+    Args:
+        pod: The pod, with what kubelet or its sandbox reports.
+        request: What is known where neither does.
+    """
+    if pod.asks is not None:
+        asked = peak_request(pod.asks.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(CPU, 0)
+        return (asked if pod.asks.own is None else pod.asks.own.get(CPU, asked)) // MILLI
+    total = pod.total or request
+    if total.cpu_shares >= MOST_SHARES:  # the kernel takes no more shares: beyond them the limit counts
+        limit = total.cpu_quota // (total.cpu_period or _PERIOD_US)
+        return max(limit, MOST_SHARES // _SHARES)
+    return total.cpu_shares // _SHARES
+
+
+def sum_requests(requests: list[Request]) -> Request:
+    """Add up the requests and limits of containers.
+
+    A quota that is off says nothing about the limit, because owners have none: the request stands for it.
+    """
+    shares = sum(request.cpu_shares for request in requests if request.cpu_shares > 2)
+    quotas = [request.cpu_quota * _PERIOD_US // (request.cpu_period or _PERIOD_US) for request in requests]
+    quota = sum(quotas) if all(each > 0 for each in quotas) else shares * _PERIOD_US // _SHARES
+    return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=_PERIOD_US)
+
+
+def owning_problem(pod: Pod, total: Request) -> str:
+    """Return why a pod may not own CPUs; empty where it may."""
+    if pod.asks is not None:
+        return qos_defaults.owning_problem(pod.qos, pod.asks)
+    limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
+    if limited and whole_cpus(total):
+        return ""
+    wants = total.cpu_shares * MILLI // 1024
+    may = f"{total.cpu_quota * MILLI // (total.cpu_period or 100_000)}m" if total.cpu_quota > 0 else "nothing"
+    return (
+        f"{pod.qos} pod: its containers request about {wants}m CPU together and are limited to {may}; "
+        "both must be the same number of whole CPUs"
+    )
+
+
+def _claims_cpus(pod: Pod) -> bool:
+    """Return whether the annotation of a pod claims CPUs; for a BE pod it only limits the pool."""
+    claims = bool(pod.cpuset) and not pod.chosen and pod.qos is not QosClass.BE
+    return claims and not pod.problem
+
+
+def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSet) -> Breach | None:
+    named = pod.cpuset or CpuSet()
+    kept = (node.reserved | node.reservation | node.system) & named
+    if kept and not named <= had:
+        words = f"its resource-status annotation names {cpus(kept)}, which this node reserves"
+        return Breach(Rule.RESERVED_CPUS, words)
+    known = pod.total or request
+    if known is None and pod.asks is None:
+        return None
+    known = known or Request()
+    may = requested_cpus(pod, known)
+    if len(named) > may:
+        words = (
+            f"its resource-status annotation names {counted(len(named), 'CPU')}, and its containers request"
+            f" {counted(may, 'whole CPU')} together (admission.resourceStatus is bounded)"
+        )
+        return Breach(Rule.REQUEST, words)
+    problem = owning_problem(pod, known) if pod.qos in STRICT else ""
+    return Breach(Rule.WHOLE_CPUS, problem) if problem else None
+
+
+def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
+    """Return a pod whose resource-status annotation is not read."""
+    breach = None
+    if not listed and _claims_cpus(pod):
+        breach = Breach(Rule.NAMESPACE, _not_permitted(pod, "the annotation resource-status", "namespaces"))
+    named = pod.cpuset is not None and not pod.chosen
+    bound = pod.nodes is not None and not pod.aligned
+    faulty = pod.problem.startswith(f"annotation {RESOURCE_STATUS}")
+    if not named and not bound and not faulty:
+        return pod, breach
+    return dataclasses.replace(
+        pod,
+        cpuset=None if named else pod.cpuset,
+        nodes=None if bound else pod.nodes,
+        defects=tuple(each.as_decisive(decisive=False) for each in pod.defects) if faulty else pod.defects,
+    ), breach
+
+
+def _without_claim(pod: Pod) -> Pod:
+    """Return a pod without its claim: one that shares CPUs."""
+    qos = QosClass.LS if pod.qos in RESTRICTED_CLASSES else pod.qos
+    nodes = pod.nodes if pod.aligned else None
+    return dataclasses.replace(pod, qos=qos, cpuset=None, nodes=nodes, chosen=False)
+
+
+def _not_permitted(pod: Pod, what: str, key: str) -> str:
+    return f"pods of namespace {pod.namespace!r} may not use {what} (admission.{key})"

@@ -1,0 +1,44 @@
+"""From the state of a node to what one decision of the topology manager reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.allocation.cpu_request import CPU, MILLI
+from proxy.allocation.providers.provider import ProviderRequest
+from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import AdmissionContext
+from proxy.model.options import Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos, Pod, Request
+
+
+def pod_requests(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
+    """Return what a container's pod asks for: as kubelet reported it, else what the CRI carries.
+
+    Args:
+        pod: The pod.
+        name: The container; empty for the pod as a whole.
+        request: What the CRI says.
+        cpus: Exclusive CPUs that it claims.
+    """
+    if pod.asks is not None and (not name or any(ask.name == name for ask in pod.asks.containers)):
+        return pod.asks if pod.asks.uid == pod.key else dataclasses.replace(pod.asks, uid=pod.key)
+    amounts = {CPU: cpus * MILLI, "memory": request.memory_limit, **dict(request.huge_pages)}
+    amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    return PodAsk(pod.key, (Ask(name, Kind.APP, amounts, amounts),), pod.kube_qos is KubeQos.GUARANTEED)
+
+
+def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContext:
+    """Prepare every provider for a request.
+
+    Raises:
+        AllocationRefusedError: The request contradicts the settings of the node, such as its bind policy.
+    """
+    providers = tuple(provider.prepare(state, request) for provider in state.providers)
+    return AdmissionContext(state.node, request, providers)
+
+
+def container_request(request: ProviderRequest, name: str) -> ProviderRequest:
+    """Return the request of one container of a pod that is decided as a whole."""
+    return dataclasses.replace(request, name=name, scope=Scope.CONTAINER)

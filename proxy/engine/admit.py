@@ -1,0 +1,302 @@
+"""Deciding a RunPodSandbox: under scope ``pod`` one decision for all containers of the pod.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_pod.go ``Admit``. The providers are asked for
+the pod as a whole, one hint is merged from their answers, and every provider allocates for the containers
+under it, in the order of the pod. Since the containers come later, one by one, what they will get is *set
+aside*: no other container gets these CPUs or this memory while the sandbox exists. Pools use the CPUs until a
+container that owns them is created.
+
+Where kubelet reported what the containers request, each has its part. Where only the CRI is known, its sum
+for the sandbox is set aside as a whole, and containers take theirs from it as they come.
+
+An LSE or LSR pod for which no scheduler chose CPUs gets them here in any scope, as a whole: its containers
+own them together (``owners``). A pod that asks to be aligned by itself is decided here too
+(``numa_alignment``).
+
+A sandbox that is created again for a known pod keeps what was decided for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from proxy.allocation.cpu_request import MILLI, container_cpus, pod_cpus
+from proxy.allocation.policies import UNALIGNED
+from proxy.allocation.providers.provider import ProviderRequest
+from proxy.allocation.refusal import AllocationRefusedError
+from proxy.engine.admission import (
+    owning_problem,
+    permitted_claim,
+    rejection_verdict,
+    rejects_claims,
+    sharing_problem,
+)
+from proxy.engine.admission_context import build_context, container_request, pod_requests
+from proxy.engine.explain_record import explain
+from proxy.engine.limits import exceeded_limit, floor_cpus
+from proxy.engine.node import Node
+from proxy.engine.numa_alignment import align_pod, bind_to_nodes, shared_request_milli, wants_alignment
+from proxy.engine.owners import owns_cpus_as_pod, pod_as_one_container, pod_cpu_count, request_is_known
+from proxy.engine.shortfall import shortfall
+from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import (
+    ANYWHERE,
+    AdmissionContext,
+    TopologyDecision,
+    allocate,
+    apply_policy,
+    refusal_verdict,
+)
+from proxy.engine.volcano_hints import decide_with_wishes
+from proxy.model.admission import Breach, Rule
+from proxy.model.defects import InputDefect
+from proxy.model.explanation import Explanation, Step
+from proxy.model.grants import Grants
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
+from proxy.model.options import Scope
+from proxy.model.phrases import listed
+from proxy.model.requests import PodAsk
+from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
+from proxy.pools.claims import may_own, whole_cpus
+
+EVENT = "RunPodSandbox"
+AFFINITY = UNALIGNED.reason
+
+
+@dataclass(frozen=True, slots=True)
+class PodAdmission:
+    """The answer to a sandbox.
+
+    Attributes:
+        verdict: Admit or refuse.
+        pod: The pod with what was set aside for it; unchanged where nothing was.
+        state: The state with it; the state before where nothing was set aside, or on a refusal.
+        explanation: Why; None where there was nothing to decide.
+        problem: A request of the pod that could not be met, for the operator; empty if all were.
+        limit: The admission rule that the claim exceeded; None where it exceeded none.
+    """
+
+    verdict: Verdict
+    pod: Pod
+    state: NodeState
+    explanation: Explanation | None = None
+    problem: str = ""
+    limit: Rule | None = None
+
+
+def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
+    """Decide about a pod before its sandbox is created.
+
+    Args:
+        state: The node as it is.
+        pod: The pod; ``sandbox_id`` is a provisional id until the runtime has assigned one.
+        total: What the CRI says of the pod as a whole, and the devices of all its containers.
+    """
+    if not decides_pod(state.node, pod):
+        return PodAdmission(Verdict(), pod, state)
+    counts, breach = permitted_claim(state.node, pod)
+    if breach is not None and rejects_claims(state.node):
+        verdict = rejection_verdict(breach, f"place {pod.ref}")
+        why = explain(EVENT, pod, "", pod.attempt, total, verdict)
+        return PodAdmission(verdict, pod, state, why, limit=breach.rule)
+    if counts is not pod:
+        return _admit_permitted(state, pod, counts, total, breach)
+    before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
+    if before is not None:
+        known = with_earlier_decision(pod, before)
+        return PodAdmission(Verdict(), known, state.with_pod(known))
+    if owns_cpus_as_pod(state.node, pod) and request_is_known(pod, total):
+        if problem := owning_problem(pod, total):
+            verdict = Verdict(
+                GrpcStatus.INVALID_ARGUMENT, "InvalidCPURequest", f"cannot place {pod.ref}: {problem}"
+            )
+            return PodAdmission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
+        count = pod_cpu_count(pod, total)
+        return _decide(
+            state, pod, total, pod_as_one_container(pod, total, count), count, owns=True, whole=True
+        )
+    if not state.node.decides_pods and not wants_alignment(pod):
+        return PodAdmission(Verdict(), pod, state)
+    owns = state.node.static and may_own(pod) and pod.cpuset is None
+    asks = pod_requests(pod, "", total, whole_cpus(total) if owns else 0)
+    wanted = pod_cpus(asks) if owns else 0
+    owns = owns and (wanted > 0 or any(container_cpus(asks, ask) for ask in asks.containers))
+    return _decide(state, pod, total, asks, wanted, owns=owns, whole=False)
+
+
+def _admit_permitted(
+    state: NodeState, pod: Pod, counts: Pod, total: Request, breach: Breach | None
+) -> PodAdmission:
+    """Decide about a pod by its permitted claim; the recorded pod keeps what its author wrote."""
+    done = admit(state, counts, total)
+    problem, limit = done.problem, done.limit
+    if breach is not None:
+        problem, limit = problem or sharing_problem(breach), limit or breach.rule
+    if done.pod is counts:
+        return dataclasses.replace(done, pod=pod, problem=problem, limit=limit)
+    given = done.pod
+    known = dataclasses.replace(
+        pod,
+        aside=given.aside,
+        nodes=given.nodes or pod.nodes,
+        cpuset=given.cpuset if given.chosen else pod.cpuset,
+        chosen=given.chosen,
+    )
+    return dataclasses.replace(done, pod=known, state=state.with_pod(known), problem=problem, limit=limit)
+
+
+def with_earlier_decision(pod: Pod, before: Pod) -> Pod:
+    """Return a pod with what was decided for its earlier sandbox, or before more of it was known."""
+    known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
+    return dataclasses.replace(known, cpuset=before.cpuset, chosen=True) if before.chosen else known
+
+
+def decides_pod(node: Node, pod: Pod) -> bool:
+    """Return whether a pod is decided as a whole, before its containers come."""
+    pod, breach = permitted_claim(node, pod)
+    if breach is not None:
+        return True
+    return node.decides_pods or owns_cpus_as_pod(node, pod) or wants_alignment(pod)
+
+
+def _decide(
+    state: NodeState, pod: Pod, total: Request, asks: PodAsk, count: int, *, owns: bool, whole: bool
+) -> PodAdmission:
+    """Ask the providers about a pod, and set aside what they grant within the limits of the node."""
+    request = ProviderRequest(pod, asks, "", total, Scope.POD, exclusive=owns, cpus=count)
+    done = _decide_once(state, request, together=whole)
+    if done.limit is Rule.SHARED_FLOOR:
+        spared = dataclasses.replace(request, avoid=floor_cpus(state, pod))
+        other = _decide_once(state, spared, together=whole)
+        done = other if other.verdict.admitted else done
+    if done.limit is None or rejects_claims(state.node):
+        return done
+    words = done.verdict.message.partition(": ")[2]
+    problem = sharing_problem(Breach(done.limit, words))
+    return PodAdmission(Verdict(), pod, state, problem=problem, limit=done.limit)
+
+
+def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) -> PodAdmission:
+    """Ask the providers about a pod, and set aside what they grant.
+
+    Args:
+        state: The node as it is.
+        request: The pod as a whole. Where its containers are not known, one without a name stands for them.
+        together: Whether its containers own the CPUs together.
+    """
+    pod, total = request.pod, request.cri
+    try:
+        context = build_context(state, request)
+    except AllocationRefusedError as conflict:
+        return _refuse(state, request, TopologyDecision(refusal_verdict(conflict), ANYWHERE), None)
+    milli = request.cpus * MILLI if request.exclusive else shared_request_milli(pod, total)
+    aligns = wants_alignment(pod) and (milli > 0 or bool(request.near))
+    if not aligns and not any(provider.wants(request) for provider in context.providers):
+        return PodAdmission(Verdict(), pod, state)
+    unmet: InputDefect | None = None
+    if aligns:
+        decision = _decide_by_pod_policy(state, context, milli)
+    else:
+        decision, unmet = decide_with_wishes(context, _decide_by_node_policy)
+    if not decision.verdict.admitted:
+        return _refuse(state, request, decision, context)
+    promised = _pod_with_grants(state, request, decision, aligned=aligns, together=together)
+    after = state.with_pod(promised)
+    what = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
+    if not after.pools.shared - after.aside():
+        words = f"cannot {what}: the shared pool would be left empty"
+        verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words)
+        return _refuse(state, request, dataclasses.replace(decision, verdict=verdict), context)
+    breach = exceeded_limit(state, after, promised, "", decision.cpus)
+    if breach is not None:
+        decision = dataclasses.replace(decision, verdict=rejection_verdict(breach, what))
+        return dataclasses.replace(_refuse(state, request, decision, context), limit=breach.rule)
+    why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
+    return PodAdmission(Verdict(), promised, after, why, unmet or "")
+
+
+def _pod_with_grants(
+    state: NodeState, request: ProviderRequest, decision: TopologyDecision, *, aligned: bool, together: bool
+) -> Pod:
+    """Return the pod with what is set aside for it."""
+    hint, granted = decision.hint, decision.granted
+    aside = SetAside(
+        hint.affinity, hint.preferred, granted.cpus, granted.blocks, decision.parts, granted.shares
+    )
+    promised = dataclasses.replace(request.pod, aside=aside)
+    if aligned and not request.exclusive:
+        promised = bind_to_nodes(promised, hint, state.node.nodes)
+    if together:
+        promised = dataclasses.replace(promised, cpuset=granted.cpus, chosen=True)
+    return promised
+
+
+def _decide_by_node_policy(context: AdmissionContext) -> TopologyDecision:
+    """Decide a pod by the node's policy, and allocate for its containers."""
+    decision = apply_policy(context, context.hints(), Scope.POD)
+    return _allocate_containers(context, decision) if decision.verdict.admitted else decision
+
+
+def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
+    """Decide a pod by its own policy, and allocate for its containers."""
+    try:
+        decision = align_pod(state, context, milli)
+    except AllocationRefusedError as error:
+        return TopologyDecision(refusal_verdict(error), ANYWHERE)
+    if not decision.verdict.admitted:
+        return decision
+    even = dataclasses.replace(context.request, even=True)
+    return _allocate_containers(dataclasses.replace(context, request=even), decision)
+
+
+def _refuse(
+    state: NodeState, request: ProviderRequest, decision: TopologyDecision, context: AdmissionContext | None
+) -> PodAdmission:
+    pod, total = request.pod, request.cri
+    verdict = detailed_verdict(decision.verdict, pod.ref, decision)
+    missing = shortfall(context) if context is not None and verdict.reason == AFFINITY else ()
+    why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, lacks=missing)
+    return PodAdmission(verdict, pod, state, why)
+
+
+def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> Verdict:
+    """Return kubelet's reason and text, followed by the container or pod and what stood against it."""
+    if verdict.message.startswith("cannot "):
+        return verdict
+    blame = f": {'; '.join(decision.merge.blame)}" if decision.merge and decision.merge.blame else ""
+    return dataclasses.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{blame})")
+
+
+def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
+    """Allocate for the containers in the order in which they will come, under the hint of the pod."""
+    granted: list[tuple[str, Grants]] = []
+    steps: list[Step] = []
+    cpus = CpuSet()
+    for ask in context.request.asks.containers:
+        one = dataclasses.replace(context, request=container_request(context.request, ask.name))
+        served = allocate(one, decision.hint)
+        prefix = f"{ask.name}: " if ask.name else ""
+        steps += [Step(step.provider, prefix + step.what) for step in served.steps]
+        if not served.verdict.admitted:
+            return dataclasses.replace(decision, verdict=served.verdict, steps=tuple(steps))
+        cpus |= served.cpus
+        granted.append((ask.name, served.granted))
+        context = dataclasses.replace(context, providers=served.providers)
+    decision = dataclasses.replace(decision, granted=Grants(cpus), steps=tuple(steps))
+    if len(granted) == 1 and not granted[0][0]:
+        return dataclasses.replace(decision, granted=granted[0][1])
+    parts = (_part(name, _held_in_the_end(context, name, each)) for name, each in granted)
+    return dataclasses.replace(decision, parts=tuple(parts))
+
+
+def _held_in_the_end(context: AdmissionContext, name: str, granted: Grants) -> Grants:
+    """Return what a container holds after later containers took over part of what it had."""
+    for provider in context.providers:
+        granted = provider.holds(context.request, name, granted)
+    return granted
+
+
+def _part(name: str, granted: Grants) -> Part:
+    return Part(name, granted.cpus, granted.blocks, granted.shares)

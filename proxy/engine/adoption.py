@@ -1,0 +1,188 @@
+"""Adopting a container that exists already: created without topoproxy, or before it started.
+
+Nothing moves that need not: a container that may own CPUs owns those that it runs on, if they are as many as
+it asks for and belong to no other owner. A container that cannot be adopted so runs on a pool, and the plan
+says why. It is never refused, because it exists.
+
+The ledger records the memory that was promised when a container was placed. Where memory was not counted then
+(other settings, an older version), a container that is bound to NUMA nodes uses their memory all the same,
+and it is counted here. Running containers are never refused, so after a change of ``reservedMemory`` more may
+be promised than there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from proxy.engine.admission import sharing_problem
+from proxy.engine.create import Plan, permitted_container_claim, place
+from proxy.engine.memory_nodes import named_memory_nodes
+from proxy.engine.pool_placement import pool_placement, with_burst_limit
+from proxy.engine.quotas import quota_is_off, without_quota
+from proxy.engine.rebalance import moves
+from proxy.engine.state import NodeState, grants_of, with_grants
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.pools.claims import Claim, claim
+
+
+def adopt(
+    state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
+) -> Plan:
+    """Adopt a container.
+
+    Args:
+        state: The node as it is.
+        container_id: The runtime's id.
+        pod: Its pod.
+        name: Container name.
+        attempt: Its attempt.
+        request: What it asked for; ``cpuset_cpus`` is the set that it has now.
+        phase: Its phase.
+
+    Returns:
+        A plan whose verdict always admits; ``shrink`` names containers that are on its CPUs.
+    """
+    if phase is Phase.EXITED:
+        placement = pool_placement(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
+        gone = Container(container_id, name, pod, request, placement, phase, attempt)
+        return Plan(Verdict(), state.changed(put=(gone,)), gone)
+    counts, breach = permitted_container_claim(state, pod, name, request)
+    claimed = claim(counts, request, state.node.machine.present, static=state.node.static)
+    if breach is not None:
+        claimed = dataclasses.replace(claimed, problem=claimed.problem or sharing_problem(breach))
+    if claimed.pool is not Pool.OWN and not claimed.fatal and phase is not Phase.CREATED:
+        claimed = with_burst_limit(state, pod, request, claimed)
+        plan = _pooled(state, container_id, pod, name, attempt, request, phase, claimed.why, claimed)
+        return dataclasses.replace(
+            plan,
+            problem=claimed.problem,
+            limit=None if breach is None else breach.rule,
+        )
+    if claimed.pool is Pool.OWN and claimed.cpus is None and phase is not Phase.CREATED:
+        kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase)
+        if kept is not None:
+            return kept
+        why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
+        return _pooled(state, container_id, pod, name, attempt, request, phase, why)
+    # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
+    live = phase is not Phase.CREATED
+    mems = named_memory_nodes(state, request)
+    asked = dataclasses.replace(request, cpuset_mems=str(mems)) if live else request
+    has = parse_cpus(request.cpuset_cpus) if live else None
+    plan = place(state, pod, name, attempt, asked, container_id, state.node.machine.present, has)
+    if plan.container is None:
+        limit, problem = plan.limit, plan.problem or plan.verdict.operator_message
+        plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
+        return dataclasses.replace(plan, problem=problem, limit=limit)
+    taken = dataclasses.replace(plan.container, phase=phase, request=request)
+    # The decision counts no memory on NUMA nodes that the request names, but a running container uses it.
+    placement = dataclasses.replace(taken.placement, mems=mems) if live else taken.placement
+    taken = dataclasses.replace(taken, placement=_adopted(state, pod, request, placement, running=live))
+    return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
+
+
+def parse_cpus(text: str) -> CpuSet | None:
+    """Return a list of CPUs; None where the text is not one."""
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return None
+
+
+def _keep_cpus(
+    state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
+) -> Plan | None:
+    claimed = claim(pod, request, state.node.machine.present, static=True)
+    has = parse_cpus(request.cpuset_cpus)
+    if has is None:
+        return None
+    owner = f"{pod.key}/{name}"
+    if len(has) != claimed.count or not has <= state.node.machine.present:
+        return None
+    if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):
+        return None
+    why = f"{claimed.why}; runs on CPUs {has} already"
+    mems = named_memory_nodes(state, request)
+    placement = _adopted(state, pod, request, Placement(Pool.OWN, has, mems, (why,), claimed.hard))
+    if quota_is_off(state, pod, name, Pool.OWN):
+        placement = without_quota(placement, request)
+    container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
+    after = state.changed(put=(container,))
+    if not after.pools.shared:
+        return None
+    return Plan(Verdict(), after, container, moves(state, after)[0])
+
+
+def _pooled(
+    state: NodeState,
+    container_id: str,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    phase: Phase,
+    why: str,
+    claimed: Claim | None = None,
+) -> Plan:
+    mems = named_memory_nodes(state, request)
+    placement = pool_placement(Pool.SHARED, mems, why)
+    if claimed is not None:
+        placement = pool_placement(claimed.pool, mems, why, claimed.within, claimed.nodes)
+    placement = _adopted(state, pod, request, placement)
+    container = Container(container_id, name, pod, request, placement, phase, attempt)
+    return Plan(Verdict(), state.changed(put=(container,)), container)
+
+
+def _adopted(
+    state: NodeState, pod: Pod, request: Request, placement: Placement, *, running: bool = True
+) -> Placement:
+    """Return the placement of a container that exists, with what the providers find that it holds."""
+    recorded = found = grants_of(placement)
+    for provider in state.providers:
+        found = provider.adopt(pod, request, placement.mems, found, running=running)
+    return placement if found == recorded else with_grants(placement, found)
+
+
+def with_unrecorded_grants(state: NodeState) -> NodeState:
+    """Return the state with what containers hold without a record; the same state where there is nothing."""
+    if not state.node.accounts:
+        return state
+    late = tuple(after for c in state.containers.values() if (after := _with_unrecorded(state, c)) is not c)
+    return state.changed(put=late) if late else state
+
+
+def _with_unrecorded(state: NodeState, container: Container) -> Container:
+    aside = container.pod.aside
+    promised = aside is not None and (aside.blocks or aside.shares or any(map(_is_promised, aside.parts)))
+    if promised or container.phase is Phase.EXITED:
+        return container
+    before = container.placement
+    after = _adopted(state, container.pod, container.request, before, running=False)
+    return container if after is before else dataclasses.replace(container, placement=after)
+
+
+def _is_promised(part: Part) -> bool:
+    return bool(part.blocks or part.shares)
+
+
+def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:
+    """Return the resources of which more is promised than exists: bytes promised, and bytes in total.
+
+    Only what could not be charged to any NUMA node is found, so both are of the whole machine.
+    """
+    if state.memory is None:
+        return {}
+    promised: Counter[str] = Counter()
+    for pod in state.memory.assignments.values():
+        for blocks in pod.values():
+            for block in blocks:
+                promised[block.resource] += block.size
+    charged: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for node in state.memory.nodes.values():
+        for resource, table in node.tables.items():
+            charged[resource] += table.reserved
+            there[resource] += table.allocatable
+    return {name: (size, there[name]) for name, size in sorted(promised.items()) if size > charged[name]}

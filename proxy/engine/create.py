@@ -1,0 +1,412 @@
+"""Deciding a CreateContainer: request and node state in, plan out.
+
+The order is: claim (what the pod's class and request entitle it to), CPUs (named by a scheduler or kubelet,
+or chosen by the topology manager), verdict (no other container owns them, the shared pool keeps at least one
+CPU), memory nodes, and the containers that have to move. Nothing here changes anything: the plan holds the
+whole next state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from proxy.allocation.cpu_request import container_cpus
+from proxy.allocation.providers.provider import ProviderRequest
+from proxy.allocation.refusal import AllocationRefusedError
+from proxy.engine.admission import (
+    RESTRICTED_CLASSES,
+    permitted_claim,
+    rejection_verdict,
+    rejects_claims,
+    sharing_problem,
+    sum_requests,
+)
+from proxy.engine.admission_context import build_context, pod_requests
+from proxy.engine.admit import AFFINITY, detailed_verdict
+from proxy.engine.explain_record import explain, moved_containers
+from proxy.engine.limits import exceeded_limit, floor_cpus
+from proxy.engine.memory_nodes import (
+    counted_memory_reason,
+    counted_nodes,
+    owner_memory_nodes,
+    pool_memory_nodes,
+)
+from proxy.engine.pool_placement import pool_placement, unmet_limit, with_burst_limit
+from proxy.engine.preassigned import FoundPlacement, PlacementRefusedError, place_on_named_cpus
+from proxy.engine.quotas import quota_is_off, without_quota
+from proxy.engine.rebalance import moves
+from proxy.engine.shortfall import shortfall
+from proxy.engine.state import NodeState, with_grants
+from proxy.engine.topology_manager import (
+    ANYWHERE,
+    AdmissionContext,
+    TopologyDecision,
+    admit_container,
+    allocate,
+    refusal_verdict,
+)
+from proxy.engine.volcano_hints import decide_with_wishes
+from proxy.model.admission import Breach, Rule
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.explanation import Explanation, Lack
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet
+from proxy.model.phrases import listed
+from proxy.model.phrases import nodes as named
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer to one event.
+
+    Attributes:
+        verdict: Admit or refuse; on a refusal ``state`` is the state before.
+        state: The whole next state.
+        container: The container as placed; None on a refusal.
+        shrink: Ids of containers that must leave CPUs before the request goes on.
+        problem: What was wrong with the request, for the operator; empty if nothing was.
+        explanation: Why; None for a container that could only go to a pool (see ``record.explain_pooled``).
+        limit: The admission rule that the claim exceeded; None where it exceeded none.
+    """
+
+    verdict: Verdict
+    state: NodeState
+    container: Container | None = None
+    shrink: tuple[str, ...] = ()
+    problem: str = ""
+    explanation: Explanation | None = None
+    limit: Rule | None = None
+
+
+_ADMITTED = Verdict()
+
+
+def place(
+    state: NodeState,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    token: str,
+    there: CpuSet | None = None,
+    has: CpuSet | None = None,
+) -> Plan:
+    """Decide the placement of a container.
+
+    Args:
+        state: The node as it is.
+        pod: The container's pod.
+        name: Container name.
+        attempt: Its attempt.
+        request: What it asks for.
+        token: Its id until the runtime has assigned one.
+        there: CPUs that may be named; the online ones if None.
+        has: CPUs that it runs on already; None for none. Exactly these it may own beyond all limits.
+    """
+    placement = _pooled_at_once(state, pod, request)
+    if placement is not None:
+        container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
+        return Plan(_ADMITTED, state.renamed("", container), container)
+    online = state.node.machine.online
+    counts, breach = permitted_container_claim(state, pod, name, request)
+    if there is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
+        there = counts.cpuset | online  # its offline CPUs come back, and it continues with the others
+    claimed = claim(
+        counts, request, there or online, static=state.node.static, exact=_known_exclusive_cpus(pod, name)
+    )
+    if breach is not None and not claimed.problem:
+        claimed = dataclasses.replace(claimed, problem=sharing_problem(breach))
+
+    def no(
+        verdict: Verdict,
+        decision: TopologyDecision | None = None,
+        lacks: tuple[Lack, ...] = (),
+        problem: str = claimed.problem,
+        limit: Rule | None = None,
+    ) -> Plan:
+        why = explain("CreateContainer", pod, name, attempt, request, verdict, decision, lacks=lacks)
+        return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
+
+    if breach is not None and rejects_claims(state.node):
+        return no(rejection_verdict(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
+    draft = ContainerDraft(state, pod, counts, name, request, token, attempt, has or CpuSet())
+    try:
+        drafted = _within_limits(draft, claimed)
+    except PlacementRefusedError as refusal:
+        return no(
+            refusal.verdict,
+            refusal.decision,
+            refusal.lacks,
+            limit=refusal.limit,
+        )
+    found, container, after = drafted.found, drafted.container, drafted.after
+    placement = container.placement
+    shrink: tuple[str, ...] = ()
+    if placement.pool is Pool.OWN:
+        if not after.pools.shared - after.aside(pod.key):
+            return no(_exhausted(placement.own, container.ref), found.decision, problem=found.problem)
+        shrink, _ = moves(state, after)
+    verdict = Verdict()
+    why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
+    if shrink:
+        who, more = moved_containers(state, after, shrink)
+        why = dataclasses.replace(why, moved=who, more_moved=more)
+    limit = breach.rule if breach is not None else drafted.limit
+    return Plan(verdict, after, container, shrink, found.problem, why, limit)
+
+
+def permitted_container_claim(
+    state: NodeState, pod: Pod, name: str, request: Request
+) -> tuple[Pod, Breach | None]:
+    """Return the permitted claim of a pod, by what is known when one of its containers comes."""
+    if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in RESTRICTED_CLASSES:
+        return pod, None
+    if pod.cpuset is None or pod.total is not None or pod.asks is not None:
+        return permitted_claim(state.node, pod, None, state.kept_for(pod.key))
+    there = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
+    known = sum_requests(list({**there, name: request}.values()))
+    return permitted_claim(state.node, pod, known, state.kept_for(pod.key))
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDraft:
+    """A container that is being decided.
+
+    Attributes:
+        state: The node as it is.
+        pod: Its pod.
+        counts: The pod with its permitted claim.
+        name, request, token, attempt: As in ``place``.
+        has: CPUs that it runs on already.
+    """
+
+    state: NodeState
+    pod: Pod
+    counts: Pod
+    name: str
+    request: Request
+    token: str
+    attempt: int
+    has: CpuSet
+
+    def of(self, found: FoundPlacement, limit: Rule | None = None) -> DraftedContainer:
+        """Return the container with a placement, and the state with it."""
+        placement = found.placement
+        if quota_is_off(self.state, self.pod, self.name, placement.pool):
+            placement = without_quota(placement, self.request)
+        container = Container(
+            self.token,
+            self.name,
+            self.pod,
+            self.request,
+            placement,
+            Phase.CREATING,
+            self.attempt,
+            found.owner,
+        )
+        return DraftedContainer(found, container, self.state.changed(put=(container,)), limit)
+
+    def breach(self, drafted: DraftedContainer) -> Breach | None:
+        """Return the limit that a placement exceeds."""
+        own = drafted.found.placement.own
+        if not own or own == self.has:
+            return None
+        return exceeded_limit(self.state, drafted.after, self.counts, drafted.found.owner, own)
+
+    def find(self, claimed: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
+        """Find a placement for a claim."""
+        return _find_placement(self.state, self.counts, self.name, self.request, claimed, avoid)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedContainer:
+    """A container with its placement, and the state with it.
+
+    Attributes:
+        found: The placement, and the decision of the topology manager.
+        container: The container with it.
+        after: The state with the container.
+        limit: The rule because of which the container owns no CPUs; None where there is none.
+    """
+
+    found: FoundPlacement
+    container: Container
+    after: NodeState
+    limit: Rule | None = None
+
+
+def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
+    """Find a placement that keeps the limits.
+
+    Raises:
+        PlacementRefusedError: There is none, or only one beyond a limit.
+    """
+    drafted = draft.of(draft.find(claimed))
+    breach = draft.breach(drafted)
+    if breach is None:
+        return drafted
+    node, pod, found = draft.state.node, draft.counts, drafted.found
+    pinned = claimed.pool is Pool.OWN and claimed.cpus is not None and not claimed.per_pod  # by kubelet
+    if not claimed.per_pod and breach.rule is Rule.SHARED_FLOOR:
+        again = claimed
+        if pinned:
+            count = len(claimed.cpus or ())
+            words = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
+            problem = InputDefect(words, DefectKind.ADMISSION)
+            again = dataclasses.replace(claimed, cpus=None, count=count, problem=problem)
+        try:
+            other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
+            if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
+                return other
+        except PlacementRefusedError:
+            pass  # then the rule is the reason
+    if rejects_claims(node) and not pinned:
+        # kubelet would create a container that its CPU manager has admitted and pinned again and again.
+        what = f"give CPUs {found.placement.own} to {pod.ref}/{draft.name}"
+        raise PlacementRefusedError(rejection_verdict(breach, what), found.decision, limit=breach.rule)
+    pool, why = pool_of(pod)
+    shared = Claim(pool, why, problem=sharing_problem(breach))
+    return draft.of(draft.find(shared), breach.rule)
+
+
+def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
+    """Return how many CPUs a container may own by kubelet's report of its pod; None without a report."""
+    known = next((ask for ask in pod.asks.containers if ask.name == name), None) if pod.asks else None
+    return None if known is None or pod.asks is None else container_cpus(pod.asks, known)
+
+
+def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
+    message = f"cannot give CPUs {listed(cpus)} to {ref}: the shared pool would be left empty"
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
+
+
+def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
+    """Return the placement of a container that can only go to a pool; None where more has to be decided.
+
+    Most containers are like that, and for them only the class matters. The answer is the same as that of the
+    full decision, from a table.
+    """
+    if (
+        pod.cpuset is not None
+        or pod.problem
+        or request.cpuset_mems
+        or request.devices
+        or state.node.serves_all
+    ):
+        return None
+    if pod.nodes is not None or pod.wish_nodes is not None or pod.bind_required or pod.bind_preferred:
+        return None
+    if pod.aside is not None:
+        return None  # what is set aside for it may be used here
+    if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
+        return None
+    if pod.kube_qos is KubeQos.GUARANTEED and (
+        state.node.serves_guaranteed or pod.asks is not None or whole_cpus(request)
+    ):
+        return None
+    key = (pod.qos, pod.kube_qos)
+    known = state.node.alike.get(key)
+    if known is None:
+        claimed = claim(pod, request, state.node.machine.online, static=state.node.static)
+        known = state.node.alike[key] = pool_placement(
+            claimed.pool, state.node.machine.memory_nodes, claimed.why
+        )
+    return known
+
+
+def _find_placement(
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, avoid: CpuSet | None = None
+) -> FoundPlacement:
+    ref = f"{pod.ref}/{name}"
+    if claimed.fatal:
+        raise PlacementRefusedError(
+            Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {claimed.problem}")
+        )
+    if claimed.pool is Pool.OWN and claimed.cpus is not None:
+        given = place_on_named_cpus(state, pod, name, request, claimed, claimed.cpus)
+        if isinstance(given, FoundPlacement):
+            return given
+        claimed = given
+    claimed = with_burst_limit(state, pod, request, claimed)
+    nowhere = unmet_limit(state, claimed)
+    if nowhere and pod.qos in STRICT:
+        words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
+        raise PlacementRefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words))
+    try:
+        context = _context(state, pod, name, request, claimed, avoid)
+    except AllocationRefusedError as conflict:
+        verdict = refusal_verdict(conflict)
+        raise PlacementRefusedError(
+            detailed_verdict(verdict, ref, TopologyDecision(verdict, ANYWHERE))
+        ) from conflict
+    if context is None:
+        mems = pool_memory_nodes(state, request, claimed.nodes)
+        placement = pool_placement(claimed.pool, mems, claimed.why, claimed.within, claimed.nodes)
+        return FoundPlacement(placement, problem=claimed.problem or nowhere)
+    decision, unmet_wish = _decide(context)
+    if not decision.verdict.admitted and claimed.count and claimed.problem:
+        # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
+        instead, _ = pool_of(pod)
+        why = f"{claimed.why}; there are not enough: it runs on the {instead} pool"
+        return _find_placement(state, pod, name, request, Claim(instead, why, problem=claimed.problem))
+    if not decision.verdict.admitted:
+        missing = shortfall(context) if decision.verdict.reason == AFFINITY else ()
+        raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
+    placement = _placed(state, pod, name, request, claimed, decision)
+    owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
+    return FoundPlacement(placement, owner, claimed.problem or unmet_wish or nowhere, decision)
+
+
+def _context(
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, avoid: CpuSet | None
+) -> AdmissionContext | None:
+    """Return what the topology manager decides about a container; None where no provider has to be asked."""
+    wanted = claimed.count
+    if not wanted and not request.devices and not state.node.serves(pod):
+        return None
+    asks = pod_requests(pod, name, request, wanted)
+    asked = ProviderRequest(
+        pod, asks, name, request, exclusive=wanted > 0, cpus=wanted, avoid=avoid or CpuSet()
+    )
+    return build_context(state, asked)
+
+
+def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | None]:
+    aside = context.request.pod.aside
+    if aside is None:
+        return decide_with_wishes(context, admit_container)
+    hint = TopologyHint(aside.affinity, aside.preferred)
+    if context.request.cpus <= len(aside.cpus):
+        return allocate(context, hint), None
+    # The sum of the pod did not say that it owns CPUs, so they were not part of what was decided.
+    return admit_container(dataclasses.replace(context, pod_hint=hint)), None
+
+
+def _placed(
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, decision: TopologyDecision
+) -> Placement:
+    granted = decision.granted
+    if claimed.pool is not Pool.OWN:
+        bound = counted_nodes(pod, granted.blocks)
+        mems = bound or pool_memory_nodes(state, request, claimed.nodes)
+        reasons = (claimed.why, counted_memory_reason(bound)) if bound else (claimed.why,)
+        pooled_placement = Placement(
+            claimed.pool, CpuSet(), mems, reasons, within=claimed.within, nodes=claimed.nodes
+        )
+        return with_grants(pooled_placement, granted)
+    cpus = granted.cpus
+    mems, said = owner_memory_nodes(
+        state, request, cpus, f"{pod.key}/{name} {name}", counted_nodes(pod, granted.blocks)
+    )
+    where = named(state.node.machine.nodes_of(cpus))
+    if cpus == state.had(f"{pod.key}/{name}"):
+        why = f"{claimed.why}; keeps the CPUs of its earlier attempt"
+    elif pod.aside is not None and cpus <= pod.aside.cpus:
+        why = f"{claimed.why}; {listed(cpus)} on {where}, set aside for its pod"
+    else:
+        why = f"{claimed.why}; picked {listed(cpus)} on {where}"
+    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *said), claimed.hard), granted)

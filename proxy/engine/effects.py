@@ -1,0 +1,246 @@
+"""What a reservation wants done, as values: the output of ``proxy.engine.reservation.step``.
+
+Effects are performed in the order in which they are given. ``WAITED`` are those whose result comes back as
+an event (``proxy.engine.events``); there is at most one in what a step gives, and it is the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class AbortReason:
+    """Why CPUs are not free.
+
+    Attributes:
+        message: Why, for the operator.
+        cpus: All CPUs that are held by containers that cannot be moved.
+        final: Other CPUs would not help.
+        public: The words for a client, where ``message`` names containers of other pods.
+    """
+
+    message: str
+    cpus: CpuSet = field(default_factory=CpuSet)
+    final: bool = False
+    public: str = ""
+
+    @property
+    def public_message(self) -> str:
+        """The words for the client whose call is rejected."""
+        return self.public or self.message
+
+
+# -- in the state, at once ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HoldCpus:
+    """Take CPUs in the state for the owner: from here on no other plan uses them.
+
+    Attributes:
+        cpus: The CPUs.
+    """
+
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHold:
+    """Give back what is held in the state and not placed. The pools grow, and the kernel follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignReplacement:
+    """Make the held CPUs part of the placements, in place of CPUs that are offline; nothing is held then."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignOwn:
+    """Place the containers on other CPUs of their own.
+
+    Attributes:
+        cpus: The CPUs that they own from now on.
+        hold: What is held besides, so that no other plan uses it.
+    """
+
+    cpus: CpuSet
+    hold: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawPlacement:
+    """Take the container of a create out of state and ledger: its create failed."""
+
+
+# -- at once, to others -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSoon:
+    """Record the placements as they are now, and that no move is under way, without waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReconcile:
+    """Compare the node with the runtime and the machine soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportProblem:
+    """Report something that stops nothing.
+
+    Attributes:
+        message: What, as a constant text.
+        cause: Why.
+    """
+
+    message: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartDeadline:
+    """From now on writes, pauses and reads together have ``callTimeout``; then ``TimedOut``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndDeadline:
+    """What follows has no deadline."""
+
+
+# -- waited for ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLedger:
+    """Record the placements of the containers, and wait until that is durable.
+
+    Of a replacement it is recorded what they are to have.
+
+    Attributes:
+        may_run_on: CPUs to which a move is under way; empty where none is. Where it is not empty, the record
+            of the move names the CPUs that the containers had before, too: those count until it is deleted.
+    """
+
+    may_run_on: CpuSet = field(default_factory=CpuSet)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitInflight:
+    """Wait for calls in flight that can bring CPUs to a container that is not to have them.
+
+    Attributes:
+        cpus: The CPUs.
+    """
+
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitOwnInflight:
+    """Wait for calls in flight for the containers themselves that carry other CPUs.
+
+    Attributes:
+        cpus: The CPUs that calls may carry.
+    """
+
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSharers:
+    """Write the cpuset of every container that shares CPUs, to what the state says then."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOwners:
+    """Write the cpusets of the containers themselves, to what the state says then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCpusets:
+    """Read which CPUs containers may run on.
+
+    Attributes:
+        container_ids: The containers; those of the reservation where empty.
+    """
+
+    container_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait.
+
+    Attributes:
+        seconds: How long.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceElsewhere:
+    """Decide the create again, without CPUs that cannot be freed.
+
+    Attributes:
+        reason: Why they cannot.
+    """
+
+    reason: AbortReason
+
+
+# -- the end ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The CPUs are the owner's; the call goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Everything is as it was before.
+
+    Attributes:
+        reason: Why; None where no one needs to know, as the containers have exited.
+    """
+
+    reason: AbortReason | None = None
+
+
+WAITED = (
+    AppendLedger,
+    AwaitInflight,
+    AwaitOwnInflight,
+    WriteSharers,
+    WriteOwners,
+    ReadCpusets,
+    Pause,
+    PlaceElsewhere,
+)
+Effect = (
+    HoldCpus
+    | ReleaseHold
+    | AssignReplacement
+    | AssignOwn
+    | WithdrawPlacement
+    | RecordSoon
+    | RequestReconcile
+    | ReportProblem
+    | StartDeadline
+    | EndDeadline
+    | AppendLedger
+    | AwaitInflight
+    | AwaitOwnInflight
+    | WriteSharers
+    | WriteOwners
+    | ReadCpusets
+    | Pause
+    | PlaceElsewhere
+    | Commit
+    | Abort
+)

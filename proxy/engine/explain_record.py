@@ -1,0 +1,187 @@
+"""The record of a decision: what was known, what was considered, and the outcome."""
+
+from __future__ import annotations
+
+from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
+from proxy.engine.pool_placement import pool_cpus
+from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
+from proxy.model.explanation import Explanation, Fact, Lack, Moved
+from proxy.model.idset import CpuSet
+from proxy.model.phrases import listed
+from proxy.model.quantity import show_quantity
+from proxy.model.quoting import printable
+from proxy.model.requests import Ask, in_bytes
+from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
+from proxy.pools.claims import whole_cpus
+
+MAX_MOVED = 20
+"""How many of the containers that had to move are named."""
+
+
+def explain(
+    event: str,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    verdict: Verdict,
+    decision: TopologyDecision | None = None,
+    placement: Placement | None = None,
+    after: NodeState | None = None,
+    lacks: tuple[Lack, ...] = (),
+) -> Explanation:
+    """Write the record of a decision.
+
+    Args:
+        event: The call that it answers.
+        pod: The pod.
+        name: The container; empty for the pod as a whole.
+        attempt: Its attempt.
+        request: What the CRI says.
+        verdict: Admit or refuse.
+        decision: What the topology manager decided; None where it was not asked.
+        placement: The placement; None on a refusal.
+        after: The state afterwards.
+        lacks: On a refusal, what was missing.
+    """
+    weighed = decision or TopologyDecision(verdict, ANYWHERE)
+    cpus = weighed.cpus if verdict.admitted else CpuSet()
+    if placement is not None and after is not None:
+        own = placement.own & after.node.machine.online  # offline CPUs may come back
+        cpus = own if placement.pool is Pool.OWN else pool_cpus(after.node, after.pools, placement)
+    return Explanation(
+        event,
+        pod.ref,
+        pod.uid,
+        name,
+        attempt,
+        facts_of(pod, name, request),
+        weighed.said,
+        weighed.merge,
+        weighed.steps,
+        verdict,
+        placement.pool.value if placement else "",
+        cpus,
+        placement.mems if placement else None,
+        tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids if verdict.admitted)
+        or tuple(f"{near.resource}={near.name}" if near.resource else near.name for near in request.devices),
+        placement.reasons if placement else weighed.reasons,
+        lacks=lacks,
+    )
+
+
+def moved_containers(
+    before: NodeState, after: NodeState, shrink: tuple[str, ...]
+) -> tuple[tuple[Moved, ...], int]:
+    """Return the containers that had to leave CPUs: the first of them, and how many more there are."""
+    named: list[Moved] = []
+    for key in shrink[:MAX_MOVED]:
+        old, new = before.containers[key], after.containers[key]
+        named.append(Moved(new.ref, before.wanted(old), after.wanted(new)))
+    return tuple(named), max(0, len(shrink) - MAX_MOVED)
+
+
+def explain_pooled(container: Container, cpus: CpuSet) -> Explanation:
+    """Write the record of a container that could only go to a pool.
+
+    Args:
+        container: The container as placed.
+        cpus: What it runs on.
+    """
+    pod, placement = container.pod, container.placement
+    return Explanation(
+        "CreateContainer",
+        pod.ref,
+        pod.uid,
+        container.name,
+        container.attempt,
+        facts=facts_of(pod, container.name, container.request),
+        pool=placement.pool.value,
+        cpus=cpus,
+        mems=placement.mems,
+        reasons=placement.reasons,
+    )
+
+
+def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
+    """Return what was known about a request, and from where."""
+    facts = [_class(pod)]
+    known = next((a for a in pod.asks.containers if a.name == name), None) if pod.asks else None
+    if known is not None:
+        facts += _requests(known, pod.source)
+    elif pod.asks is not None:
+        names = printable(", ".join(a.name for a in pod.asks.containers))
+        facts.append(Fact("containers", names, pod.source))
+    else:
+        facts += _from_cri(request)
+    if pod.cpuset is not None:
+        facts.append(Fact("CPUs of the pod", listed(pod.cpuset), "its resource-status annotation"))
+    if request.cpuset_cpus:
+        facts.append(Fact("CPUs named", printable(request.cpuset_cpus), "cpuset_cpus of the CRI request"))
+    if request.cpuset_mems:
+        facts.append(
+            Fact("memory nodes named", printable(request.cpuset_mems), "cpuset_mems of the CRI request")
+        )
+    for device in request.devices:
+        what = f"{device.resource} {device.name}" if device.resource else device.name
+        what = printable(what)
+        where = f"near to NUMA nodes {listed(device.nodes)}" if device.nodes else "near to no NUMA node"
+        facts.append(Fact(f"device {what}", where, device.source))
+    facts += _wishes(pod)
+    facts += [Fact("ignored:", fault, "") for fault in pod.defects]
+    return tuple(facts)
+
+
+def _wishes(pod: Pod) -> list[Fact]:
+    """Return what the pod, or a scheduler for it, wants beyond amounts."""
+    wishes = (
+        ("bind policy, required", pod.bind_required, "annotation resource-spec"),
+        ("bind policy, preferred", pod.bind_preferred, "annotation resource-spec"),
+        ("exclusive policy", pod.exclusive, "annotation resource-spec"),
+        ("NUMA topology policy", pod.aligned, "annotation numa-topology-spec"),
+        ("NUMA exclusivity", pod.apart, "annotation numa-topology-spec"),
+        ("wished topology policy", pod.wish_policy, "Volcano's annotation"),
+        ("wished NUMA nodes", pod.wish_nodes, "Volcano's annotation"),
+    )
+    return [Fact(what, str(value), source) for what, value, source in wishes if value]
+
+
+def _class(pod: Pod) -> Fact:
+    if pod.qos is not QosClass.NONE:
+        return Fact("QoS class", pod.qos.value, "the pod's label")
+    return Fact("QoS class", pod.kube_qos.value, "the pod's cgroup parent")
+
+
+def _requests(ask: Ask, source: str) -> list[Fact]:
+    facts = [Fact("kind of container", ask.kind.value, source)]
+    for words, amounts in (("request", ask.requests), ("limit", ask.limits)):
+        facts += [
+            Fact(f"{printable(resource, 63)} {words}", _amount(resource, n), source)
+            for resource, n in amounts.items()
+        ]
+    return facts
+
+
+def _from_cri(request: Request) -> list[Fact]:
+    facts = []
+    if request.cpu_shares > NO_SHARES:
+        count = whole_cpus(request)
+        milli = f"{count} CPUs" if count else f"about {request.cpu_shares * MILLI // 1024}m"
+        facts.append(Fact("cpu request", milli, f"cpu_shares {request.cpu_shares} of the CRI request"))
+    if request.cpu_quota > 0:
+        limit = _amount(CPU, request.cpu_quota * MILLI // (request.cpu_period or 100_000))
+        facts.append(Fact("cpu limit", limit, "cpu_quota and cpu_period of the CRI request"))
+    if request.memory_limit:
+        facts.append(Fact("memory limit", _amount("memory", request.memory_limit), "the CRI request"))
+    facts += [
+        Fact(f"{resource} limit", _amount(resource, size), "the CRI request")
+        for resource, size in request.huge_pages
+    ]
+    return facts
+
+
+def _amount(resource: str, amount: int) -> str:
+    if resource == CPU:
+        return f"{amount}m" if amount % MILLI else f"{amount // MILLI} CPUs"
+    return show_quantity(amount) if in_bytes(resource) else str(amount)

@@ -1,0 +1,94 @@
+"""What must be true of a node at all times, checked on a state. Used by tests, status and the demo."""
+
+from __future__ import annotations
+
+import itertools
+
+from proxy.engine.admission import permitted_claim
+from proxy.engine.owners import owners_of
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Phase, Pool, QosClass
+from proxy.pools.claims import STRICT
+from proxy.pools.pools import Pools, pools_of
+
+
+def violations(state: NodeState) -> list[str]:
+    """Return what is wrong with a state; an empty list when nothing is.
+
+    Checked: no container's CPUs are empty or offline; no CPU has two owners; no container without CPUs of
+    its own runs on owned CPUs (BE may run on those of LSR, and a container on those that a hook was allowed
+    to give it); an LSE or LSR pod that owns CPUs owns exactly those that were named or chosen for it; owners
+    and pools, which a state carries along, follow from its containers. A node of a thousand containers takes
+    milliseconds.
+    """
+    live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
+    return [
+        *_shared_exclusive_cpus(state),
+        *_stale_books(state),
+        *itertools.chain.from_iterable(_of(state, live)),
+    ]
+
+
+def _shared_exclusive_cpus(state: NodeState) -> list[str]:
+    """Return CPUs that have two owners."""
+    owners = state.owners
+    if union(o.cpus.bits for o in owners.values()).bit_count() == sum(len(o.cpus) for o in owners.values()):
+        return []
+    return [
+        f"CPUs {both} are owned by {key} and by {other}"
+        for key, other in itertools.combinations(sorted(owners), 2)
+        if (both := owners[key].cpus & owners[other].cpus)
+    ]
+
+
+def _stale_books(state: NodeState) -> list[str]:
+    """Compare what a state carries along with what follows from its containers."""
+    node, found = state.node, []
+    containers, pods = state.containers.values(), state.pods.values()
+    owners = owners_of(node, containers, state.kubelet, pods, state.holds.values())
+    if owners != state.owners:
+        wrong = sorted(key for key in {*owners, *state.owners} if owners.get(key) != state.owners.get(key))
+        found.append(f"what is owned is not what containers own: {', '.join(wrong)}")
+    system = node.system & node.machine.online
+    pools = pools_of(node.shareable, state.owners.values(), system, state.be_limit)
+    if pools != state.pools:
+        found.append(f"pools are {_words(state.pools)}, and what is left is {_words(pools)}")
+    return found
+
+
+def _words(pools: Pools) -> str:
+    parts = {"shared": pools.shared, "BE": pools.of(Pool.BE)}
+    if pools.system:
+        parts["SYSTEM"] = pools.system
+    return ", ".join(f"{name} {cpus or 'nothing'}" for name, cpus in parts.items())
+
+
+def _of(state: NodeState, live: list[Container]) -> list[list[str]]:
+    """Return what is wrong with each container."""
+    soft = union(o.cpus.bits for o in state.owners.values())
+    hard = union(o.cpus.bits for o in state.owners.values() if o.hard)
+    return [_one(state, container, soft, hard) for container in live]
+
+
+def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[str]:
+    placement, online, found = container.placement, state.node.machine.online, []
+    want = state.wanted(container)
+    if not want:
+        found.append(f"{container.ref} has no CPU")
+    elif not want <= online:
+        found.append(f"{container.ref} has CPUs {want - online} that are not online")
+    if placement.pool is Pool.OWN and not placement.own:
+        found.append(f"{container.ref} owns CPUs, and none are known")
+    elif state.shares(
+        container
+    ):  # as does an owner that has lost all of its CPUs; ``keeper.shortage`` reports that
+        batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
+        if shared := (want - placement.beyond).bits & (hard if batch else soft):
+            found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
+    elif stray := want - placement.own - placement.instead - placement.beyond:
+        found.append(f"{container.ref} has CPUs {stray} that are not its own")
+    named = permitted_claim(state.node, container.pod)[0].cpuset
+    if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:
+        found.append(f"{container.ref} owns CPUs {placement.own} instead of {named}")
+    return found

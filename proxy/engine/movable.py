@@ -1,0 +1,91 @@
+"""Whether a running owner can be moved to other CPUs of its own, and why not.
+
+Theory. A move changes which CPUs an owner has, and nothing else: as many as before, on the NUMA nodes where
+its memory may be. Whatever else was decided for it must hold afterwards, too. So an owner stays where it is
+
+* where another party counts on its CPUs: a scheduler or kubelet has named them, the node chose them for the
+  pod as a whole, or hooks have narrowed the container to some of them;
+* while its own CPUs are in question: some are offline or replaced, or it is being moved already;
+* while one of its containers is not running: the runtime may be at a create or a start with the old CPUs.
+
+The new CPUs must be free: no other owner has them, no ended container or pod counts on them, they are not
+reserved, and the shared pool keeps its floors and a CPU, also while both sets are held.
+"""
+
+from __future__ import annotations
+
+from proxy.engine.limits import floor_cpus
+from proxy.engine.replacement_cpus import cpus_are_named
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, union
+from proxy.model.phrases import counted, listed, nodes
+from proxy.model.workload import Container, Phase, Pool
+
+
+def containers_of(state: NodeState, owner: str) -> tuple[Container, ...]:
+    """Return the containers that have an owner's CPUs; those that have exited have none."""
+    there = state.containers.values()
+    own = (c for c in there if c.owner == owner and c.placement.pool is Pool.OWN)
+    return tuple(c for c in own if c.phase is not Phase.EXITED)
+
+
+def why_not_movable(state: NodeState, owner: str, cpus: CpuSet) -> str:
+    """Return why an owner cannot be moved to some CPUs, in words; empty where it can.
+
+    Args:
+        state: The node as it is.
+        owner: The owner, as ``Container.owner``.
+        cpus: The CPUs that it is to have.
+    """
+    containers = containers_of(state, owner)
+    if not containers:
+        return "it owns no CPUs"
+    if any(hold.owner == owner for hold in state.holds.values()):
+        return "its CPUs are being changed already"
+    return (
+        _fixed(state, containers) or _unfit(state, containers[0], cpus) or _taken(state, containers[0], cpus)
+    )
+
+
+def _fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
+    """Return why the containers must stay on their CPUs."""
+    own, online = containers[0].placement.own, state.node.machine.online
+    for container in containers:
+        placement, pod = container.placement, container.pod
+        if container.phase is not Phase.RUNNING:
+            return f"{container.ref} is not running"
+        if placement.own != own or placement.instead or not own <= online:
+            return f"{container.ref} does not have the CPUs that it was given"
+        if placement.narrowed is not None or placement.beyond:
+            return f"a hook has narrowed {container.ref}"
+        known = state.pods.get(pod.sandbox_id) or pod
+        if known.chosen or known.aside is not None or cpus_are_named(state, container):
+            return f"the CPUs of {container.ref} were named for it, or chosen for its pod"
+    return ""
+
+
+def _unfit(state: NodeState, container: Container, cpus: CpuSet) -> str:
+    """Return why the CPUs are not like those that the owner has."""
+    node, own = state.node, container.placement.own
+    if cpus == own:
+        return f"it is on CPUs {listed(own)} already"
+    if len(cpus) != len(own):
+        return f"it has {counted(len(own), 'CPU')}, not {len(cpus)}"
+    there, mems = node.machine.nodes_of(cpus), state.wanted_mems(container)
+    if not there <= mems:
+        return f"CPUs {listed(cpus)} are on {nodes(there)}, and its memory may be on {nodes(mems)} only"
+    return ""
+
+
+def _taken(state: NodeState, container: Container, cpus: CpuSet) -> str:
+    """Return why the CPUs are not free."""
+    node, own = state.node, container.placement.own
+    others = union(owner.cpus.bits for key, owner in state.owners.items() if key != container.owner)
+    kept = node.cpu.reserved | node.withheld | state.aside(container.pod.key)
+    kept |= state.promised(container.owner) | floor_cpus(state, container.pod) | CpuSet.from_bits(others)
+    usable = node.topology.cpus & node.shareable & node.machine.online
+    if taken := cpus - own - (usable - kept):
+        return f"CPUs {listed(taken)} are not free"
+    if not state.pools.shared - state.aside() - cpus:
+        return "the shared pool would be left empty"
+    return ""

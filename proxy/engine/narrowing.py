@@ -1,0 +1,134 @@
+"""Limits of hooks on the CPUs and memory nodes of a container, as part of its placement.
+
+A hook does not repeat the decision: what was decided stays, and hooks limit what the container uses of it.
+``Placement.narrowed`` are the CPUs that they named. What a container runs on follows from the state as always
+(``NodeState.wanted``): its own CPUs, or those of its pool, *and* named. So a limited container also leaves a
+CPU that is given to an owner, it uses a CPU again that returns to the pool if it was named, and where none of
+the named CPUs is left, it has all that it would have without hooks. A limited owner still owns the rest: no
+other container gets it.
+
+Where the configuration lets hooks give CPUs that have owners, those that the container could not have
+otherwise are kept separately (``Placement.beyond``), and it may run there although others own them.
+
+A new limit replaces the one before, and naming all CPUs ends it. The result is never empty, and never has
+offline CPUs or (without ``beyond``) CPUs of others; ``proxy.engine.invariants`` checks that on each state. A
+NUMA node from which memory was promised is never taken away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from proxy.engine.pool_placement import without_hook_limits
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.phrases import listed
+from proxy.model.phrases import nodes as named
+from proxy.model.workload import Container, Placement
+
+_NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
+_BY = " by hook "
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """The limits that hooks set.
+
+    Attributes:
+        cpus: CPUs; None to leave them.
+        mems: Memory nodes; None to leave them.
+        clear: Whether what hooks named before is dropped.
+        by: The hooks, for messages.
+        mems_by: The hook that named the memory nodes.
+        owned: Whether CPUs may be named that the container could not have otherwise.
+    """
+
+    cpus: CpuSet | None = None
+    mems: Mask | None = None
+    clear: bool = False
+    by: str = ""
+    mems_by: str = ""
+    owned: bool = False
+
+
+def narrowed(
+    state: NodeState, container: Container, limits: Narrowing, seen: CpuSet | None = None
+) -> tuple[Container, str]:
+    """Limit a container.
+
+    Args:
+        state: The node as it is.
+        container: The container, as the state has it.
+        limits: The limits that hooks set.
+        seen: The CPUs that it had to choose from when they were asked; as it is now if None. CPUs that it has
+            lost since are not given to it in addition.
+
+    Returns:
+        The limited container, the same where nothing changes; and what cannot be done, as a sentence.
+    """
+    placement, problems = container.placement, []
+    if limits.clear or limits.cpus is not None:
+        base = state.offered(container) if seen is None else seen
+        placement, problem = _cpus(state, without_hook_limits(placement), limits, base)
+        if problem:
+            placement = container.placement
+            cpus = listed(limits.cpus or CpuSet())
+            problems.append(f"cannot narrow {container.ref} to CPUs {cpus}{_BY}{limits.by}: {problem}")
+    if limits.mems is not None:
+        there = state.node.machine.memory_nodes
+        promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
+        words = (
+            f"cannot bind {container.ref} to memory of {named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
+        )
+        if not limits.mems or not limits.mems <= there:
+            problems.append(f"{words}: there is memory on {named(there)} only")
+        elif not promised <= limits.mems:
+            problems.append(f"{words}: it was promised memory of {named(promised)}")
+        else:
+            reasons = _without(placement.reasons, _MEMORY)
+            why = f"{_MEMORY}{named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
+            placement = dataclasses.replace(placement, mems=limits.mems, reasons=(*reasons, why))
+    if placement == container.placement:
+        return container, "; ".join(problems)
+    return dataclasses.replace(container, placement=placement), "; ".join(problems)
+
+
+def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSet) -> tuple[Placement, str]:
+    placement = dataclasses.replace(placement, reasons=_without(placement.reasons, _NARROWED))
+    cpus = limits.cpus
+    if cpus is None or (base <= cpus and (not limits.owned or cpus & state.node.machine.online <= base)):
+        return placement, ""  # all that it has: a server that answers with what it received
+    outside = cpus & state.node.machine.online - base if limits.owned else CpuSet()
+    if not cpus & base | outside:
+        return placement, f"it has {listed(base)}" if not limits.owned else "none of them is online"
+    why = f"{_NARROWED}{listed(cpus)}{_BY}{limits.by}"
+    if outside:
+        why += _outside(outside)
+    reasons = (*placement.reasons, why)
+    return dataclasses.replace(placement, narrowed=cpus, beyond=outside, reasons=reasons), ""
+
+
+def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    return tuple(reason for reason in reasons if not reason.startswith(kind) or _BY not in reason)
+
+
+def within_its_own(container: Container) -> Container:
+    """Return a container without the CPUs that a hook gave it beyond its own."""
+    placement = container.placement
+    words = _outside(placement.beyond)
+    reasons = tuple(reason.removesuffix(words) for reason in placement.reasons)
+    placement = dataclasses.replace(placement, beyond=CpuSet(), reasons=reasons)
+    return dataclasses.replace(container, placement=placement)
+
+
+def _outside(cpus: CpuSet) -> str:
+    return f", {listed(cpus)} of them although they are not its to have"
+
+
+def lost(state: NodeState, container: Container) -> str:
+    """Return a sentence if none of the CPUs is left that hooks named for a container; else empty."""
+    named_cpus = container.placement.narrowed
+    if named_cpus is None or state.wanted(container) <= named_cpus:
+        return ""
+    return f"nothing is left of CPUs {listed(named_cpus)}, to which a hook has narrowed {container.ref}"

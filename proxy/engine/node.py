@@ -1,0 +1,177 @@
+"""The machine and its rules: what no decision changes.
+
+When CPUs come or go, or other rules are prescribed, there is another ``Node``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.allocation.cpu_policy import CpuPolicy
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.distance import Distances
+from proxy.allocation.koordinator.selection import NodeBinding
+from proxy.allocation.memory.state import MemoryState, Reserved, initial, node_memory
+from proxy.allocation.providers.cpu import CpuProvider
+from proxy.allocation.providers.devices import AssignedDevices, DeviceProvider
+from proxy.allocation.providers.memory import MemoryProvider
+from proxy.allocation.providers.provider import Provider, Serves
+from proxy.model.admission import AdmissionRules
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy
+from proxy.model.machine import Machine
+from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.workload import KubeQos, Placement, Pod, Pool
+from proxy.pools.claims import STRICT
+from proxy.pools.floors import Floors, floors_of
+
+ProviderFactory = Callable[["Node"], Provider | None]
+"""Returns the provider of a node with nothing granted; None where the node does not use it."""
+
+
+def _devices(node: Node) -> Provider | None:
+    return DeviceProvider(node.nodes, DeviceState(node.devices)) if node.devices else None
+
+
+def _assigned_devices(node: Node) -> Provider:
+    return AssignedDevices(node.nodes)
+
+
+def _cpus(node: Node) -> Provider:
+    binding = NodeBinding(node.bind, node.strategy, node.machine.architecture)
+    return CpuProvider(node.machine, node.cpu, binding)
+
+
+def _memory(node: Node) -> Provider | None:
+    return None if node.memory is None else MemoryProvider(node.machine, node.memory, node.follow_mems)
+
+
+PROVIDERS: tuple[ProviderFactory, ...] = (_devices, _assigned_devices, _cpus, _memory)
+"""The providers of every node, in the order in which they are asked and allocate.
+
+kubelet has the same order: device manager, CPU manager, memory manager (kubernetes v1.36,
+pkg/kubelet/cm/container_manager_linux.go ``NewContainerManager``).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The machine and the rules.
+
+    Attributes:
+        machine: The hardware.
+        topology: The same as the allocator reads it.
+        static: Whole-CPU Guaranteed containers get exclusive CPUs (``cpuManagerPolicy: static``).
+        reserved: CPUs that are never given to one container alone (``reservedSystemCPUs``).
+        follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
+        policy, scope: How hints are merged, and for containers or pods.
+        options: How CPUs are chosen.
+        closest: kubelet's ``prefer-closest-numa-nodes``.
+        reserved_memory: ``reservedMemory`` where memory is counted by node; None where it is not.
+        devices: Devices that topoproxy assigns itself, as in a simulation; resource to id to device.
+        reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
+        system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
+        system_alone: Whether no other container uses them.
+        bind: How CPUs of owners are bound on this node (Koordinator's cpu-bind-policy).
+        strategy: Which NUMA nodes are filled first (Koordinator's numa-allocate-strategy).
+        keep_quota: Which owners keep their CFS quota.
+        be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
+        admission: Which pods may own CPUs.
+        factories: What makes the providers of the topology manager.
+        providers: The providers with nothing granted, in the order in which they are asked.
+        serves_all: Whether some provider has to be asked for every container.
+        serves_guaranteed: Whether some provider has to be asked for every container of a Guaranteed pod.
+        accounts: Whether some provider keeps books over the life of containers.
+        shareable: CPUs that pools may use.
+        cpu: Machine, options and reserve as the CPU manager reads them.
+        memory: The memory of the nodes with nothing granted; None where it is not counted.
+        distances: The distance table where ``closest`` is on and the machine reports it.
+        nodes: All NUMA nodes.
+        floors: CPUs of the shared pool that no owner may take.
+    """
+
+    machine: Machine
+    topology: CpuTopology
+    static: bool = False
+    reserved: CpuSet = field(default_factory=CpuSet)
+    follow_mems: bool = True
+    policy: Policy = Policy.NONE
+    scope: Scope = Scope.CONTAINER
+    options: CpuOptions = field(default_factory=CpuOptions)
+    closest: bool = False
+    reserved_memory: Reserved | None = None
+    devices: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
+    reservation: CpuSet = field(default_factory=CpuSet)
+    system: CpuSet = field(default_factory=CpuSet)
+    system_alone: bool = True
+    bind: NodeBindPolicy = NodeBindPolicy.NONE
+    strategy: NumaStrategy = NumaStrategy.NONE
+    keep_quota: KeepQuota = KeepQuota.NEVER
+    be_cpuset: BeCpuset = BeCpuset.NARROW
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    factories: tuple[ProviderFactory, ...] = field(default=PROVIDERS, repr=False)
+    alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
+    """Placements of containers that own nothing, made once for each class (see ``allocation._at_once``)."""
+    shareable: CpuSet = field(init=False, compare=False, repr=False)
+    cpu: CpuPolicy = field(init=False, compare=False, repr=False)
+    memory: MemoryState | None = field(init=False, compare=False, repr=False)
+    distances: Distances | None = field(init=False, compare=False, repr=False)
+    nodes: Mask = field(init=False, compare=False, repr=False)
+    floors: Floors = field(init=False, compare=False, repr=False)
+    providers: tuple[Provider, ...] = field(init=False, compare=False, repr=False)
+    serves_all: bool = field(init=False, compare=False, repr=False)
+    serves_guaranteed: bool = field(init=False, compare=False, repr=False)
+    accounts: bool = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        def found(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        machine = self.machine
+        withheld = self.withheld
+        reserved = (self.reserved | withheld) & self.topology.cpus
+        cpu = CpuPolicy.of(self.topology, self.options, reserved)
+        shareable = machine.online - (reserved if self.options.strict_cpu_reservation else withheld)
+        found("cpu", cpu)
+        found("shareable", shareable or machine.online)
+        found("nodes", Mask(node.id for node in machine.nodes))
+        found("distances", Distances.of(machine) if self.closest else None)
+        found("floors", floors_of(self.admission, machine, self.shareable))
+        counted = self.reserved_memory is not None
+        found("memory", initial(node_memory(machine), self.reserved_memory or {}) if counted else None)
+        providers = tuple(provider for make in self.factories if (provider := make(self)) is not None)
+        served = {provider.serves for provider in providers}
+        found("providers", providers)
+        found("serves_all", Serves.ALL in served)
+        found("serves_guaranteed", not served.isdisjoint((Serves.GUARANTEED, Serves.ALL)))
+        found("accounts", any(provider.accounts for provider in providers))
+
+    def on(self, machine: Machine) -> Node:
+        """Return the node with another machine: CPUs came or went."""
+        topology = CpuTopology.of(machine)
+        return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
+
+    @property
+    def withheld(self) -> CpuSet:
+        """CPUs that neither the shared pool nor new owners use."""
+        return self.reservation | self.system if self.system_alone else self.reservation
+
+    def erases(self, placement: Placement) -> bool:
+        """Return whether a container's request names no CPUs, so that it has those of the groups above it."""
+        return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.narrow
+
+    def serves(self, pod: Pod) -> bool:
+        """Return whether some provider has to be asked for every container of a pod."""
+        return self.serves_all or (self.serves_guaranteed and pod.kube_qos is KubeQos.GUARANTEED)
+
+    def refuses_unplaced(self, pod: Pod) -> bool:
+        """Return whether a pod must not run unplaced, because its class or the topology policy is strict."""
+        return pod.qos in STRICT or (self.policy.is_strict and pod.kube_qos is KubeQos.GUARANTEED)
+
+    @property
+    def decides_pods(self) -> bool:
+        """True where pods are decided as a whole, before their containers come."""
+        return self.scope is Scope.POD and self.policy is not Policy.NONE

@@ -1,0 +1,413 @@
+"""The policy of a node: what the Node object, kubelet and our configuration say, and how it is applied.
+
+Precedence. What an operator writes at the Node object comes first, and our configuration next. Where neither
+says anything, the corresponding setting of kubelet applies, so that a node that is taken over from kubelet
+goes on as before: ``full-pcpus-only`` is ``FullPCPUsOnly``, ``distribute-cpus-across-numa`` is
+``DistributeEvenly``, the policy of its topology manager applies with its scope, and the CPUs that its static
+policy reserves are owned by no container. Koordinator's code lets kubelet's ``full-pcpus-only`` win over a
+label (pkg/scheduler/plugins/nodenumaresource/topology_options.go); its documentation has the order used here,
+with the configuration of the scheduler, which is for all nodes, last.
+
+``None`` in a label is an answer: nothing is prescribed, whatever kubelet and the configuration say. An empty
+text is not. A value that cannot be read counts as absent, and its problem is kept beside the value that
+applies instead. Koordinator knows the scope ``pod`` only; with a label the scope of our configuration is
+kept.
+
+Change at run time. The policy may change at any moment while containers run. Owners keep their CPUs, also
+those that are reserved from now on: taking CPUs from a running owner would break a promise, and they return
+when it ends. Pools follow at once. So a reservation that is possible on an empty node may leave the shared
+pool empty on this one; then it is rejected, tried again as owners go, and the old reservation stays in
+effect. The same holds for class SYSTEM; each is applied by itself if both together are not possible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.koordinator.bind_request import ARM
+from proxy.allocation.packed import NotEnoughCpus, take_packed
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.errors import ConfigError
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import KUBERNETES, NodeBindPolicy, NumaPolicy, NumaStrategy
+from proxy.model.kubelet import CpuManager
+from proxy.model.machine import Machine
+from proxy.model.node_object import NodeMeta
+from proxy.model.options import Policy, Scope, TopologyOptions, check_cpu_options, check_topology_options
+from proxy.model.workload import Phase, Placement, Pool
+from proxy.pools.node_keys import (
+    AMPLIFICATION,
+    BIND_POLICY,
+    NUMA_POLICY,
+    NUMA_RESERVATION,
+    NUMA_STRATEGY,
+    RESERVATION,
+    SYSTEM_QOS,
+    Reservation,
+    amplification_ratios,
+    read_label,
+    reservation,
+    system_qos,
+)
+
+T_co = TypeVar("T_co", covariant=True)
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyValue(Generic[T_co]):
+    """One value that applies.
+
+    Attributes:
+        value: The value.
+        source: Where it was set, in words.
+        problem: What is wrong with a value that was set elsewhere; empty where nothing is.
+    """
+
+    value: T_co
+    source: str = DEFAULT
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePolicy:
+    """The policy that applies on a node.
+
+    Attributes:
+        bind: How CPUs of owners are bound.
+        strategy: Which NUMA nodes are filled first.
+        policy, scope: Of the topology manager.
+        reserved: CPUs that no container owns (``reservedSystemCPUs``).
+        reservation: CPUs that neither pools nor owners use.
+        apply_policy: What a scheduler does with the reservation; the node keeps the CPUs in any case.
+        system: CPUs of class SYSTEM.
+        system_alone: Whether no other container uses them.
+        amplification: Resource to how many times a scheduler counts it.
+        numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
+    """
+
+    bind: PolicyValue[NodeBindPolicy]
+    strategy: PolicyValue[NumaStrategy]
+    policy: PolicyValue[Policy]
+    scope: PolicyValue[Scope]
+    reserved: PolicyValue[CpuSet]
+    reservation: PolicyValue[CpuSet]
+    apply_policy: PolicyValue[str]
+    system: PolicyValue[CpuSet]
+    system_alone: PolicyValue[bool]
+    amplification: PolicyValue[Mapping[str, float]]
+    numa_reservation: PolicyValue[bool]
+
+    def on(self, node: Node) -> Node:
+        """Return a node with these rules."""
+        return dataclasses.replace(
+            node,
+            bind=self.bind.value,
+            strategy=self.strategy.value,
+            policy=self.policy.value,
+            scope=self.scope.value,
+            reserved=self.reserved.value,
+            reservation=self.reservation.value,
+            system=self.system.value,
+            system_alone=self.system_alone.value,
+            alike=dict[object, Placement](),
+        )
+
+    def named(self) -> dict[str, PolicyValue[object]]:
+        """Return all values under the names of the configuration."""
+        return {
+            "cpuBindPolicy": self.bind,
+            "numaAllocateStrategy": self.strategy,
+            "topologyManagerPolicy": self.policy,
+            "topologyManagerScope": self.scope,
+            "reservedSystemCPUs": self.reserved,
+            "reservedCPUs": self.reservation,
+            "applyPolicy": self.apply_policy,
+            "systemCPUs": self.system,
+            "systemCPUsExclusive": self.system_alone,
+            "amplification": self.amplification,
+            "numaReservation": self.numa_reservation,
+        }
+
+
+APPLY = ("", "Default", "ReservedCPUsOnly")
+"""Values of a reservation's ``applyPolicy``."""
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+"""As kubelet reads its options."""
+
+
+def read_node_policy(
+    base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuManager | None
+) -> NodePolicy:
+    """Return the policy that applies.
+
+    Args:
+        base: The node as our configuration has it. CPUs for a reservation that only has a count are chosen
+            on its machine, so that they stay the same when others go offline.
+        machine: The machine as it is now.
+        meta: The Node object; None where there is none.
+        kubelet: What its CPU and topology managers do; None where it is not known.
+    """
+    said, told = meta or NodeMeta(), kubelet or CpuManager()
+    policy, scope = _policy(base, said, told)
+    kept, apply_policy = _reservation(base, machine, said)
+    system, alone = _system(base, machine, said)
+    ratios, no_ratios = amplification_ratios(said.annotations)
+    return NodePolicy(
+        _bind(base, said, told),
+        _strategy(base, said, told),
+        policy,
+        scope,
+        _reserved(base, machine, told),
+        kept,
+        apply_policy,
+        system,
+        alone,
+        PolicyValue(ratios or {}, _source_annotation(AMPLIFICATION) if ratios else DEFAULT, no_ratios),
+        _numa_reservation(said),
+    )
+
+
+def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[Reservation, str]:
+    """Read the node's reservation, with CPUs where it only has a count; and what is wrong with it.
+
+    The CPUs are those that kubelet would reserve for the count (koordinator a7a1b76,
+    pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go).
+    """
+    found, problem = reservation(annotations)
+    if found.text:
+        return found.with_cpus(found.cpus), problem
+    try:
+        return found.with_cpus(take_packed(topology, topology.cpus, found.count)), problem
+    except NotEnoughCpus as error:
+        return found.with_cpus(CpuSet()), problem or f"cannot choose CPUs for the node's reservation: {error}"
+
+
+def _bind(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NodeBindPolicy]:
+    value, key, problem = read_label(NodeBindPolicy, BIND_POLICY, said.labels)
+    whole = NodeBindPolicy.FULL_PCPUS_ONLY
+    if key:
+        if value is NodeBindPolicy.SPREAD_BY_PCPUS and _whole_cores_only(base):
+            arch = base.machine.architecture
+            problem = f"{value} is not available on {arch}: pods that own CPUs are refused"
+        return PolicyValue(value, _source_label(key), problem)
+    if base.bind is NodeBindPolicy.NONE and _kubelet_option(told, "full-pcpus-only"):
+        return PolicyValue(whole, _source_kubelet("full-pcpus-only", told, "options"), problem)
+    return PolicyValue(base.bind, _source_config("koordinator.cpuBindPolicy", base.bind), problem)
+
+
+def _whole_cores_only(base: Node) -> bool:
+    return base.machine.architecture in ARM and base.topology.cpus_per_core > 1
+
+
+def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NumaStrategy]:
+    value, key, problem = read_label(NumaStrategy, NUMA_STRATEGY, said.labels)
+    if key:
+        return PolicyValue(value, _source_label(key))
+    if base.strategy is NumaStrategy.NONE and _kubelet_option(told, "distribute-cpus-across-numa"):
+        source = _source_kubelet("distribute-cpus-across-numa", told, "options")
+        return PolicyValue(NumaStrategy.DISTRIBUTE_EVENLY, source, problem)
+    return PolicyValue(
+        base.strategy, _source_config("koordinator.numaAllocateStrategy", base.strategy), problem
+    )
+
+
+def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[PolicyValue[Policy], PolicyValue[Scope]]:
+    value, key, problem = read_label(NumaPolicy, NUMA_POLICY, said.labels)
+    scope = PolicyValue(base.scope, _source_config("topologyManagerScope", base.scope is not Scope.CONTAINER))
+    if key:
+        return PolicyValue(KUBERNETES[value], _source_label(key)), scope
+    kubelets = told.topology_policy
+    if base.policy is Policy.NONE and kubelets in tuple(Policy) and kubelets != Policy.NONE:
+        if told.topology_scope in tuple(Scope):
+            source = _source_kubelet("topologyManagerScope", told, "topology_scope")
+            scope = PolicyValue(Scope(told.topology_scope), source)
+        source = _source_kubelet("topologyManagerPolicy", told, "topology_policy")
+        return PolicyValue(Policy(kubelets), source, problem), scope
+    own = base.policy is not Policy.NONE
+    return PolicyValue(base.policy, _source_config("topologyManagerPolicy", own), problem), scope
+
+
+def _reserved(base: Node, machine: Machine, told: CpuManager) -> PolicyValue[CpuSet]:
+    own = _source_config("reservedSystemCPUs, or the amounts,", base.reserved)
+    kubelets = told.reserved & machine.present
+    if base.reserved or told.policy != "static" or not kubelets:
+        return PolicyValue(base.reserved, own)
+    return PolicyValue(kubelets, _source_kubelet("reserve", told, "reserved"))
+
+
+def _reservation(
+    base: Node, machine: Machine, said: NodeMeta
+) -> tuple[PolicyValue[CpuSet], PolicyValue[str]]:
+    found, problem = node_reservation(said.annotations, base.topology)
+    cpus, absent = _present(found.cpus, machine, RESERVATION)
+    problem = problem or absent
+    apply_policy = PolicyValue(APPLY[1])
+    if found.policy in APPLY[1:]:
+        apply_policy = PolicyValue(found.policy, _source_annotation(RESERVATION))
+    elif found.policy:
+        wrong = f"{found.policy!r:.60} is not one of {', '.join(APPLY[1:])}"
+        apply_policy = PolicyValue(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {wrong}")
+    if cpus:
+        return PolicyValue(cpus, _source_annotation(RESERVATION), problem), apply_policy
+    source = _source_config("koordinator.reservedCPUs", base.reservation)
+    return PolicyValue(base.reservation, source, problem), apply_policy
+
+
+def _system(base: Node, machine: Machine, said: NodeMeta) -> tuple[PolicyValue[CpuSet], PolicyValue[bool]]:
+    found, problem = system_qos(said.annotations)
+    cpus, absent = _present(found.cpus, machine, SYSTEM_QOS)
+    problem = problem or absent
+    if cpus:
+        alone = PolicyValue(found.exclusive, _source_annotation(SYSTEM_QOS))
+        return PolicyValue(cpus, _source_annotation(SYSTEM_QOS), problem), alone
+    source = _source_config("koordinator.systemCPUs", base.system)
+    alone = PolicyValue(
+        base.system_alone, _source_config("koordinator.systemCPUsExclusive", not base.system_alone)
+    )
+    return PolicyValue(base.system, source, problem), alone
+
+
+def _present(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
+    """Return the CPUs that the machine has, offline ones too, and a problem that names the others."""
+    absent = cpus - machine.present
+    problem = f"annotation {key}: there is no CPU {absent} here (CPUs: {machine.present})"
+    return cpus & machine.present, problem if absent else ""
+
+
+def _numa_reservation(said: NodeMeta) -> PolicyValue[bool]:
+    text = said.labels.get(NUMA_RESERVATION, "")
+    if text in ("true", "false"):
+        return PolicyValue(text == "true", _source_label(NUMA_RESERVATION))
+    problem = f"label {NUMA_RESERVATION}: {text!r:.60} is neither true nor false" if text else ""
+    return PolicyValue(value=False, problem=problem)
+
+
+def _kubelet_option(told: CpuManager, name: str) -> bool:
+    # The options of a policy that is not in effect are ignored.
+    return told.policy == "static" and told.options.get(name) in TRUE
+
+
+def _source_label(key: str) -> str:
+    return f"label {key} of the Node object"
+
+
+def _source_annotation(key: str) -> str:
+    return f"annotation {key} of the Node object"
+
+
+def _source_kubelet(name: str, told: CpuManager, attribute: str) -> str:
+    where = told.sources.get(attribute, "")
+    return f"kubelet's {name} ({where})" if where else f"kubelet's {name}"
+
+
+def _source_config(name: str, given: object) -> str:
+    return f"{name} of the configuration" if given else DEFAULT
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPolicy:
+    """The result of applying a policy.
+
+    Attributes:
+        state: The state under the policy in effect.
+        policy: The policy in effect, with what is wrong with other values.
+        notes: Owners of CPUs that are reserved now, one sentence each.
+    """
+
+    state: NodeState
+    policy: NodePolicy
+    notes: tuple[str, ...] = ()
+
+
+def apply_node_policy(
+    state: NodeState, policy: NodePolicy, before: NodePolicy, options: TopologyOptions
+) -> AppliedPolicy:
+    """Apply a policy to a running node, as far as possible.
+
+    Args:
+        state: The node as it is.
+        policy: The policy that was read.
+        before: The policy in effect.
+        options: Of the topology manager, as our configuration has them.
+    """
+    problem = _policy_problem(policy.on(state.node), options)
+    if problem:
+        policy = dataclasses.replace(
+            policy, policy=_keep_previous(before.policy, problem), scope=before.scope
+        )
+    if policy.on(state.node) == state.node:
+        return AppliedPolicy(state, policy)
+    after = state.under(policy.on(state.node))
+    if _shared_pool_empty(after):
+        policy = _applicable(state, policy, before)
+        if policy.on(state.node) == state.node:
+            return AppliedPolicy(state, policy)
+        after = state.under(policy.on(state.node))
+    return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)))
+
+
+def _applicable(state: NodeState, policy: NodePolicy, before: NodePolicy) -> NodePolicy:
+    """Return the part of a policy that can be applied, where all of it cannot."""
+    parts = (
+        ("reserved", (), "keep CPUs {} from the shared pool (strict-cpu-reservation)"),
+        ("reservation", (), "keep CPUs {} back"),
+        ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
+    )
+    names = [name for main, more, _ in parts for name in (main, *more)]
+    found = dataclasses.replace(policy, **{name: getattr(before, name) for name in names})
+    for main, more, what in parts:
+        new = dataclasses.replace(found, **{name: getattr(policy, name) for name in (main, *more)})
+        if not _shared_pool_empty(state.under(new.on(state.node))):
+            found = new
+            continue
+        words = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
+        found = dataclasses.replace(found, **{main: _keep_previous(getattr(before, main), words)})
+    return found
+
+
+def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
+    stays = str(before.value) or "none"
+    return dataclasses.replace(before, problem=f"{problem} (the previous value stays in effect: {stays})")
+
+
+def _shared_pool_empty(state: NodeState) -> bool:
+    """Return whether containers without exclusive CPUs would have none, now or when promises are kept."""
+    # Where all CPUs are reserved, all are shareable: containers have to run somewhere.
+    return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.aside()
+
+
+def _policy_problem(node: Node, options: TopologyOptions) -> str:
+    """Return why a topology policy is not possible on this machine or with other settings; empty if it is."""
+    machine = node.machine
+    count = len(machine.nodes)
+    distances = all(len(each.distance) == count for each in machine.nodes)
+    try:
+        check_cpu_options(node.options, node.policy, len(machine.packages), count)
+        check_topology_options(options, node.policy, count, distances=distances)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _owners_of_reserved(before: NodeState, after: NodeState) -> list[str]:
+    """Return sentences about owners of CPUs that are reserved now and were not before."""
+    new = after.node.withheld - before.node.withheld
+    held: dict[str, CpuSet] = {}
+    for container in after.containers.values():
+        clash = container.placement.own & new
+        if clash and container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
+            held[container.ref] = clash
+    return [
+        f"CPUs {cpus} are kept back now, and {ref} owns them: it keeps them until it ends"
+        for ref, cpus in sorted(held.items())
+    ]

@@ -1,0 +1,183 @@
+"""Pods that are aligned by themselves: Koordinator's ``numa-topology-spec`` applied on a node.
+
+Such a pod is decided as a whole when its sandbox is created, whatever the scope of the node is; where a
+scheduler has decided already, there is nothing to decide. Sets of NUMA nodes are tried by size. Those that
+have what the pod asks for are hints, with a score that says how full or how empty they would be; the policy
+of the pod merges one hint from those of CPUs, memory and devices. The policies of pod and node must be the
+same where both have one. A pod may also keep apart: one that spans NUMA nodes from nodes with pods on one
+node only, and the other way round.
+
+Exclusive CPUs are then divided evenly over the chosen nodes. A pod that shares CPUs is bound to the part of
+its pool that lies on them. All CPUs of that part count as free, because what others use of it is not known
+here.
+
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource (hints and amounts) and
+pkg/scheduler/frameworkext/topologymanager (policies and merge).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
+from proxy.allocation.koordinator.bind import usable
+from proxy.allocation.koordinator.hints import Answer, ScoredHint
+from proxy.allocation.koordinator.node_shares import Amounts
+from proxy.allocation.koordinator.scored_hints import node_status, policy_of, score_of, scored_hints
+from proxy.allocation.koordinator.scored_merge import Tenancy, align
+from proxy.allocation.memory import request as memory_request
+from proxy.allocation.merge_record import record_answer
+from proxy.allocation.policies import UNALIGNED
+from proxy.allocation.providers.cpu import CpuProvider
+from proxy.allocation.providers.devices import DEVICES
+from proxy.allocation.providers.memory import MemoryProvider
+from proxy.allocation.providers.provider import Provider
+from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import AdmissionContext, TopologyDecision
+from proxy.model.explanation import Merge
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
+from proxy.model.options import Scope
+from proxy.model.requests import Kind, in_bytes
+from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
+from proxy.pools.claims import pool_of
+
+
+def wants_alignment(pod: Pod) -> bool:
+    """Return whether a pod asks to be aligned by itself, and the node has to decide it."""
+    undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
+    return pod.aligned is not NumaPolicy.NONE and undecided
+
+
+def shared_request_milli(pod: Pod, total: Request) -> int:
+    """Return what a pod that shares CPUs asks for, in thousandths; 0 where it is not known."""
+    if pod.asks is not None:
+        return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR))
+    return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
+
+
+def bind_to_nodes(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
+    """Return a pod that shares CPUs bound to the NUMA nodes of a hint; unbound where these are all."""
+    if hint.affinity is None or hint.affinity == nodes:
+        return pod
+    return dataclasses.replace(pod, nodes=hint.affinity)
+
+
+P = TypeVar("P", bound=Provider)
+_KOORDINATORS = {kubernetes: own for own, kubernetes in KUBERNETES.items()}
+
+
+def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
+    """Decide on which NUMA nodes a pod runs; nothing is granted yet.
+
+    Args:
+        state: The node as it is.
+        context: The request and what is there; the pod wants to be aligned (``wants_alignment``).
+        milli: Thousandths of a CPU that the pod asks for.
+
+    Raises:
+        PolicyConflictError: The node has another policy.
+        BindError: CPUs cannot be bound as the pod or the node requires.
+    """
+    node, pod, asks = state.node, context.request.pod, context.request.asks
+    policy = policy_of(pod.aligned, _KOORDINATORS[node.policy])
+    requests: dict[str, int] = {CPU: milli} if milli else {}
+    memory = _provider(context, MemoryProvider)
+    if memory is not None and memory.wants(context.request) and not memory.bound:
+        requests |= memory_request.pod_amounts(asks)
+    total, free = _amounts(state, context, requests)
+    strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
+
+    def fits(nodes: Mask) -> bool:
+        return all(sum(free[n].get(r, 0) for n in nodes) >= amount for r, amount in requests.items())
+
+    def score(nodes: Mask) -> int:
+        return score_of(requests, free, total, nodes, strategy)
+
+    found = scored_hints(requests, free, fits, policy, score)
+    answers: list[Answer] = [found, *_unscored(context)]
+    tenancy = Tenancy(pod.apart, node_status(_tenants(state, pod)))
+    aligned = align(policy, answers, node.nodes, tenancy)
+    hint = TopologyHint(aligned.hint.affinity, aligned.hint.preferred)
+    said = tuple(
+        record for name, hints in _hints_by_provider(answers) for record in record_answer(name, hints)
+    )
+    merge = Merge(str(policy), Scope.POD.value, hint, blame=aligned.reasons)
+    return TopologyDecision(Verdict() if aligned.admitted else UNALIGNED, hint, said=said, merge=merge)
+
+
+def _amounts(
+    state: NodeState, context: AdmissionContext, requests: Amounts
+) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
+    """Return what every NUMA node has, and what it could still give, of the requested resources."""
+    node = state.node
+    cpus = _free_cpus(state, context, requests.get(CPU, 0) // MILLI)
+    total: dict[int, dict[str, int]] = {}
+    free: dict[int, dict[str, int]] = {}
+    for place in node.machine.nodes:
+        if CPU in requests:
+            total.setdefault(place.id, {})[CPU] = len(place.cpus) * MILLI
+            free.setdefault(place.id, {})[CPU] = len(place.cpus & cpus) * MILLI
+        counted = state.memory.nodes.get(place.id) if state.memory is not None else None
+        for resource in requests.keys() - {CPU} if counted is not None else ():
+            assert counted is not None
+            table = counted.table(resource)
+            total.setdefault(place.id, {})[resource] = table.allocatable
+            free.setdefault(place.id, {})[resource] = table.free
+    return total, free
+
+
+def _free_cpus(state: NodeState, context: AdmissionContext, count: int) -> CpuSet:
+    provider = _provider(context, CpuProvider)
+    if provider is None or not context.request.exclusive:
+        return state.pools.of(pool_of(context.request.pod)[0])
+    free = provider.free(context.request)
+    return usable(state.node.topology, free, provider.binding.request, count) if provider.binding else free
+
+
+def _provider(context: AdmissionContext, kind: type[P]) -> P | None:
+    return next((each for each in context.providers if isinstance(each, kind)), None)
+
+
+def _unscored(context: AdmissionContext) -> Iterable[Answer]:
+    """Return the hints of all providers but those of CPUs and memory, whose amounts are scored."""
+    for provider in context.providers:
+        if isinstance(provider, CpuProvider | MemoryProvider):
+            continue
+        yield {
+            resource: tuple(ScoredHint(h.affinity, h.preferred) for h in each or ())
+            for resource, each in (provider.hints(context.request) or {}).items()
+            if each is not None
+        }
+
+
+def _hints_by_provider(
+    answers: Iterable[Answer],
+) -> Iterable[tuple[str, Mapping[str, tuple[TopologyHint, ...]]]]:
+    for answer in answers:
+        for resource, hints in (answer or {}).items():
+            provider = resource if resource == CPU else "memory" if in_bytes(resource) else DEVICES
+            yield provider, {resource: tuple(TopologyHint(h.affinity, h.preferred) for h in hints or ())}
+
+
+def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
+    """Return the NUMA nodes of every other pod that is bound to some."""
+    machine = state.node.machine
+    owned: dict[str, int] = {}
+    for container in state.containers.values():
+        if container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
+            key = container.pod.key
+            owned[key] = owned.get(key, 0) | container.placement.own.bits
+    bound: dict[str, Mask] = {}
+    for other in state.pods.values():
+        if other.aside is not None:
+            owned[other.key] = owned.get(other.key, 0) | other.aside.cpus.bits
+        if other.nodes:
+            bound[other.key] = other.nodes
+    for key, bits in owned.items():
+        if bits:
+            bound[key] = machine.nodes_of(CpuSet.from_bits(bits))
+    return [nodes for key, nodes in bound.items() if key != pod.key and nodes]

@@ -1,0 +1,181 @@
+"""Placements on CPUs that a scheduler or kubelet has chosen already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.allocation.providers.provider import ProviderRequest
+from proxy.engine.admission_context import build_context, pod_requests
+from proxy.engine.admit import detailed_verdict
+from proxy.engine.memory_nodes import counted_nodes, owner_memory_nodes
+from proxy.engine.state import NodeState, with_grants
+from proxy.engine.topology_manager import TopologyDecision, allocate
+from proxy.model.admission import Rule
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.explanation import Lack
+from proxy.model.grants import Grants
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet
+from proxy.model.phrases import listed
+from proxy.model.workload import Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.pools.claims import STRICT, Claim, pool_of
+
+MAX_NAMED_HOLDERS = 4
+"""How many conflicting owners a message names."""
+
+
+class PlacementRefusedError(Exception):
+    """A container cannot be placed."""
+
+    def __init__(
+        self,
+        verdict: Verdict,
+        decision: TopologyDecision | None = None,
+        lacks: tuple[Lack, ...] = (),
+        limit: Rule | None = None,
+    ) -> None:
+        super().__init__(verdict.operator_message)
+        self.verdict = verdict
+        self.decision = decision
+        self.lacks = lacks
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlacement:
+    """A placement with the owner of its CPUs, what was wrong, and the decision of the topology manager."""
+
+    placement: Placement
+    owner: str = ""
+    problem: str = ""
+    decision: TopologyDecision | None = None
+
+
+def place_on_named_cpus(
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, cpus: CpuSet
+) -> FoundPlacement | Claim:
+    """Place a container on the CPUs that the scheduler or kubelet chose for it.
+
+    Returns:
+        The placement; or, where the container cannot have these CPUs, the claim that is left.
+
+    Raises:
+        PlacementRefusedError: It cannot have them and must not run without, or another resource is missing.
+    """
+    owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
+    ref = f"{pod.ref}/{name}"
+    others = state.aside(pod.key)
+    mine = {owner} if claimed.per_pod else {owner, *_owners_of_init_containers(state, pod)}
+    for key, held in state.owners.items():
+        if key not in mine:
+            others |= held.cpus
+    conflict = _conflict(state, cpus, others, owner)
+    if conflict is not None:
+        return _fall_back(state, pod, claimed, conflict, ref)
+    decision = _grant_others(state, pod, name, request, cpus)
+    if decision is not None and not decision.verdict.admitted:
+        raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision)
+    granted = decision.granted if decision else Grants()
+    mems, said = owner_memory_nodes(
+        state, request, cpus, f"{owner} {name}", counted_nodes(pod, granted.blocks)
+    )
+    placement = with_grants(Placement(Pool.OWN, cpus, mems, (claimed.why, *said), claimed.hard), granted)
+    return FoundPlacement(placement, owner, claimed.problem, decision)
+
+
+def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
+    """Return the owners of a pod whose containers do not exist yet, by kubelet's state.
+
+    kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
+    """
+    here = {c.owner for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
+    return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - here
+
+
+def _grant_others(
+    state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet
+) -> TopologyDecision | None:
+    """Grant the other resources to a container whose CPUs are named, near to them where possible."""
+    node = state.node
+    if not node.serves(pod):
+        return None
+    asks = pod_requests(pod, name, request, 0)
+    context = build_context(state, ProviderRequest(pod, asks, name, request, exclusive=False))
+    homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
+    near = allocate(context, TopologyHint(homes or None, preferred=False))
+    return near if near.verdict.admitted else allocate(context, TopologyHint(None, preferred=False))
+
+
+def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> CpuConflict | None:
+    """Return why a container cannot have the CPUs that were chosen for it; None where it can."""
+    clash = cpus & others
+    if clash:
+        holders = {
+            c.ref if "/" in c.owner else c.pod.ref
+            for c in state.containers.values()
+            if c.owner not in ("", owner)
+            and c.owner in state.owners
+            and not c.placement.own.isdisjoint(clash)
+        }
+        holders |= {
+            f"{p.ref} (set aside)"
+            for p in state.pods.values()
+            if p.aside is not None and p.key != owner and not p.aside.cpus.isdisjoint(clash)
+            if p.ref not in holders
+        }
+        here = {c.owner for c in state.containers.values()}
+        holders |= {
+            f"{key} (by kubelet's CPU manager)"
+            for key, held in state.owners.items()
+            if key not in here and key != owner and not held.cpus.isdisjoint(clash)
+        }
+        named = sorted(holders)
+        if len(named) > MAX_NAMED_HOLDERS:
+            named[MAX_NAMED_HOLDERS:] = [f"{len(named) - MAX_NAMED_HOLDERS} more"]
+        taken = f"CPUs {listed(clash)} are owned by"
+        whose = "another pod" if len(holders) == 1 else "other pods"
+        return CpuConflict("CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already")
+    if state.node.shareable <= cpus | others:
+        return CpuConflict("SharedPoolExhausted", "the shared pool would be left empty")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuConflict:
+    """Why a container cannot have the CPUs that were named.
+
+    Attributes:
+        reason: As in ``Verdict``.
+        words: The cause for operators.
+        public: The cause without names of other pods; empty where ``words`` has none.
+    """
+
+    reason: str
+    words: str
+    public: str = ""
+
+    def verdict(self, what: str, *, name_others: bool) -> Verdict:
+        """Return the verdict that ``what`` cannot be done."""
+        detail = f"cannot {what}: {self.words}"
+        if name_others or not self.public:
+            return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, detail)
+        return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
+
+
+def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict, ref: str) -> Claim:
+    """Continue without the CPUs: LSE and LSR pods are refused, the others run on their pool.
+
+    Where kubelet's CPU manager named them for one container, as many others are chosen.
+    """
+    if pod.qos in STRICT:
+        name_others = state.node.admission.name_others
+        what = f"give CPUs {listed(claimed.cpus or CpuSet())} to {ref}"
+        raise PlacementRefusedError(conflict.verdict(what, name_others=name_others))
+    words = conflict.words
+    fault = InputDefect(words, DefectKind.OVERLAP)
+    if not claimed.per_pod and claimed.cpus:
+        why = f"{claimed.why}, but {words}: others are chosen"
+        return Claim(Pool.OWN, why, count=len(claimed.cpus), hard=claimed.hard, problem=fault)
+    pool, _ = pool_of(pod)
+    return Claim(pool, f"{claimed.why}, but {words}: it runs on the {pool} pool", problem=fault)

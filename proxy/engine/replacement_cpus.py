@@ -1,0 +1,119 @@
+"""Owners with offline CPUs, and the CPUs that replace those meanwhile.
+
+An owner keeps what it was given: a CPU that went offline comes back, and belongs to it again. Until then it
+has the CPUs that are left, and as many free CPUs as are missing, if there are any:
+
+* Only CPUs that were chosen here are replaced. A scheduler or kubelet that named CPUs keeps account of them,
+  and would assign the replacements to another container.
+* They are chosen as for a new container, on the NUMA nodes where the others are; elsewhere only where the
+  topology policy is not strict. Where whole cores are wanted, only whole cores are replacements (with SMT
+  switched off, a core is one CPU).
+* They are never the last CPUs of the shared pool nor those of its floors, and never those that are
+  promised to another container.
+
+They are part of the placement (``Placement.instead``), so they survive a restart. ``NodeState.wanted`` uses
+as many of them as are missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.allocation.cpu_policy import take
+from proxy.engine.admission import assigned_cpus
+from proxy.engine.limits import floor_cpus
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, union
+from proxy.model.koordinator import BindPolicy
+from proxy.model.workload import Container, Phase, Pool
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCpus:
+    """An owner with offline CPUs, or with replacements.
+
+    Attributes:
+        owner: The owner, as ``Container.owner``.
+        containers: Those that share the CPUs.
+        own: What was promised.
+        away: The part of it that is offline.
+        instead: The replacements that are online.
+    """
+
+    owner: str
+    containers: tuple[Container, ...]
+    own: CpuSet
+    away: CpuSet
+    instead: CpuSet
+
+    @property
+    def missing(self) -> int:
+        """How many CPUs it still lacks."""
+        return max(len(self.away) - len(self.instead), 0)
+
+
+def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
+    """Return the owners with offline CPUs or with replacements; mostly none."""
+    online = state.node.machine.online
+    groups: dict[str, list[Container]] = {}
+    for container in state.containers.values():
+        placement = container.placement
+        if placement.pool is not Pool.OWN or container.phase in (Phase.EXITED, Phase.CREATING):
+            continue
+        if placement.instead or not placement.own <= online:
+            groups.setdefault(container.owner, []).append(container)
+    found = []
+    for owner, group in sorted(groups.items()):
+        own = CpuSet.from_bits(union(c.placement.own.bits for c in group))
+        instead = CpuSet.from_bits(union(c.placement.instead.bits for c in group)) & online
+        found.append(MissingCpus(owner, tuple(group), own, own - online, instead))
+    return found
+
+
+def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
+    """Choose CPUs that replace the missing ones; fewer, or none, where there are not enough."""
+    node, wanted = state.node, short.missing
+    first = short.containers[0]
+    if not wanted or any(cpus_are_named(state, c) for c in short.containers):
+        return CpuSet()
+    if any(hold.owner == short.owner for hold in state.holds.values()):
+        return CpuSet()  # its CPUs are being changed; what is missing then is replaced afterwards
+    mine = state.owners[short.owner].cpus if short.owner in state.owners else CpuSet()
+    taken = union(owner.cpus.bits for owner in state.owners.values())
+    kept = (node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(short.owner)).bits
+    free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | kept))
+    free -= floor_cpus(state, first.pod)
+    wanted = min(wanted, len(state.pools.shared - state.aside()) - 1)
+    if wanted <= 0:
+        return CpuSet()
+    homes = node.machine.nodes_of(mine) or first.placement.mems
+    near = free & node.machine.cpus_of(homes)
+    whole = node.options.full_pcpus_only or first.pod.bind_required is BindPolicy.FULL_PCPUS
+    crosses = not node.policy.is_strict
+    if whole:
+        return _whole_cores(state, near, free - near if crosses else CpuSet(), wanted)
+    found = take(node.topology, node.options, near, min(wanted, len(near)))
+    if crosses and len(found) < wanted:
+        far = free - near
+        found |= take(node.topology, node.options, far, min(wanted - len(found), len(far)))
+    return found
+
+
+def cpus_are_named(state: NodeState, container: Container) -> bool:
+    """Return whether a scheduler, or kubelet's CPU manager, has named a container's CPUs."""
+    pod, own = container.pod, str(container.placement.own)
+    if not pod.chosen and assigned_cpus(state.node, pod):
+        return True
+    if container.name in state.kubelet.get(pod.uid, ()):
+        return True
+    return not state.node.static and not pod.chosen and container.request.cpuset_cpus == own
+
+
+def _whole_cores(state: NodeState, near: CpuSet, far: CpuSet, wanted: int) -> CpuSet:
+    """Choose whole cores, near ones first, as many as fit into what is wanted."""
+    found = 0
+    for place in (near, far):
+        for bits in state.node.topology.cores.values():
+            if not bits & ~place.bits and (found | bits).bit_count() <= wanted:
+                found |= bits
+    return CpuSet.from_bits(found)

@@ -1,0 +1,455 @@
+"""Reservations: the one way in which a container gets exclusive CPUs, as a pure state machine.
+
+Theory of operation. ``step`` takes a reservation and an event, and gives the reservation as it is then and
+the effects to perform, in order. It knows no clock, no kernel and no node; what the effects do is up to the
+executor (``proxy.controller.reservations``), and their results come back as events. An effect that is waited
+for stands last, so one result at most is outstanding.
+
+    kind         used by                        taken in the state     recorded before the barrier
+    CREATE       CreateContainer of an owner    by its decision        yes; a failure aborts
+    START        StartContainer of an owner     by its create          -
+    REPLACEMENT  CPUs in place of offline ones  by ``HoldCpus``        -
+    NARROW       CreateContainer that hooks     by its decision        yes; a failure is reported
+                 narrow, and that owns nothing
+    MOVE         a running owner                by ``HoldCpus``        yes; a failure aborts
+
+    REQUESTED -> RECORDING -> WAITING -> SHRINKING --free-->  see below
+                     ^                    |  ^   |
+                     |                    v  |   v
+                     |               PAUSING   READING --free-->  see below
+                     |                           |
+                     +-------- PLACING <---------+ not free, CREATE: other CPUs, at most ``ELSEWHERE`` times
+
+    free: CREATE, START   COMMITTED
+          REPLACEMENT     SECURING -> HANDING_OVER -> COMMITTED
+          MOVE            DRAINING -> MOVING -> CHECKING -> CONFIRMING -> COMMITTED
+
+The barrier is WAITING to READING. Calls in flight that could bring the CPUs to another container are waited
+for (WAITING). Every container that shares CPUs is written, also those that no plan moves: another create for
+the same owner may still be under way, and another program may have written a cgroup (SHRINKING). Writes that
+may succeed a moment later are made again (PAUSING, ``write_errors``). Where the kernel refused, what it holds
+is read (READING): only a container that still runs on the reserved CPUs is in the way. From any state of the
+barrier a reservation aborts: a CREATE withdraws its placement, a REPLACEMENT and a MOVE release what they
+hold, and whatever had moved for them grows back.
+
+A REPLACEMENT goes on: the ledger gets it (SECURING), and only then it is the owner's in the state and in the
+kernel (HANDING_OVER). A daemon that found no record would give the CPUs to the pools while the owner is on
+them.
+
+A MOVE goes on: the containers are placed on the new CPUs, and their old ones are held (``AssignOwn``); calls
+in flight for them that carry other CPUs are waited for (DRAINING); they are written (MOVING) and read back
+(CHECKING); the ledger gets the new placement (CONFIRMING). Only then is the hold on the old CPUs released, so
+the other containers never run on CPUs that the owner may be on. The runtime and systemd follow off the
+critical path, as after every write of a cpuset.
+
+From DRAINING on a move aborts by way of its restoration, which takes the same steps towards the old CPUs. It
+is repeated, with growing pauses, until it succeeds or the containers have exited. It begins with the record
+of the move, as the one of the new placement may become durable late:
+
+    RERECORDING -> RESTORING -> REWRITING -> RECHECKING -> UNRECORDING -> ABORTED
+      ^  |             |            |             |             |
+      |  v             v            v             v             |
+      +--+-------- BACKING_OFF <----+-------------+-------------+
+
+A crash. The write-ahead record of a move names the old and the new CPUs, and is deleted in the step that
+makes the new placement durable. Where the next daemon finds it, the old placement counts, whatever else the
+ledger says: both sets are kept free, and ``restoration`` gives the reservation that puts the containers back.
+Where it finds none, the placement in the ledger counts, and the containers are on it.
+
+``ClientGone`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT or a
+MOVE: no container is left that runs on the CPUs. ``Interrupted`` (an effect failed in a way not foreseen) and
+``Cancelled`` (the daemon stops) release what a REPLACEMENT holds; what CREATE and START have taken is for the
+caller, who handles every fault of a call alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from proxy.engine import effects as to_do
+from proxy.engine import events as seen
+from proxy.engine.effects import AbortReason, Effect
+from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
+from proxy.engine.write_errors import ELSEWHERE, WriteAction, action_for, retry_pause
+from proxy.model.backoff import Backoff
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet, union
+
+RESTORE = Backoff(0.1, 30.0)
+"""Seconds before a restoration is tried again."""
+NOT_WRITTEN = "cannot write a cgroup"
+NOT_BACK = "cannot move an owner back"
+REFUSED = "the kernel refuses to move another container off them"
+CONTESTED = "the cpuset of another container is written by another program"
+"""Words for a client, which name no container of another pod."""
+_INTERNAL = "internal error"
+
+
+class UnexpectedEventError(TopoproxyError):
+    """An event came that its reservation does not wait for: the executor is wrong."""
+
+
+_Phase, _Kind = ReservationPhase, ReservationKind
+RECORDED = (_Kind.CREATE, _Kind.NARROW, _Kind.MOVE)
+"""What is recorded before anything else is done."""
+_TOWARDS = (_Phase.DRAINING, _Phase.MOVING, _Phase.CHECKING, _Phase.CONFIRMING)
+Step = tuple[Reservation, tuple[Effect, ...]]
+
+
+def step(reservation: Reservation, event: seen.Event) -> Step:
+    """Give the reservation after an event, and what is to be done about it.
+
+    Once a reservation is over, nothing is done about any event.
+
+    Raises:
+        UnexpectedEventError: The reservation does not wait for that.
+    """
+    if reservation.is_over:
+        return reservation, ()
+    if isinstance(event, seen.ClientGone):
+        return dataclasses.replace(reservation, client_gone=True), ()
+    at_any_time = _AT_ANY_TIME.get(type(event))
+    if at_any_time is not None:
+        return at_any_time(reservation)
+    handle = _TRANSITIONS.get((reservation.phase, type(event)))
+    if handle is None:
+        raise UnexpectedEventError(
+            f"a reservation of kind {reservation.kind} does not expect {type(event).__name__}"
+            f" while it is {reservation.phase}"
+        )
+    return handle(reservation, event)
+
+
+def _to(reservation: Reservation, phase: ReservationPhase, *wanted: Effect, **changes: Any) -> Step:
+    return dataclasses.replace(reservation, phase=phase, **changes), wanted
+
+
+# -- the barrier --------------------------------------------------------------------------------------------
+
+
+def _requested(one: Reservation, event: seen.ReservationRequested) -> Step:
+    hold = (to_do.HoldCpus(one.cpus),) if one.kind in (_Kind.REPLACEMENT, _Kind.MOVE) else ()
+    if one.kind not in RECORDED:
+        return _to(one, _Phase.WAITING, *hold, to_do.AwaitInflight(one.cpus))
+    may_run_on = one.cpus if one.kind is _Kind.MOVE else CpuSet()
+    return _to(one, _Phase.RECORDING, *hold, to_do.AppendLedger(may_run_on))
+
+
+def _recorded(one: Reservation, event: seen.LedgerWritten) -> Step:
+    if one.kind is _Kind.NARROW:
+        return _to(one, _Phase.COMMITTED, to_do.Commit())
+    return _to(one, _Phase.WAITING, to_do.AwaitInflight(one.cpus))
+
+
+def _unrecorded(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
+    if one.kind is _Kind.NARROW:
+        report = to_do.ReportProblem("cannot record what hooks ask for", event.cause)
+        return _to(one, _Phase.COMMITTED, report, to_do.Commit())
+    return _not_free(one, AbortReason(f"cannot record the placement: {event.cause}", one.cpus, final=True))
+
+
+def _landed(one: Reservation, event: seen.InflightLanded) -> Step:
+    return _to(one, _Phase.SHRINKING, to_do.StartDeadline(), to_do.WriteSharers(), tries=0)
+
+
+def _inflight_late(one: Reservation, event: seen.InflightLate) -> Step:
+    return _not_free(one, AbortReason(event.message, event.cpus, public=event.public))
+
+
+def _shrunk(one: Reservation, event: seen.CpusetsWritten) -> Step:
+    one = dataclasses.replace(one, tries=one.tries + 1, refused=event.refused, errors=event.errors)
+    seconds = retry_pause(one.tries, [refused.errno for refused in event.refused])
+    if seconds is not None:
+        return _to(one, _Phase.PAUSING, to_do.Pause(seconds))
+    if not event.errors:
+        return _free_unless_contested(one, event.contested)
+    look = to_do.RequestReconcile()  # the machine may have changed, or the container has exited
+    if not event.refused:
+        # Groups above pods: which containers are on which CPUs is not known.
+        reason = AbortReason(event.errors[0], one.cpus, final=True, public=REFUSED)
+        return _with((look,), _not_free(one, reason))
+    there = tuple(refused.container_id for refused in event.refused)
+    return _to(one, _Phase.READING, look, to_do.ReadCpusets(there))
+
+
+def _with(first: tuple[Effect, ...], rest: Step) -> Step:
+    return rest[0], (*first, *rest[1])
+
+
+def _paused(one: Reservation, event: seen.PauseOver) -> Step:
+    return _to(one, _Phase.SHRINKING, to_do.WriteSharers())
+
+
+def _read(one: Reservation, event: seen.CpusetsRead) -> Step:
+    in_the_way = {found.container_id for found in event.found if (found.cpus - found.wanted) & one.cpus}
+    if not in_the_way:
+        reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in one.errors)
+        return _with(reports, _free_unless_contested(one, event.contested))
+    refused = [refused for refused in one.refused if refused.container_id in in_the_way]
+    final = any(action_for(each.errno) is WriteAction.REFUSE for each in refused)
+    held = CpuSet.from_bits(union(found.cpus.bits for found in event.found))
+    return _not_free(one, AbortReason(refused[0].text, held, final, public=REFUSED))
+
+
+def _free_unless_contested(one: Reservation, contested: tuple[seen.ContestedCpus, ...]) -> Step:
+    if not contested:
+        return _free(one)
+    cpus = CpuSet.from_bits(union(each.cpus.bits for each in contested))
+    message = f"another program keeps writing the cpuset of {contested[0].ref}: see drift in status"
+    return _not_free(one, AbortReason(message, cpus, public=CONTESTED))
+
+
+def _timed_out(one: Reservation, event: seen.TimedOut) -> Step:
+    message = "the kernel does not take the CPUs of other containers in time"
+    return _not_free(one, AbortReason(message, one.cpus, final=True))
+
+
+def _free(one: Reservation) -> Step:
+    """No other container runs on the CPUs."""
+    end = to_do.EndDeadline()
+    if one.kind is _Kind.REPLACEMENT:
+        return _to(one, _Phase.SECURING, end, to_do.AppendLedger())
+    if one.kind is _Kind.MOVE:
+        assign = to_do.AssignOwn(one.cpus, hold=one.previous)
+        return _to(one, _Phase.DRAINING, end, assign, to_do.AwaitOwnInflight(one.cpus))
+    return _to(one, _Phase.COMMITTED, to_do.Commit())
+
+
+def _not_free(one: Reservation, reason: AbortReason) -> Step:
+    """The CPUs cannot be freed: a create is placed elsewhere, a bounded number of times; the rest aborts."""
+    may = one.kind is _Kind.CREATE and not (reason.final or one.client_gone)
+    if may and one.alternatives < ELSEWHERE:
+        wanted = to_do.EndDeadline(), to_do.PlaceElsewhere(reason)
+        return _to(one, _Phase.PLACING, *wanted, reason=reason)
+    return _abort(dataclasses.replace(one, reason=reason))
+
+
+def _placed(one: Reservation, event: seen.PlacedElsewhere) -> Step:
+    changed = dataclasses.replace(
+        one,
+        containers=(event.container_id,),
+        cpus=event.cpus,
+        alternatives=one.alternatives + 1,
+        refused=(),
+        errors=(),
+        reason=None,
+    )
+    return _to(changed, _Phase.RECORDING, to_do.AppendLedger())
+
+
+def _nowhere_else(one: Reservation, event: seen.NoOtherPlacement) -> Step:
+    return _abort(one)
+
+
+def _withdrawn(one: Reservation, event: seen.PlacementWithdrawn) -> Step:
+    return _to(one, _Phase.ABORTED, to_do.Abort(), reason=None)
+
+
+def _abort(one: Reservation) -> Step:
+    """End a reservation whose containers are where they were."""
+    undone: tuple[Effect, ...] = ()
+    if one.kind is _Kind.CREATE:
+        undone = (to_do.WithdrawPlacement(),)
+    elif one.kind is _Kind.REPLACEMENT:
+        undone = (to_do.ReleaseHold(),)
+        if one.phase is _Phase.SECURING:
+            undone = to_do.RecordSoon(), to_do.ReleaseHold()
+    elif one.kind is _Kind.MOVE:
+        undone = to_do.RecordSoon(), to_do.ReleaseHold()
+    return _to(one, _Phase.ABORTED, *undone, to_do.Abort(one.reason))
+
+
+# -- a replacement, once it is free -------------------------------------------------------------------------
+
+
+def _secured(one: Reservation, event: seen.LedgerWritten) -> Step:
+    return _to(one, _Phase.HANDING_OVER, to_do.AssignReplacement(), to_do.WriteOwners())
+
+
+def _handed_over(one: Reservation, event: seen.CpusetsWritten) -> Step:
+    # What is refused is drift, and is written again.
+    reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in event.errors)
+    return _to(one, _Phase.COMMITTED, *reports, to_do.Commit())
+
+
+# -- a move, once its target is free ------------------------------------------------------------------------
+
+
+def _drained(one: Reservation, event: seen.InflightLanded) -> Step:
+    return _to(one, _Phase.MOVING, to_do.StartDeadline(), to_do.WriteOwners())
+
+
+def _own_inflight_late(one: Reservation, event: seen.InflightLate) -> Step:
+    return _restore(one, event.message)
+
+
+def _moved(one: Reservation, event: seen.CpusetsWritten) -> Step:
+    if event.refused:
+        return _restore(one, event.refused[0].text)
+    return _to(one, _Phase.CHECKING, to_do.ReadCpusets())
+
+
+def _checked(one: Reservation, event: seen.CpusetsRead) -> Step:
+    if not _are_on(one.cpus, one, event):
+        return _restore(one, f"the kernel does not keep it on CPUs {one.cpus}")
+    return _to(one, _Phase.CONFIRMING, to_do.EndDeadline(), to_do.AppendLedger())
+
+
+def _are_on(cpus: CpuSet, one: Reservation, event: seen.CpusetsRead) -> bool:
+    """Report whether all containers of a move run on these CPUs only, or nowhere.
+
+    A container of which nothing could be read may be anywhere. So may one whose own CPUs went offline.
+    """
+    on = {found.container_id for found in event.found if found.cpus <= cpus}
+    return on.issuperset(one.containers)
+
+
+def _confirmed(one: Reservation, event: seen.LedgerWritten) -> Step:
+    return _to(one, _Phase.COMMITTED, to_do.ReleaseHold(), to_do.Commit())
+
+
+def _unconfirmed(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
+    return _restore(one, f"cannot record the placement: {event.cause}")
+
+
+def _move_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
+    return _restore(one, "the kernel does not take its CPUs in time")
+
+
+def _restore(one: Reservation, message: str) -> Step:
+    """Place the containers on their old CPUs again, and see to it that they are there."""
+    wanted = to_do.EndDeadline(), to_do.AppendLedger(may_run_on=one.cpus)
+    return _to(one, _Phase.RERECORDING, *wanted, reason=AbortReason(message, one.cpus), tries=0)
+
+
+def _rerecorded(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
+    assign = to_do.AssignOwn(one.previous, hold=one.cpus)
+    return _to(one, _Phase.RESTORING, assign, to_do.AwaitOwnInflight(one.previous))
+
+
+def _restoring(one: Reservation, event: seen.InflightLanded) -> Step:
+    return _to(one, _Phase.REWRITING, to_do.StartDeadline(), to_do.WriteOwners())
+
+
+def _rewritten(one: Reservation, event: seen.CpusetsWritten) -> Step:
+    if event.refused:
+        return _back_off(one, event.refused[0].text)
+    return _to(one, _Phase.RECHECKING, to_do.ReadCpusets())
+
+
+def _rechecked(one: Reservation, event: seen.CpusetsRead) -> Step:
+    if not _are_on(one.previous, one, event):
+        return _back_off(one, f"the kernel does not keep it on CPUs {one.previous}")
+    return _to(one, _Phase.UNRECORDING, to_do.EndDeadline(), to_do.AppendLedger())
+
+
+def _restored(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
+    # A record that the ledger cannot hold is never written, however often it is tried.
+    return _to(one, _Phase.ABORTED, to_do.ReleaseHold(), to_do.Abort(one.reason))
+
+
+def _restoration_unrecorded(one: Reservation, event: seen.LedgerLate) -> Step:
+    return _back_off(one, event.cause)
+
+
+def _restoration_late(one: Reservation, event: seen.InflightLate) -> Step:
+    return _back_off(one, event.message)
+
+
+def _restoration_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
+    return _back_off(one, "the kernel does not take its CPUs in time")
+
+
+def _back_off(one: Reservation, message: str) -> Step:
+    seconds = RESTORE.delay(one.tries + 1)
+    report = to_do.ReportProblem(NOT_BACK, message)
+    wanted = to_do.EndDeadline(), report, to_do.Pause(seconds)
+    # Once the pauses do not grow any more, neither does the count: a state that recurs is the same one.
+    return _to(one, _Phase.BACKING_OFF, *wanted, tries=one.tries + (seconds < RESTORE.longest))
+
+
+def _restore_again(one: Reservation, event: seen.PauseOver | seen.ReservationRequested) -> Step:
+    return _to(one, _Phase.RERECORDING, to_do.AppendLedger(may_run_on=one.cpus))
+
+
+# -- at any time --------------------------------------------------------------------------------------------
+
+
+def _exited(one: Reservation) -> Step:
+    """No container is left that runs on the CPUs."""
+    if one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
+        return one, ()
+    if not one.is_assigned:
+        return _abort(dataclasses.replace(one, reason=None))
+    if one.kind is _Kind.REPLACEMENT:
+        return _to(one, _Phase.COMMITTED, to_do.Commit())
+    back = to_do.AssignOwn(one.previous, hold=CpuSet())
+    return _to(one, _Phase.ABORTED, back, to_do.RecordSoon(), to_do.Abort(), reason=None)
+
+
+def _interrupted(one: Reservation) -> Step:
+    if one.kind is not _Kind.MOVE:
+        return _cancelled(one)
+    if not one.is_assigned:
+        return _abort(dataclasses.replace(one, reason=AbortReason(_INTERNAL, one.cpus)))
+    return _restore(one, _INTERNAL) if one.phase in _TOWARDS else _back_off(one, _INTERNAL)
+
+
+def _cancelled(one: Reservation) -> Step:
+    """End at once. A move that is half done stays recorded, and the next daemon puts it back."""
+    if one.is_assigned or one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
+        return _to(one, _Phase.ABORTED)
+    return _abort(dataclasses.replace(one, reason=None))
+
+
+_AT_ANY_TIME: dict[type, Callable[[Reservation], Step]] = {
+    seen.ContainersExited: _exited,
+    seen.Interrupted: _interrupted,
+    seen.Cancelled: _cancelled,
+}
+_TRANSITIONS: dict[tuple[ReservationPhase, type], Callable[[Reservation, Any], Step]] = {
+    (_Phase.REQUESTED, seen.ReservationRequested): _requested,
+    (_Phase.RECORDING, seen.LedgerWritten): _recorded,
+    (_Phase.RECORDING, seen.LedgerLate): _unrecorded,
+    (_Phase.RECORDING, seen.LedgerRejected): _unrecorded,
+    (_Phase.WAITING, seen.InflightLanded): _landed,
+    (_Phase.WAITING, seen.InflightLate): _inflight_late,
+    (_Phase.SHRINKING, seen.CpusetsWritten): _shrunk,
+    (_Phase.SHRINKING, seen.TimedOut): _timed_out,
+    (_Phase.PAUSING, seen.PauseOver): _paused,
+    (_Phase.PAUSING, seen.TimedOut): _timed_out,
+    (_Phase.READING, seen.CpusetsRead): _read,
+    (_Phase.READING, seen.TimedOut): _timed_out,
+    (_Phase.PLACING, seen.PlacedElsewhere): _placed,
+    (_Phase.PLACING, seen.NoOtherPlacement): _nowhere_else,
+    (_Phase.PLACING, seen.PlacementWithdrawn): _withdrawn,
+    (_Phase.SECURING, seen.LedgerWritten): _secured,
+    (_Phase.SECURING, seen.LedgerLate): _unrecorded,
+    (_Phase.SECURING, seen.LedgerRejected): _unrecorded,
+    (_Phase.DRAINING, seen.InflightLanded): _drained,
+    (_Phase.DRAINING, seen.InflightLate): _own_inflight_late,
+    (_Phase.MOVING, seen.CpusetsWritten): _moved,
+    (_Phase.MOVING, seen.TimedOut): _move_timed_out,
+    (_Phase.CHECKING, seen.CpusetsRead): _checked,
+    (_Phase.CHECKING, seen.TimedOut): _move_timed_out,
+    (_Phase.CONFIRMING, seen.LedgerWritten): _confirmed,
+    (_Phase.CONFIRMING, seen.LedgerLate): _unconfirmed,
+    (_Phase.CONFIRMING, seen.LedgerRejected): _unconfirmed,
+    (_Phase.HANDING_OVER, seen.CpusetsWritten): _handed_over,
+    (_Phase.RERECORDING, seen.LedgerWritten): _rerecorded,
+    (_Phase.RERECORDING, seen.LedgerRejected): _rerecorded,
+    (_Phase.RERECORDING, seen.LedgerLate): _restoration_unrecorded,
+    (_Phase.RESTORING, seen.InflightLanded): _restoring,
+    (_Phase.RESTORING, seen.InflightLate): _restoration_late,
+    (_Phase.REWRITING, seen.CpusetsWritten): _rewritten,
+    (_Phase.REWRITING, seen.TimedOut): _restoration_timed_out,
+    (_Phase.RECHECKING, seen.CpusetsRead): _rechecked,
+    (_Phase.RECHECKING, seen.TimedOut): _restoration_timed_out,
+    (_Phase.UNRECORDING, seen.LedgerWritten): _restored,
+    (_Phase.UNRECORDING, seen.LedgerRejected): _restored,
+    (_Phase.UNRECORDING, seen.LedgerLate): _restoration_unrecorded,
+    (_Phase.BACKING_OFF, seen.PauseOver): _restore_again,
+    (_Phase.BACKING_OFF, seen.ReservationRequested): _restore_again,
+}

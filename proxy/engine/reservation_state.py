@@ -1,0 +1,115 @@
+"""What a reservation is, as a value; what happens to it is in ``proxy.engine.reservation``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from proxy.engine.effects import AbortReason
+from proxy.engine.events import RefusedWrite
+from proxy.model.idset import CpuSet
+
+
+class ReservationKind(StrEnum):
+    """What a reservation is for."""
+
+    CREATE = "create"
+    START = "start"
+    REPLACEMENT = "replacement"
+    NARROW = "narrow"
+    MOVE = "move"
+
+
+class ReservationPhase(StrEnum):
+    """What a reservation waits for."""
+
+    REQUESTED = "requested"
+    RECORDING = "recording"
+    WAITING = "waiting"
+    SHRINKING = "shrinking"
+    PAUSING = "pausing"
+    READING = "reading"
+    PLACING = "placing"
+    SECURING = "securing"
+    DRAINING = "draining"
+    MOVING = "moving"
+    CHECKING = "checking"
+    CONFIRMING = "confirming"
+    HANDING_OVER = "handing over"
+    RERECORDING = "rerecording"
+    RESTORING = "restoring"
+    REWRITING = "rewriting"
+    RECHECKING = "rechecking"
+    UNRECORDING = "unrecording"
+    BACKING_OFF = "backing off"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+_Phase = ReservationPhase
+OVER = (_Phase.COMMITTED, _Phase.ABORTED)
+BARRIER = (_Phase.WAITING, _Phase.SHRINKING, _Phase.PAUSING, _Phase.READING)
+BEFORE_ASSIGNED = (_Phase.REQUESTED, _Phase.RECORDING, *BARRIER, _Phase.PLACING, _Phase.SECURING)
+"""The containers are placed as they were before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """CPUs on their way to an owner.
+
+    Attributes:
+        kind: What it is for.
+        containers: The containers that are to have the CPUs: ids, or the token of a create.
+        cpus: The CPUs that other containers must leave.
+        phase: What is waited for.
+        ref: The first container, for messages.
+        previous: The CPUs that the containers owned before, for a move.
+        tries: How often the sharers were written since the CPUs were chosen; in a restoration, how often that
+            failed.
+        alternatives: How many other placements were made for a create.
+        client_gone: The client of the call went away.
+        refused, errors: What the kernel refused, and all that failed, when the sharers were written last.
+        reason: Why it aborts; None where it does not, or where no reason needs to be given.
+    """
+
+    kind: ReservationKind
+    containers: tuple[str, ...]
+    cpus: CpuSet
+    phase: ReservationPhase = ReservationPhase.REQUESTED
+    ref: str = ""
+    previous: CpuSet = field(default_factory=CpuSet)
+    tries: int = 0
+    alternatives: int = 0
+    client_gone: bool = False
+    refused: tuple[RefusedWrite, ...] = ()
+    errors: tuple[str, ...] = ()
+    reason: AbortReason | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return self.phase in OVER
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the CPUs are the owner's."""
+        return self.phase is ReservationPhase.COMMITTED
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether the containers are placed on the CPUs already: then it ends by itself, or is restored."""
+        return self.phase not in BEFORE_ASSIGNED
+
+
+def restoration(containers: tuple[str, ...], previous: CpuSet, cpus: CpuSet, ref: str = "") -> Reservation:
+    """Give the reservation that undoes a move in the middle of which the daemon ended.
+
+    Args:
+        containers: The containers.
+        previous: The CPUs that they had before the move, and are to have again.
+        cpus: The CPUs to which they were to be moved.
+        ref: The first container, for messages.
+    """
+    reason = AbortReason("the daemon ended before it was done", cpus)
+    kind, phase = ReservationKind.MOVE, ReservationPhase.BACKING_OFF
+    return Reservation(kind, containers, cpus, phase, ref, previous, reason=reason)

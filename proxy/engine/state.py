@@ -1,0 +1,393 @@
+"""The state of a node: its pods and containers, the owners of CPUs, and the pools.
+
+A state is a value. Every change gives a new one, so that a worker thread can hold a consistent picture while
+the loop goes on deciding. What follows from the containers (owners, pools) is computed when an owner comes or
+goes and carried along otherwise: most containers own nothing, and placing them must cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from proxy.allocation.memory.accounts import inits_before
+from proxy.allocation.memory.state import MemoryState
+from proxy.allocation.providers.memory import MemoryProvider
+from proxy.allocation.providers.provider import Provider
+from proxy.engine.admission import assigned_cpus, sum_requests
+from proxy.engine.node import Node
+from proxy.engine.owners import CpuHold, owners_of
+from proxy.engine.pool_placement import pool_cpus, without_hook_limits
+from proxy.model.grants import Grants
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.kubelet import Held
+from proxy.model.machine import Machine
+from proxy.model.persistent_map import Table
+from proxy.model.requests import Kind
+from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool
+from proxy.pools.pools import Owner, Pools, pools_of
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Pods, containers, and what follows from them.
+
+    Attributes:
+        pods: Sandboxes by id.
+        containers: Containers by id (by token while a create is in flight).
+        owners: The owners of CPUs, by ``Container.owner``.
+        pools: The CPUs of containers that own none.
+        providers: The providers of the topology manager, with what containers hold.
+        kubelet: The CPUs that kubelet's CPU manager holds for containers, by its state file.
+        be_limit: CPUs to which BE is suppressed; None where it is not.
+        holds: What reservations hold for owners beside their placements, by reservation.
+    """
+
+    node: Node
+    pods: Table[Pod]
+    containers: Table[Container]
+    owners: Mapping[str, Owner]
+    pools: Pools
+    providers: tuple[Provider, ...] = ()
+    kubelet: Held = field(default_factory=dict)
+    be_limit: CpuSet | None = None
+    holds: Mapping[str, CpuHold] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, node: Node) -> NodeState:
+        """The state of a node with nothing on it."""
+        return cls(node, Table(), Table(), {}, _pools(node, {}), node.providers)
+
+    @classmethod
+    def of(
+        cls,
+        node: Node,
+        pods: Iterable[Pod],
+        containers: Iterable[Container],
+        kubelet: Held | None = None,
+        be_limit: CpuSet | None = None,
+        holds: Mapping[str, CpuHold] | None = None,
+    ) -> NodeState:
+        """Build a state from what is known to exist."""
+        there = Table({c.id: c for c in containers})
+        known = Table({p.sandbox_id: p for p in pods})
+        held, kept = kubelet or {}, holds or {}
+        owners = owners_of(node, there.values(), held, known.values(), kept.values())
+        pools = _pools(node, owners, be_limit)
+        providers = node.providers
+        if node.accounts:
+            pods, containers = list(known.values()), list(there.values())
+            providers = tuple(each.account(known, there, pods, containers) for each in providers)
+        return cls(node, known, there, owners, pools, providers, held, be_limit, kept)
+
+    @property
+    def memory(self) -> MemoryState | None:
+        """The memory of the NUMA nodes and what containers hold of it; None where it is not counted."""
+        return next((each.state for each in self.providers if isinstance(each, MemoryProvider)), None)
+
+    def under(self, node: Node) -> NodeState:
+        """Return the state under other rules, or on a machine where CPUs came or went."""
+        pods, containers = self.pods.values(), self.containers.values()
+        return NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
+
+    def on(self, machine: Machine) -> NodeState:
+        """Return the state after CPUs came or went."""
+        return self.under(self.node.on(machine))
+
+    def beside(self, held: Held) -> NodeState:
+        """Return the state with what kubelet's CPU manager holds.
+
+        What it holds for a container that exists here is ignored: what was decided here counts. The
+        rest is as good as owned, because such a container may come at any moment, or come back.
+        """
+        if held == self.kubelet:
+            return self
+        return dataclasses.replace(self, kubelet=held)._recomputed()
+
+    def holding(self, reservation: str, hold: CpuHold | None) -> NodeState:
+        """Return the state with what a reservation holds, None for nothing."""
+        holds = {key: kept for key, kept in self.holds.items() if key != reservation}
+        if hold is not None and hold.cpus:
+            holds[reservation] = hold
+        return self if holds == self.holds else dataclasses.replace(self, holds=holds)._recomputed()
+
+    def suppressing(self, limit: CpuSet | None) -> NodeState:
+        """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
+        if limit == self.be_limit:
+            return self
+        pools = _pools(self.node, self.owners, limit)
+        return dataclasses.replace(self, pools=pools, be_limit=limit)
+
+    def wanted(self, container: Container) -> CpuSet:
+        """Return the CPUs that a container must run on."""
+        placement = container.placement
+        if placement.pool is not Pool.OWN:
+            return pool_cpus(self.node, self.pools, placement)
+        # A CPU that is offline comes back, and still belongs to its owner then. An owner that has lost all
+        # of them shares meanwhile: the kernel would let it run anywhere, on the CPUs of others too.
+        online = self.node.machine.online
+        here = placement.own & online
+        if placement.instead and (lacking := len(placement.own) - len(here)):
+            here |= CpuSet(list(placement.instead & online)[:lacking])
+        here = here or self.pools.shared
+        if placement.narrowed is None:
+            return here
+        return here & placement.narrowed | placement.beyond & online or here
+
+    def offered(self, container: Container) -> CpuSet:
+        """Return the CPUs that a container would run on without the limits of hooks."""
+        if container.placement.narrowed is None:
+            return self.wanted(container)
+        return self.wanted(dataclasses.replace(container, placement=without_hook_limits(container.placement)))
+
+    def shares(self, container: Container) -> bool:
+        """Return whether a container runs on shared CPUs, and must leave those that become exclusive.
+
+        An owner does, too, while all of its CPUs are offline.
+        """
+        placement = container.placement
+        if placement.pool is not Pool.OWN:
+            return True
+        return (placement.own | placement.instead).isdisjoint(self.node.machine.online)
+
+    def wanted_mems(self, container: Container) -> Mask:
+        """Return the memory nodes of a container: those that were decided, as far as they exist."""
+        there = self.node.machine.memory_nodes
+        return container.placement.mems & there or there
+
+    def changed(self, put: Iterable[Container] = (), drop: Iterable[str] = ()) -> NodeState:
+        """Return the state after containers came, changed or went.
+
+        Args:
+            put: Containers that are new or changed (their id decides).
+            drop: Ids that are gone; unknown ones are ignored.
+        """
+        containers = self.containers
+        owners_change = False
+        touched: list[Container] = []
+        for gone in drop:
+            old = containers.get(gone)
+            if old is not None:
+                containers = containers.drop(gone)
+                touched.append(old)
+                owners_change |= old.placement.pool is Pool.OWN
+        for new in put:
+            before = containers.get(new.id)
+            containers = containers.put(new.id, new)
+            touched.append(new)
+            owners_change |= new.placement.pool is Pool.OWN
+            if before is not None:
+                touched.append(before)
+                owners_change |= before.placement.pool is Pool.OWN
+        providers = self._accounted(self.pods, containers, (), touched)
+        if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
+            return self._with(containers, providers)
+        return dataclasses.replace(self, containers=containers, providers=providers)._recomputed()
+
+    def _with(self, containers: Table[Container], providers: tuple[Provider, ...]) -> NodeState:
+        """Return the state with other containers, where that changes neither owners nor pools."""
+        return NodeState(
+            self.node,
+            self.pods,
+            containers,
+            self.owners,
+            self.pools,
+            providers,
+            self.kubelet,
+            self.be_limit,
+            self.holds,
+        )
+
+    def _accounted(
+        self, pods: Table[Pod], there: Table[Container], some: Sequence[Pod], touched: Sequence[Container]
+    ) -> tuple[Provider, ...]:
+        """Return the providers after pods and containers came, changed or went."""
+        if not self.node.accounts:
+            return self.providers
+        return tuple(each.account(pods, there, some, touched) for each in self.providers)
+
+    def renamed(self, old_id: str, container: Container) -> NodeState:
+        """Return the state after a container got its id; without an old id, after one that owns nothing came.
+
+        Neither changes the owners, unless the id was an owner's before.
+        """
+        before = self.containers.get(container.id)
+        if before is not None and (before.placement.pool is Pool.OWN or before.placement.blocks):
+            return self.changed(put=(container,), drop=(old_id,))
+        if not old_id and container.pod.uid in self.kubelet:
+            return self.changed(put=(container,))
+        containers = self.containers.drop(old_id) if old_id else self.containers
+        return self._with(containers.put(container.id, container), self.providers)
+
+    def with_pod(self, pod: Pod) -> NodeState:
+        """Return the state after a sandbox came, or changed."""
+        before = self.pods.get(pod.sandbox_id)
+        pods = self.pods.put(pod.sandbox_id, pod)
+        # Whether a container that has ended still holds memory depends on its sandbox.
+        inside = self.in_sandbox(pod.sandbox_id) if before is None and self.node.accounts else ()
+        providers = self._accounted(pods, self.containers, [p for p in (before, pod) if p], inside)
+        after = dataclasses.replace(self, pods=pods, providers=providers)
+        return after._recomputed_for(pod, before)
+
+    def without_pod(self, sandbox_id: str) -> NodeState:
+        """Return the state after a sandbox went; its containers go by themselves."""
+        gone = self.pods.get(sandbox_id)
+        if gone is None:
+            return self
+        pods = self.pods.drop(sandbox_id)
+        ended = self.in_sandbox(sandbox_id) if self.node.accounts else ()
+        providers = self._accounted(pods, self.containers, (gone,), ended)
+        after = dataclasses.replace(self, pods=pods, providers=providers)
+        return after._recomputed_for(gone)
+
+    def _recomputed_for(self, *pods: Pod | None) -> NodeState:
+        """Return the state with owners and pools counted again, if pods matter to what kubelet holds."""
+        if not any(pod and (pod.uid in self.kubelet or pod.aside) for pod in pods if self.kubelet):
+            return self
+        after = self._recomputed()
+        return self if after.owners == self.owners else after
+
+    def _recomputed(self) -> NodeState:
+        """Return the state with owners and pools counted again."""
+        containers, pods = self.containers.values(), self.pods.values()
+        owners = owners_of(self.node, containers, self.kubelet, pods, self.holds.values())
+        return dataclasses.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
+
+    def started(self, container: Container) -> NodeState:
+        """Return the state after a container has started: init containers before it release what they held.
+
+        Only those that have ended; what each of them keeps is for the providers to say.
+        """
+        if not self.node.accounts:
+            return self
+        pod = self.pods.get(container.pod.sandbox_id)
+        asks = container.pod.asks or (pod.asks if pod else None)
+        if asks is None:
+            return self  # init containers cannot be told from others; most pods are like that
+        return self._released(container.pod.sandbox_id, pod, inits_before(asks, container.name))
+
+    def _released(self, sandbox_id: str, pod: Pod | None, ended: Collection[str]) -> NodeState:
+        """Return the state after init containers released what they held, and what was set aside for them."""
+        changed: list[Container] = []
+        for each in self.in_sandbox(sandbox_id):
+            if each.name in ended and each.phase is Phase.EXITED:
+                placement = with_grants(each.placement, self._kept(grants_of(each.placement)))
+                if placement != each.placement:
+                    changed.append(dataclasses.replace(each, placement=placement))
+        after = self.changed(put=changed) if changed else self
+        aside = pod.aside if pod else None
+        if pod is None or aside is None:
+            return after
+        parts = tuple(self._part_kept(part) if part.name in ended else part for part in aside.parts)
+        if parts == aside.parts:
+            return after
+        return after.with_pod(dataclasses.replace(pod, aside=dataclasses.replace(aside, parts=parts)))
+
+    def _part_kept(self, part: Part) -> Part:
+        kept = self._kept(Grants(part.cpus, part.blocks, shares=part.shares))
+        return Part(part.name, kept.cpus, kept.blocks, kept.shares)
+
+    def _kept(self, grants: Grants) -> Grants:
+        for provider in self.providers:
+            grants = provider.release(grants)
+        return grants
+
+    def exclusive_cpus(self, pod_key: str) -> tuple[dict[str, CpuSet], CpuSet]:
+        """Return exclusive CPUs: those of a pod's containers by name, and those of all other pods.
+
+        CPUs that are set aside for other pods count as theirs.
+        """
+        mine: dict[str, CpuSet] = {}
+        others, prefix = self.aside(pod_key).bits, f"{pod_key}/"
+        for owner, held in self.owners.items():
+            if owner.startswith(prefix):
+                mine[owner.removeprefix(prefix)] = held.cpus
+            else:
+                others |= held.cpus.bits
+        return mine, CpuSet.from_bits(others)
+
+    def aside(self, pod_key: str = "") -> CpuSet:
+        """Return the CPUs that were set aside for pods other than this one."""
+        bits = 0
+        for pod in self.pods.values():
+            if pod.aside is not None and pod.key != pod_key:
+                bits |= pod.aside.cpus.bits
+        return CpuSet.from_bits(bits)
+
+    def promised(self, owner: str) -> CpuSet:
+        """Return the CPUs that are promised to others than an owner, although they do not run there now.
+
+        A pod whose sandbox lives comes back to the CPUs of its annotation, and a container that has ended to
+        those that it had (kubelet keeps them until the pod is gone). Pools use them meanwhile; giving them to
+        a new owner would leave the old one without.
+        """
+        bits = self.returning(owner).bits
+        for pod in self.pods.values():
+            if pod.cpuset and pod.key != owner and (cpus := assigned_cpus(self.node, pod)):
+                bits |= cpus.bits
+        return CpuSet.from_bits(bits)
+
+    def returning(self, owner: str) -> CpuSet:
+        """Return the CPUs that ended containers of others than an owner have when they come back."""
+        return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner != owner))
+
+    def ended_owners(self) -> list[Container]:
+        """Return the containers that owned CPUs, have ended, and may come back to them."""
+        return [c for c in self.containers.values() if c.phase is Phase.EXITED and self._may_return(c)]
+
+    def kept_for(self, owner: str) -> CpuSet:
+        """Return the CPUs that an owner holds, or to which its ended containers may come back."""
+        held = self.owners.get(owner)
+        if held is not None:
+            return held.cpus
+        return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner == owner))
+
+    def _may_return(self, container: Container) -> bool:
+        """Return whether a container that has ended may come back to CPUs that it owned.
+
+        Its sandbox exists, and the claim of its annotation is still permitted: rules may have changed since.
+        """
+        if not container.owner:
+            return False
+        pod = self.pods.get(container.pod.sandbox_id)
+        if pod is None or self._is_over(container):
+            return False
+        if container.owner != pod.key or pod.chosen:
+            return True
+        requests = {c.name: c.request for c in self.in_sandbox(pod.sandbox_id)}
+        return assigned_cpus(self.node, pod, sum_requests(list(requests.values()))) is not None
+
+    def _is_over(self, container: Container) -> bool:
+        """Return whether an ended container will not come back: an init container before a later one."""
+        asks = container.pod.asks
+        kinds = {ask.name: ask.kind for ask in asks.containers} if asks else {}
+        return kinds.get(container.name) is Kind.INIT and any(
+            kinds.get(other.name) is Kind.APP for other in self.in_sandbox(container.pod.sandbox_id)
+        )
+
+    def had(self, owner: str) -> CpuSet:
+        """Return the CPUs that an owner holds, or held when it ended; empty where it never did."""
+        held = self.owners.get(owner)
+        if held is not None:
+            return held.cpus
+        ended = [c for c in self.containers.values() if c.owner == owner]
+        return max(ended, key=lambda c: c.attempt).placement.own if ended else CpuSet()
+
+    def in_sandbox(self, sandbox_id: str) -> list[Container]:
+        """Return the containers of a sandbox."""
+        return [c for c in self.containers.values() if c.pod.sandbox_id == sandbox_id]
+
+
+def grants_of(placement: Placement) -> Grants:
+    """Return what was granted to a container, as its placement has it."""
+    return Grants(placement.own, placement.blocks, placement.devices, placement.shares)
+
+
+def with_grants(placement: Placement, grants: Grants) -> Placement:
+    """Return a placement with other memory, devices and shares; its CPUs stay."""
+    return dataclasses.replace(placement, blocks=grants.blocks, devices=grants.devices, shares=grants.shares)
+
+
+def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> Pools:
+    return pools_of(node.shareable, owners.values(), node.system & node.machine.online, be_limit)

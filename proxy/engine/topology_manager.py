@@ -1,0 +1,166 @@
+"""The topology manager: hints, policy and allocation for one container, with the record of all three.
+
+Every provider says where it could serve the container; the policy merges one hint from the answers, or
+refuses; then every provider allocates under that hint, in the order in which the node holds them (kubernetes
+v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go for a pod as a whole, see
+``proxy.engine.admit``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also where it
+is a refusal.
+
+Under policy ``none`` nothing is merged. kubelet's allocators then choose by themselves; here each provider is
+told so (``ProviderRequest.unmerged``) and CPUs stay on one NUMA node where they fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from proxy.allocation.merge_record import record_answer, record_merge
+from proxy.allocation.policies import decide
+from proxy.allocation.providers.provider import Provider, ProviderRequest
+from proxy.allocation.refusal import UNEXPECTED, AllocationRefusedError
+from proxy.engine.node import Node
+from proxy.model.explanation import Merge, Said, Step
+from proxy.model.grants import Grants
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import CpuSet
+from proxy.model.memory import Blocks
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import Part, Verdict
+
+ANYWHERE = TopologyHint(None, preferred=False)
+"""The hint where nothing was merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionContext:
+    """What is to be decided, and what a decision reads.
+
+    Attributes:
+        node: The machine and the rules.
+        request: The request, as every provider reads it.
+        providers: The providers, prepared for the request.
+        pod_hint: What was decided for the pod as a whole, where that binds the container too.
+        policy: The policy for this pod in place of the node's; None for the node's.
+        wished: The NUMA nodes that Volcano's scheduler wishes, as one more hint.
+    """
+
+    node: Node
+    request: ProviderRequest
+    providers: tuple[Provider, ...]
+    pod_hint: TopologyHint | None = None
+    policy: Policy | None = None
+    wished: TopologyHint | None = None
+
+    def hints(self) -> list[tuple[str, Hints]]:
+        """Return the hints of every provider, with its name."""
+        return [(provider.name, provider.hints(self.request)) for provider in self.providers]
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyDecision:
+    """What the topology manager decided.
+
+    Attributes:
+        verdict: Admit or refuse; on a refusal nothing is granted.
+        hint: The merged hint, which the allocators followed.
+        granted: What was granted.
+        said, merge, steps: The record.
+        reasons: Sentences.
+        providers: The providers with the grant in their books; empty on a refusal.
+        parts: For a pod as a whole, what each of its containers gets, where those are known.
+    """
+
+    verdict: Verdict
+    hint: TopologyHint
+    granted: Grants = field(default_factory=Grants)
+    said: tuple[Said, ...] = ()
+    merge: Merge | None = None
+    steps: tuple[Step, ...] = ()
+    reasons: tuple[str, ...] = ()
+    providers: tuple[Provider, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def cpus(self) -> CpuSet:
+        """Exclusive CPUs."""
+        return self.granted.cpus
+
+    @property
+    def blocks(self) -> Blocks:
+        """Memory by NUMA node."""
+        return self.granted.blocks
+
+    @property
+    def devices(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Resource and device ids."""
+        return self.granted.devices
+
+
+def admit_container(context: AdmissionContext) -> TopologyDecision:
+    """Decide a container by itself: hints, policy, allocation."""
+    answers = context.hints()
+    if context.pod_hint is not None and context.pod_hint.affinity is not None:
+        answers.append(("pod", {"pod": (context.pod_hint,)}))
+    decision = apply_policy(context, answers, Scope.CONTAINER)
+    if not decision.verdict.admitted:
+        return decision
+    if (context.policy or context.node.policy) is Policy.NONE:
+        unmerged = dataclasses.replace(context.request, unmerged=True)
+        context = dataclasses.replace(context, request=unmerged)
+    return allocate(context, decision.hint, decision.said, decision.merge)
+
+
+def apply_policy(
+    context: AdmissionContext, answers: Iterable[tuple[str, Hints]], scope: Scope
+) -> TopologyDecision:
+    """Merge the hints of the providers under the policy, and record them.
+
+    Returns:
+        A decision that grants nothing yet; its hint is ``ANYWHERE`` where the policy merges nothing.
+    """
+    # A provider without hints is left out of the record, and the merge has the same result without it.
+    asked = [(provider, hints) for provider, hints in answers if hints]
+    node, policy = context.node, context.policy or context.node.policy
+    if policy is Policy.NONE:
+        return TopologyDecision(Verdict(), ANYWHERE)
+    if asked and context.wished is not None:
+        asked.append(("volcano", {"nodes": (context.wished,)}))
+    decision = decide(policy, [hints for _, hints in asked], node.nodes, node.distances)
+    said = tuple(record for provider, hints in asked for record in record_answer(provider, hints))
+    merge = record_merge(decision, scope) if asked else None
+    return TopologyDecision(decision.verdict, decision.hint, said=said, merge=merge)
+
+
+def allocate(
+    context: AdmissionContext,
+    hint: TopologyHint,
+    said: tuple[Said, ...] = (),
+    merge: Merge | None = None,
+) -> TopologyDecision:
+    """Let every provider allocate for a container under a hint; one refusal refuses all."""
+    steps: list[Step] = []
+    granted = Grants()
+    after: list[Provider] = []
+    try:
+        for provider in context.providers:
+            allocation = provider.allocate(context.request, hint, granted)
+            granted = allocation.grants
+            after.append(allocation.provider)
+            steps += [Step(provider.name, words) for words in allocation.steps]
+    except AllocationRefusedError as refusal:
+        return TopologyDecision(refusal_verdict(refusal), hint, said=said, merge=merge, steps=tuple(steps))
+    return TopologyDecision(Verdict(), hint, granted, said, merge, steps=tuple(steps), providers=tuple(after))
+
+
+def refusal_verdict(error: AllocationRefusedError) -> Verdict:
+    """Return the verdict for a refused allocation, in kubelet's words.
+
+    Source: kubernetes v1.36, pkg/kubelet/cm/admission/errors.go ``GetPodAdmitResult``.
+    """
+    text = str(error)
+    if error.reason == UNEXPECTED:
+        text = f"Allocate failed due to {text}, which is unexpected"
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, error.reason, text)

@@ -1,0 +1,79 @@
+"""Preferences of Volcano's scheduler: a policy and NUMA nodes, tried first and dropped if they fail.
+
+The scheduler relies on its own picture of the node, which may be old. So what it wishes for a pod is not
+required: the pod is decided under the wished policy if that is stricter than the node's, and with its NUMA
+nodes as one more hint. Where that is refused, the pod is decided as if nothing had been wished, and what
+could not be met is reported. For a pod that is aligned by its own annotation wishes are ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from proxy.engine.topology_manager import AdmissionContext, TopologyDecision
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.explanation import Step
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask, union
+from proxy.model.koordinator import NumaPolicy
+from proxy.model.options import Policy
+from proxy.model.phrases import nodes as named
+
+VOLCANO = "volcano"
+_BY_STRICTNESS = tuple(Policy)
+
+
+def decide_with_wishes(
+    context: AdmissionContext, decide: Callable[[AdmissionContext], TopologyDecision]
+) -> tuple[TopologyDecision, InputDefect | None]:
+    """Decide with the wishes for a pod, and without them where that fails.
+
+    Args:
+        context: The request and what is there.
+        decide: Decides a request.
+
+    Returns:
+        The decision, and what could not be met; None where nothing was wished, or all of it was met.
+    """
+    pod, own = context.request.pod, context.node.policy
+    policy = pod.wish_policy
+    if policy is None or _BY_STRICTNESS.index(policy) <= _BY_STRICTNESS.index(own):
+        policy = None
+    nodes = pod.wish_nodes
+    if pod.aligned is not NumaPolicy.NONE or (policy is None and nodes is None):
+        return decide(context), None
+    there = nodes & context.node.nodes if nodes is not None else None
+    tries: list[tuple[Policy | None, Mask | None]] = []
+    if there:
+        tries.append((policy or (Policy.BEST_EFFORT if own is Policy.NONE else None), there))
+    if policy is not None:
+        tries.append((policy, None))
+    why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
+    for attempt, (under, on) in enumerate(tries):
+        hint = TopologyHint(on, preferred=True) if on else None
+        decision = decide(dataclasses.replace(context, policy=under, wished=hint))
+        if decision.verdict.admitted and (not on or _granted_on(context, decision, on)):
+            met = not attempt and not why
+            return (decision, None) if met else _noted(decision, _unmet_wish(None, nodes, why))
+        why = why or decision.verdict.message or "they have too little"
+    return _noted(decide(context), _unmet_wish(policy, nodes, why))
+
+
+def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDecision, InputDefect]:
+    return dataclasses.replace(decision, steps=(Step(VOLCANO, unmet), *decision.steps)), unmet
+
+
+def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> InputDefect:
+    what = [f"policy {policy}"] if policy else []
+    what += [named(nodes)] if nodes else []
+    return InputDefect(
+        f"cannot meet what Volcano's scheduler wishes ({', '.join(what)}): {why}", DefectKind.WISH
+    )
+
+
+def _granted_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:
+    """Return whether everything granted lies on some NUMA nodes."""
+    machine = context.node.machine
+    memory = Mask.from_bits(union(block.affinity.bits for block in decision.blocks))
+    return machine.nodes_of(decision.cpus) <= nodes and memory <= nodes

@@ -1,0 +1,1 @@
+"""Protocols in front of the engine: the CRI, and Koordinator's hook server."""

@@ -1,0 +1,232 @@
+"""The socket side of the proxy: accepting, dialling the runtime, draining.
+
+For each connection that is accepted one is made to the runtime, before the first byte of the client is read:
+until then the kernel's socket buffer holds what the client sends. If the runtime cannot be reached the
+accepted connection is closed at once, which a client takes as it would take the runtime's own absence. What
+goes on between the two is in ``link``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Collection
+from typing import Final
+
+from proxy.frontends.cri.call import Call, Interceptor
+from proxy.frontends.cri.link import Ground, Link
+from proxy.relay.body_budget import Room
+from proxy.telemetry.port import Report, silent
+
+__all__ = ["Call", "Front", "Interceptor"]
+
+_SO_SNDBUFFORCE: Final = 32  # Linux; above the system's limit with CAP_NET_ADMIN
+_SEND_BUFFER: Final = 1 << 20
+_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.2
+_DIAL_RETRY_S: Final = 0.005
+_DIAL_LIMIT_S: Final = 1.0
+_DRAIN_STEP_S: Final = 0.02
+_GOAWAY_GRACE_S: Final = 0.1
+UNREAD_BYTES: Final = 128 << 20
+"""Bytes that may wait on all connections for peers that do not read."""
+
+
+class Front:
+    """Accepts clients and relays each to the runtime."""
+
+    def __init__(
+        self,
+        upstream_path: str,
+        interceptor: Interceptor,
+        methods: Collection[str],
+        *,
+        report: Report = silent,
+        fault: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """Prepare; nothing is opened.
+
+        Args:
+            upstream_path: The runtime's unix socket.
+            interceptor: Who decides on intercepted calls.
+            methods: Full paths of the intercepted methods.
+            report: Called where something went wrong with one connection.
+            fault: Takes an exception that has ended a connection.
+        """
+        self._upstream = upstream_path
+        self._report = report
+        self._fault = fault
+        self._links: set[Link] = set()
+        self.room = Room()
+        self._ground = Ground(
+            interceptor,
+            _spellings(methods).__contains__,
+            self._links.discard,
+            report,
+            fault,
+            self._swollen,
+            self.room,
+        )
+        self._opening: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self._fd = -1
+        self._down = False
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._links)
+
+    async def start(self, listen_socket: socket.socket) -> None:
+        """Begin to accept on a listening socket, which stays the caller's to close."""
+        listen_socket.setblocking(False)
+        self._listener = listen_socket
+        self._fd = listen_socket.fileno()
+        asyncio.get_running_loop().add_reader(self._fd, self._accept)
+
+    async def drain(self, limit_s: float) -> None:
+        """Stop accepting, let what is under way end, then close.
+
+        Clients are told (GOAWAY) to go on elsewhere. A connection closes when nothing is open on it, and all
+        close after ``limit_s`` seconds, which calls that are held then see as a lost connection.
+        """
+        self._stop_accepting()
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for link in list(self._links):
+            link.goaway()
+        while self._links or self._opening:
+            past = loop.time() - start
+            if past >= limit_s:
+                break
+            if past >= min(_GOAWAY_GRACE_S, limit_s / 2):
+                for link in [link for link in self._links if link.idle]:
+                    link.lost()
+            await asyncio.sleep(min(_DRAIN_STEP_S, limit_s - past))
+        self.close()
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Stop accepting and close all connections behind their pending bytes."""
+        self._stop_accepting()
+        for task in list(self._opening):
+            task.cancel()
+        for link in list(self._links):
+            link.lost()
+
+    def _swollen(self) -> None:
+        """A connection has more to write than its peer reads: end the worst one where all have too much."""
+        if sum(link.unread for link in self._links) > UNREAD_BYTES:
+            worst = max(self._links, key=_unread)
+            asyncio.get_running_loop().call_soon(worst.cut, "its peer does not read, and too many bytes wait")
+
+    # -- accepting ----------------------------------------------------------------------------------------
+
+    def _stop_accepting(self) -> None:
+        if self._listener is not None:
+            self._listener = None
+            asyncio.get_running_loop().remove_reader(self._fd)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if self._listener is None:
+                return
+            try:
+                client = self._listener.accept()[0]
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except (OSError, MemoryError) as error:  # out of descriptors or memory: others may give some back
+                loop = asyncio.get_running_loop()
+                loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
+                loop.remove_reader(self._fd)
+                with contextlib.suppress(MemoryError):
+                    why = getattr(error, "strerror", "out of memory")
+                    self._report("cannot accept a connection", err=why)
+                return
+            task = asyncio.get_running_loop().create_task(self._open(client))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def _resume_accepting(self) -> None:
+        if self._listener is not None and self._listener.fileno() == self._fd:
+            asyncio.get_running_loop().add_reader(self._fd, self._accept)
+
+    async def _open(self, client: socket.socket) -> None:
+        """Connect one client with the runtime."""
+        client.setblocking(False)
+        server: socket.socket | None = None
+        link = Link(self._ground)
+        try:
+            server = await self._dial()
+            self._down = False
+            _enlarge(client)
+            _enlarge(server)
+            self._links.add(link)
+            link.server.attach(server)
+            link.client.attach(client)
+        except BaseException as error:
+            link.lost()
+            client.close()
+            if server is not None:
+                server.close()
+            if not isinstance(error, Exception):
+                raise
+            if not isinstance(error, OSError):
+                self._report("cannot relay a connection", err=error)
+                self._fault(error)
+                return
+            if not self._down:  # once for each outage: a client tries many times a second
+                self._down = True
+                self._report(
+                    "cannot connect a client to the runtime",
+                    path=self._upstream,
+                    err=error.strerror or str(error),
+                )
+
+    async def _dial(self) -> socket.socket:
+        """Connect to the runtime without ever waiting in the kernel.
+
+        Raises:
+            OSError: It cannot be reached.
+        """
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + _DIAL_LIMIT_S
+        server = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        try:
+            while True:
+                try:
+                    server.connect(self._upstream)
+                except BlockingIOError:  # its backlog is full (a unix socket is never "in progress")
+                    if loop.time() > limit:
+                        raise
+                    await asyncio.sleep(_DIAL_RETRY_S)
+                else:
+                    return server
+        except BaseException:
+            server.close()
+            raise
+
+
+def _unread(link: Link) -> int:
+    return link.unread
+
+
+def _spellings(methods: Collection[str]) -> frozenset[str]:
+    """Give all that a ``:path`` may be for a server to run one of these methods.
+
+    A server written in Go takes a path without its first slash (grpc-go, ``Server.handleStream``; since 1.79
+    only with GRPC_GO_EXPERIMENTAL_DISABLE_STRICT_PATH_CHECKING). It strips one slash and nothing else.
+    """
+    return frozenset(methods) | {path.removeprefix("/") for path in methods}
+
+
+def _enlarge(end: socket.socket) -> None:
+    """Give a socket room for large answers: the default holds 208 KiB."""
+    try:
+        end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
+    except OSError:
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)

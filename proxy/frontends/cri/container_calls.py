@@ -1,0 +1,189 @@
+"""What calls about a container that exists mean: start, update, stop, remove."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.controller import Keeper
+from proxy.controller.reconciler import Sync
+from proxy.controller.start_update import Launch
+from proxy.controller.systemd.fencing import Fence
+from proxy.frontends.cri.call import Finished, HeldCall, Hold, Request, Trip
+from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, Asked, let_go
+from proxy.frontends.cri.lenient_text import text
+from proxy.frontends.cri.rewrite import update_suffix
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Container, Phase
+
+
+class ContainerCalls:
+    """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
+
+    def __init__(self, keeper: Keeper, sync: Sync, launch: Launch, hold: Hold) -> None:
+        self.keeper = keeper
+        self.hooked: Asked = NOBODY
+        self.sync = sync
+        self.launch = launch
+        self._hold = hold
+        self.requests: Mapping[str, Request] = {
+            "StartContainer": self._start,
+            "UpdateContainerResources": self._update,
+            "StopContainer": self._container_ref,
+            "RemoveContainer": self._container_ref,
+        }
+        self.finished: Mapping[str, Finished] = {
+            "StartContainer": self._start_done,
+            "UpdateContainerResources": self._update_done,
+            "StopContainer": self._stopped,
+            "RemoveContainer": self._removed,
+        }
+
+    def _start(self, call: HeldCall) -> None:
+        if "pre_start_container" in self.hooked.points:
+            container_id = text(pb.Identity.FromString(call.body).id)
+            self.hooked.start(call, container_id, self._start_now)
+        else:
+            self._start_now(call)
+
+    def _start_now(self, call: HeldCall) -> None:
+        container_id = text(pb.Identity.FromString(call.body).id)
+        container = self.keeper.state.containers.get(container_id)
+        wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
+        if container is not None and self.launch.is_fresh(container) and not wary:
+            self._go_start(call, container_id, None)
+        else:
+            self._hold(call, self._start_later(call, container_id))
+
+    async def _start_later(self, call: HeldCall, container_id: str) -> None:
+        fence = None
+        if container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(container_id):
+            try:
+                obstacle, fence = await self.launch.freshen_fenced(container_id)
+            except (UnavailableError, RuntimeCallError) as error:
+                obstacle = str(error)
+            if obstacle:
+                self.keeper.telemetry.problem(
+                    "cannot start a container", containerID=container_id, err=obstacle
+                )
+                call.refuse(
+                    GrpcStatus.FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}"
+                )
+                return
+        if not call.done:
+            self._go_start(call, container_id, fence)
+        else:
+            await self.keeper.lasting.fencing.drop(fence)
+
+    def _go_start(self, call: HeldCall, container_id: str, fence: Fence | None) -> None:
+        container = self.keeper.state.containers.get(container_id)
+        if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
+            call.state = Trip(container_id, flight=self.launch.start(container_id, fence))
+        else:
+            self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
+        # Of any other the runtime will say what is wrong with that.
+        call.release()
+
+    def _start_done(self, trip: Trip, status: int | None) -> None:
+        if trip.flight is None:
+            return
+        if status is None:
+            self.launch.stray(trip.flight)
+        else:
+            self.launch.started(trip.flight, ok=status == GrpcStatus.OK)
+
+    def _update(self, call: HeldCall) -> None:
+        if "pre_update_container_resources" in self.hooked.points:
+            container_id = text(pb.Identity.FromString(call.body).id)
+            self.hooked.update(call, container_id, self._update_now)
+        else:
+            self._update_now(call)
+
+    def _update_now(self, call: HeldCall) -> None:
+        request = pb.UpdateContainerResourcesFacts.FromString(call.body)
+        container_id, asked = text(request.container_id), request.linux
+        container = self.keeper.state.containers.get(container_id)
+        if container is not None and not self.keeper.lasting.fencing.is_wary(container):
+            self._go_update(call, container_id, asked, None)
+        else:
+            self._hold(call, self._update_later(call, container_id, asked))
+
+    async def _update_later(self, call: HeldCall, container_id: str, asked: pb.ResourceFacts) -> None:
+        fencing = self.keeper.lasting.fencing
+        known = container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(
+            container_id
+        )
+        fence = await fencing.fitting(container_id) if known else None
+        if call.done:
+            await fencing.drop(fence)
+        elif container_id in self.keeper.state.containers:
+            self._go_update(call, container_id, asked, fence)
+        else:
+            call.release()
+            await fencing.drop(fence)
+
+    def _go_update(
+        self, call: HeldCall, container_id: str, asked: pb.ResourceFacts, fence: Fence | None
+    ) -> None:
+        container = self.keeper.state.containers[container_id]
+        if not self.keeper.store.mode.enforces or container.phase is Phase.EXITED:
+            call.release()
+            self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
+            return
+        want = self.keeper.state.wanted(container)
+        self._note_asked(container, asked)
+        flight = self.keeper.flights.depart(container_id, want)
+        self.keeper.lasting.fencing.bind(flight, fence)
+        call.state = Trip(container_id, flight=flight, body=call.body if self.hooked.active else b"")
+        quota = self.keeper.quotas.asked(container, asked.cpu_quota)
+        told = None if self.keeper.state.node.erases(container.placement) else want
+        call.release(call.body + update_suffix(told, self.keeper.mems.told(container), quota))
+
+    def _note_asked(self, container: Container, asked: pb.ResourceFacts) -> None:
+        """Remember a set that a client names: it is what the container gets back when we leave.
+
+        What kubelet's static policy names is in its state file, and comes all the time.
+        """
+        known = container.request
+        cpus = text(asked.cpuset_cpus) or known.cpuset_cpus
+        mems = text(asked.cpuset_mems) or known.cpuset_mems
+        if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
+            return
+        if self.keeper.beside.manager.policy != "static":
+            request = dataclasses.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
+            changed = dataclasses.replace(container, request=request)
+            after, records = self.keeper.state.changed(put=(changed,)), {f"c/{container.id}": changed}
+            self.keeper.store.change(after, "container updated", records=records)
+
+    def _update_done(self, trip: Trip, status: int | None) -> None:
+        if trip.flight is None:
+            return
+        self.keeper.drift.hint("kubelet", (trip.flight.container_id,))
+        if status is None:
+            self.launch.stray(trip.flight)
+        else:
+            self.launch.landed(trip.flight, trip.flight.carries if status == GrpcStatus.OK else None)
+            if status == GrpcStatus.OK and trip.body and self.hooked.active:
+                self.hooked.updated(trip)
+
+    def _container_ref(self, call: HeldCall) -> None:
+        container_id = text(pb.Identity.FromString(call.body).id)
+        call.state = Trip(target=container_id)
+        if LEAVING[call.method] in self.hooked.points:
+            self.hooked.leave(call, container_id, let_go)
+        else:
+            call.release()
+
+    def _stopped(self, trip: Trip, status: int | None) -> None:
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
+            self.keeper.lifecycle.phase(trip.target, Phase.EXITED)
+        else:
+            self.keeper.attention.set()
+
+    def _removed(self, trip: Trip, status: int | None) -> None:
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
+            self.keeper.lifecycle.removed([trip.target])
+        else:
+            self.keeper.attention.set()

@@ -1,0 +1,215 @@
+"""Changing a request to what hooks want, and nothing else of it.
+
+Theory. What a suffix can say is appended (``suffix``). What it cannot say is to take a key out of a map, and
+to replace or take out an entry of a list: a variable, a mount, a device. Whether there is such an entry is
+mostly seen at once: where the bytes of its name are nowhere in the request, it is not in it. Where they are,
+the request is decoded, changed in place, and encoded again; so it keeps fields that are not known here, and
+the order and bytes of all variables that nobody has touched. (Koordinator's proxy makes a new list of
+variables from a map in each create, in any order and without those that are there twice: Koordinator v1.8.0
+pkg/runtimeproxy/resexecutor/cri/utils.go, transferToCRIContainerEnvs.)
+
+A variable, mount or device that is set stays at its place, and its duplicates go; a new one comes last.
+Mounts and devices are the same if their paths in the container are, however these are spelled.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.hook_bridge import suffix
+from proxy.frontends.cri.lenient_text import entry_of, text
+from proxy.frontends.cri.rewrite import field
+from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence
+from proxy.hooks.facts import Device, Mount
+from proxy.model.errors import HookError
+
+_LABELS, _ANNOTATIONS, _LINUX = 9, 10, 15
+"""Fields of ContainerConfig."""
+
+
+def adjusted_create(body: bytes, adjustment: Adjustment) -> bytes:
+    """Change a CreateContainerRequest; which CPUs and memory nodes it names is left to the engine.
+
+    Args:
+        body: The request.
+        adjustment: What all hooks together want.
+
+    Raises:
+        HookError: Something in the adjustment cannot be written, or the request cannot be read.
+    """
+    return _told("CreateContainer", _create, body, adjustment)
+
+
+def adjusted_run_pod(body: bytes, adjustment: Adjustment) -> bytes:
+    """Change a RunPodSandboxRequest: labels, annotations, the cgroup parent; as ``adjusted_create``."""
+    return _told("RunPodSandbox", _run_pod, body, adjustment)
+
+
+def adjusted_update(body: bytes, adjustment: Adjustment) -> bytes:
+    """Change an UpdateContainerResourcesRequest: resources and annotations; as ``adjusted_create``."""
+    return _told("UpdateContainerResources", _update, body, adjustment)
+
+
+def with_cgroup_parent(body: bytes, parent: str) -> bytes:
+    """Name another cgroup of the pod in a CreateContainerRequest (``sandbox_config.linux.cgroup_parent``)."""
+    return body + field(3, field(8, field(1, parent.encode())))
+
+
+def _told(method: str, change: Callable[[bytes, Adjustment], bytes], body: bytes, want: Adjustment) -> bytes:
+    try:
+        return change(body, want)
+    except (DecodeError, ValueError) as error:
+        raise HookError(f"cannot change a {method} request to what hooks want: {error}") from error
+
+
+def _create(body: bytes, want: Adjustment) -> bytes:
+    mounts, devices = _by_path(want.mounts), _by_path(want.devices)
+    lists = bool(want.envs or mounts or devices)
+    in_lists = lists and (
+        _may_hold(body, want.envs) or _may_hold_paths(body, mounts) or _may_hold_paths(body, devices)
+    )
+    cleared = _clears(body, want.unified, want.annotations, want.labels)
+    if cleared or in_lists:
+        request = pb.CreateContainerEntries.FromString(body)
+        config = request.config
+        if cleared:
+            _take_out(config.linux.resources.unified, want.unified)
+            _take_out(config.annotations, want.annotations)
+            _take_out(config.labels, want.labels)
+        if in_lists:
+            _put(config.envs, want.envs, _name, _env)
+            _put(config.mounts, mounts, _path, _mount)
+            _put(config.devices, devices, _path, _device)
+        body = request.SerializeToString()
+    tail = suffix.lists(want.envs, mounts, devices) if lists and not in_lists else b""
+    if want.labels:
+        tail += suffix.entries(_LABELS, want.labels)
+    if want.annotations:
+        tail += suffix.entries(_ANNOTATIONS, want.annotations)
+    if resources := suffix.resources(want):
+        tail += field(_LINUX, field(1, resources))
+    return body + field(2, tail) if tail else body
+
+
+def _run_pod(body: bytes, want: Adjustment) -> bytes:
+    if _clears(body, want.labels, want.annotations):
+        request = pb.RunPodSandboxEntries.FromString(body)
+        _take_out(request.config.labels, want.labels)
+        _take_out(request.config.annotations, want.annotations)
+        body = request.SerializeToString()
+    tail = suffix.entries(6, want.labels) + suffix.entries(7, want.annotations)
+    if want.cgroup_parent is not LEAVE:
+        parent = "" if want.cgroup_parent is CLEAR else want.cgroup_parent
+        tail += field(8, field(1, parent.encode()))
+    return body + field(1, tail) if tail else body
+
+
+def _update(body: bytes, want: Adjustment) -> bytes:
+    if _clears(body, want.unified, want.annotations):
+        request = pb.UpdateContainerResourcesEntries.FromString(body)
+        _take_out(request.linux.unified, want.unified)
+        _take_out(request.annotations, want.annotations)
+        body = request.SerializeToString()
+    resources = suffix.resources(want)
+    tail = field(2, resources) if resources else b""
+    return body + tail + suffix.entries(4, want.annotations)
+
+
+# -- what a suffix cannot say -------------------------------------------------------------------------------
+
+
+def _clears(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
+    """Tell whether the request may hold a key that is to be taken out of a map."""
+    for each in wanted:
+        for key, value in each.items():
+            if value is CLEAR and key.encode() in body:
+                return True
+    return False
+
+
+def _may_hold(body: bytes, names: Iterable[str]) -> bool:
+    """Tell whether the request may hold a name."""
+    return any(name.encode() in body for name in names)
+
+
+def _may_hold_paths(body: bytes, paths: Iterable[str]) -> bool:
+    """Tell whether the request may have an entry for a path, however that is spelled there.
+
+    The last name of a path is part of every spelling.
+    """
+    return _may_hold(body, [path.rpartition("/")[2] for path in paths])
+
+
+def _take_out(entries: MutableSequence[bytes], wanted: Mapping[str, str | Presence]) -> None:
+    gone = {key.encode() for key, value in wanted.items() if value is CLEAR}
+    for index in reversed(range(len(entries))):
+        if (entry := entry_of(entries[index])) is not None and entry.key in gone:
+            del entries[index]
+
+
+def _put(
+    entries: MutableSequence[bytes],
+    wanted: Mapping[str, Any],
+    name_of: Callable[[bytes], str],
+    made: Callable[[bytes, str, Any], bytes],
+) -> None:
+    """Set and take out entries of a list, in place.
+
+    Args:
+        entries: The list, of a message, with its entries encoded.
+        wanted: Name to value, or ``CLEAR``.
+        name_of: Gives the name of an entry.
+        made: Gives what an entry, old or (empty) new, is to be.
+    """
+    placed: set[str] = set()
+    gone: list[int] = []
+    for index, entry in enumerate(entries):
+        name = name_of(entry)
+        if name not in wanted:
+            continue
+        if wanted[name] is CLEAR or name in placed:
+            gone.append(index)
+        else:
+            entries[index] = made(entry, name, wanted[name])
+            placed.add(name)
+    for index in reversed(gone):
+        del entries[index]
+    for name, value in wanted.items():
+        if value is not CLEAR and name not in placed:
+            entries.append(made(b"", name, value))
+
+
+def _name(raw: bytes) -> str:
+    return text(pb.Entry.FromString(raw).key)
+
+
+def _path(raw: bytes) -> str:
+    return _clean(text(pb.PathFacts.FromString(raw).container_path))
+
+
+def _clean(path: str) -> str:
+    """Spell a path as the runtimes do."""
+    return "/" + posixpath.normpath(path).lstrip("/")
+
+
+def _by_path(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    return {_clean(path): value for path, value in wanted.items()} if wanted else {}
+
+
+def _env(raw: bytes, name: str, value: str) -> bytes:
+    entry = pb.Entry.FromString(raw)
+    entry.key, entry.value = name.encode(), suffix.env_bytes(value)
+    return entry.SerializeToString()
+
+
+def _mount(_raw: bytes, path: str, mount: Mount) -> bytes:
+    return suffix.mount_of(path, mount).SerializeToString()
+
+
+def _device(_raw: bytes, path: str, device: Device) -> bytes:
+    return suffix.device_of(path, device).SerializeToString()

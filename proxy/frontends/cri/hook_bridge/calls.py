@@ -1,0 +1,276 @@
+"""Asking hooks in the way of calls, and doing what they answer.
+
+What hooks want is done between a decision and its barrier: the CPUs of a create are taken already, and
+nobody has moved yet. So a refusal costs nobody anything, and what a hook names can only be less than what
+was decided (``proxy.engine.narrowing``). Hooks' fields are written first, then the engine's own: which CPUs
+and memory nodes a request names is always its last word.
+
+While hooks are asked anything may happen: the client may go, pools may change, the node may be released. So
+the state is looked at anew when they have answered.
+
+Stops and removals cannot be refused, and go on whatever becomes of the hooks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.call import HeldCall, Hold, Trip
+from proxy.frontends.cri.decode import pod_of
+from proxy.frontends.cri.hook_bridge.adjust import adjusted_create, adjusted_run_pod
+from proxy.frontends.cri.hook_bridge.dispatch import Way
+from proxy.frontends.cri.hook_bridge.facts import container_facts, pod_facts, resources_of
+from proxy.frontends.cri.hook_bridge.lenient import TooManyFieldsError, read
+from proxy.frontends.cri.hook_bridge.update_queue import Lines
+from proxy.frontends.cri.hook_gateway import LEAVING, Go
+from proxy.hooks.events import (
+    Point,
+    PreCreateContainer,
+    PreRemoveContainer,
+    PreRemovePodSandbox,
+    PreRunPodSandbox,
+    PreStartContainer,
+    PreStopContainer,
+    PreStopPodSandbox,
+)
+from proxy.hooks.hook import Outcome
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase, Pod, Verdict
+
+if TYPE_CHECKING:
+    from proxy.controller.controller import Keeper
+    from proxy.engine.state import NodeState
+    from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+
+STARTABLE = (Phase.CREATED, Phase.STARTING)
+
+
+class Hooked:
+    """Has hooks asked; implements ``proxy.frontends.cri.hook_gateway.Asked``."""
+
+    active = True
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        way: Way,
+        following: Following,
+        adopt: Callable[[str], Awaitable[bool]],
+        hold: Hold,
+        learn: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            keeper: Whose node it is.
+            way: Asks hooks.
+            following: Knows what hooks are told.
+            adopt: Takes in a container that a call names and nobody knows; tells whether it is known then.
+            hold: Holds a call while a coroutine decides on it.
+            learn: Learns what hooks lack of a container or sandbox.
+        """
+        self._keeper = keeper
+        self._way = way
+        self._following = following
+        self._adopt = adopt
+        self._hold = hold
+        self._learn = learn
+        self.update = Lines(keeper, way, following, adopt, hold, learn).update
+
+    @property
+    def points(self) -> frozenset[str]:
+        """See ``Asked``."""
+        return self._way.asking.points
+
+    # -- sandboxes ----------------------------------------------------------------------------------------
+
+    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, pb.SandboxFacts, Pod], None]) -> None:
+        """See ``Asked``."""
+        try:
+            request = read(pb.RunPodSandboxRequest, call.body)
+        except TooManyFieldsError as error:
+            self._keeper.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
+            call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
+            return
+        config = pb.RunPodSandboxFacts.FromString(call.body).config
+        bounds = self._keeper.state.node.machine.bounds
+        pod = pod_of(config, bounds=bounds)
+        facts = pod_facts(pod, request.config, request.runtime_handler)
+
+        def decided(outcome: Outcome) -> None:
+            outcome, body = self._way.written(call, adjusted_run_pod, outcome)
+            if self._way.refuses(call, outcome):
+                self._keeper.overrides.refused_pod(pod, outcome.refusal)
+                return
+            told, seen = config, pod
+            if body is not call.body:
+                call.change(body)
+                told = pb.RunPodSandboxFacts.FromString(body).config
+                seen = _renewed(pod, pod_of(told, bounds=bounds))
+            if not self._way.relays(call):
+                go(call, told, seen)
+
+        self._way.ask(call, PreRunPodSandbox(facts, resources_of(request.config.linux.resources)), decided)
+
+    def ran(self, pod: Pod, body: bytes) -> None:
+        """See ``Asked``."""
+        self._following.ran(pod, body)
+
+    # -- creates ------------------------------------------------------------------------------------------
+
+    def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
+        """See ``Asked``."""
+        if isinstance(call.state, Trip):
+            call.state.body = call.body
+        event, state = self._creating(call.body, container), self._keeper.state
+
+        def decided(outcome: Outcome) -> None:
+            hooked = self._placed(call, container, state, event.decision.cpus, outcome)
+            if hooked is not None:
+                go(call, hooked)
+
+        def over() -> None:
+            self._keeper.lifecycle.failed(container.id)  # it never left for the runtime
+
+        self._way.ask(call, event, decided, over)
+
+    async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
+        """See ``Asked``. Hooks begin anew with the request as it came: they were told of other CPUs."""
+        if isinstance(call.state, Trip) and call.state.body:
+            call.change(call.state.body)
+        event, state = self._creating(call.body, container), self._keeper.state
+        outcome = await self._way.outcome(self._way.answers(event))
+        if call.done:
+            self._keeper.lifecycle.failed(container.id)
+            return None
+        return self._placed(call, container, state, event.decision.cpus, outcome)
+
+    def leaves(self, token: str, body: bytes) -> None:
+        """See ``Asked``."""
+        self._following.sent[token] = body
+
+    def _creating(self, body: bytes, container: Container) -> PreCreateContainer:
+        pod, following = container.pod, self._following
+        known = following.memory.pod(pod.sandbox_id)
+        facts = pod_facts(pod, known or b"".join(pb.CreateContainerFacts.FromString(body).sandbox_config))
+        return PreCreateContainer(facts, container_facts(body), following.decision(container))
+
+    def _placed(
+        self, call: HeldCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
+    ) -> Container | None:
+        """Do with a placement what hooks want; None where the call has been answered or let go.
+
+        Args:
+            call: The call.
+            placed: The container as it was placed.
+            state: The state in which hooks were asked.
+            offered: What it ran on then.
+            outcome: What hooks want.
+        """
+        keeper, token = self._keeper, placed.id
+        outcome, body = self._way.written(call, adjusted_create, outcome)
+        if outcome.refusal:
+            verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
+            keeper.history.refused(token, verdict)
+            keeper.lifecycle.failed(token)
+        if self._way.refuses(call, outcome):
+            return None
+        self._way.narrow(token, outcome, offered)
+        if body is not call.body:
+            call.change(body)
+        if keeper.state is state and not keeper.store.mode.is_leaving:
+            return placed  # nothing has happened since
+        container = keeper.state.containers.get(token)
+        if container is None or keeper.store.mode.is_leaving:
+            call.release()
+            return None
+        keeper.saved[token] = keeper.state.wanted(container)
+        return container
+
+    # -- containers that exist ----------------------------------------------------------------------------
+
+    def start(self, call: HeldCall, container_id: str, go: Go) -> None:
+        """See ``Asked``."""
+        if container_id in self._keeper.state.containers and not self._following.lacks(container_id):
+            self._start(call, container_id, go)
+        else:
+            self._hold(call, self._start_unknown(call, container_id, go))
+
+    async def _start_unknown(self, call: HeldCall, container_id: str, go: Go) -> None:
+        if container_id not in self._keeper.state.containers:
+            await self._adopt(container_id)
+        if self._following.lacks(container_id):
+            await self._learn(container_id)
+        if not call.done:
+            self._start(call, container_id, go)
+
+    def _start(self, call: HeldCall, container_id: str, go: Go) -> None:
+        container, following = self._keeper.state.containers.get(container_id), self._following
+        if container is None or container.phase not in STARTABLE:
+            go(call)  # of any other the runtime will say what is wrong with that
+            return
+
+        def decided(outcome: Outcome) -> None:
+            if not self._way.refuses(call, outcome) and not self._way.relays(call):
+                go(call)
+
+        event = PreStartContainer(*following.facts(container), following.decision(container))
+        self._way.ask(call, event, decided)
+
+    def updated(self, trip: Trip) -> None:
+        """See ``Asked``."""
+        self._following.updated(trip.target, trip.body)
+
+    def leave(self, call: HeldCall, target: str, go: Go) -> None:
+        """See ``Asked``."""
+        if self._following.lacks(target):
+            self._hold(call, self._leave_unknown(call, target, go))
+        else:
+            self._leave(call, target, go)
+
+    async def _leave_unknown(self, call: HeldCall, target: str, go: Go) -> None:
+        await self._learn(target)
+        if not call.done:
+            self._leave(call, target, go)
+
+    def _leave(self, call: HeldCall, target: str, go: Go) -> None:
+        event = self._leaving(call, target)
+        if event is None:
+            go(call)
+            return
+
+        def decided(outcome: Outcome) -> None:
+            self._way.update(outcome)
+            go(call)
+
+        self._way.ask(call, event, decided)
+
+    def _leaving(self, call: HeldCall, target: str) -> Point | None:
+        """Give what hooks are told before a stop or a removal; None where it stops or removes nothing."""
+        following, state, point = self._following, self._keeper.state, LEAVING[call.method]
+        if point == PreStopPodSandbox.NAME:
+            pod = state.pods.get(target)
+            return None if pod is None else PreStopPodSandbox(following.pod(pod))
+        if point == PreRemovePodSandbox.NAME:
+            pod = following.find_pod(target)
+            return None if pod is None else PreRemovePodSandbox(following.pod(pod))
+        container = state.containers.get(target)
+        if container is None:
+            return None
+        if point == PreRemoveContainer.NAME:
+            return PreRemoveContainer(*following.facts(container))
+        if container.phase is Phase.EXITED:
+            return None
+        grace = read(pb.StopContainerRequest, call.body).timeout
+        return PreStopContainer(*following.facts(container), following.decision(container), grace)
+
+
+def _renewed(before: Pod, pod: Pod) -> Pod:
+    """Give a pod that hooks have changed; Kubernetes' class is what kubelet's own cgroup says."""
+    if pod.cgroup_parent == before.cgroup_parent:
+        return pod
+    return dataclasses.replace(pod, kube_qos=before.kube_qos, reparented=True)

@@ -1,0 +1,115 @@
+"""The parts of pod and container configurations as hooks see them.
+
+A part is read from an ``Unread``: bytes that become a message once, for all parts of it together, when the
+first of them is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.hook_bridge.lenient import TooManyFieldsError, read
+from proxy.hooks.facts import Device, Mount
+from proxy.model.errors import HookError
+
+_M = TypeVar("_M", bound=Message)
+_Pod: TypeAlias = "Unread[pb.PodSandboxConfig]"
+_Container: TypeAlias = "Unread[pb.ContainerConfig]"
+
+PROPAGATIONS = ("private", "host_to_container", "bidirectional")
+"""Names of the CRI's MountPropagation, by number."""
+
+
+class Unread(Generic[_M]):
+    """A message, or bytes that become one."""
+
+    __slots__ = ("_found", "_kind", "_raw")
+
+    def __init__(self, kind: type[_M], raw: bytes, message: _M | None = None) -> None:
+        """Hold a message.
+
+        Args:
+            kind: Its class.
+            raw: Its bytes. If they are none of its kind it counts as empty: the runtime refuses such a
+                request.
+            message: The message itself, where it has been decoded; then the bytes do not count.
+        """
+        self._kind = kind
+        self._raw = raw
+        self._found = message
+
+    @property
+    def message(self) -> _M:
+        """The message, which must not be changed.
+
+        Raises:
+            HookError: It cannot be read. The hook that looks at it fails, and its policy decides.
+        """
+        found = self._found
+        if found is None:
+            try:
+                found = read(self._kind, self._raw)
+            except TooManyFieldsError as error:
+                raise HookError(f"cannot read a {self._kind.DESCRIPTOR.name}: {error}") from None
+            except DecodeError:
+                found = self._kind()
+            self._found = found
+        return found
+
+
+def labels_of(unread: _Pod | _Container) -> dict[str, str]:
+    """Read labels."""
+    return dict(unread.message.labels)
+
+
+def annotations_of(unread: _Pod | _Container) -> dict[str, str]:
+    """Read annotations."""
+    return dict(unread.message.annotations)
+
+
+def envs_of(unread: _Container) -> dict[str, str]:
+    """Read the environment. Of a variable that is there twice the last value counts, as in the runtimes."""
+    return {pair.key: pair.value.decode("utf-8", "surrogateescape") for pair in unread.message.envs}
+
+
+def command_of(unread: _Container) -> tuple[str, ...]:
+    """Read the command."""
+    return tuple(unread.message.command)
+
+
+def args_of(unread: _Container) -> tuple[str, ...]:
+    """Read the command's arguments."""
+    return tuple(unread.message.args)
+
+
+def mounts_of(unread: _Container) -> tuple[Mount, ...]:
+    """Read the mounts; a propagation that is not known here counts as private."""
+    return tuple(
+        Mount(
+            entry.container_path,
+            entry.host_path,
+            entry.readonly,
+            PROPAGATIONS[entry.propagation if entry.propagation < len(PROPAGATIONS) else 0],
+        )
+        for entry in unread.message.mounts
+    )
+
+
+def devices_of(unread: _Container) -> tuple[Device, ...]:
+    """Read the devices."""
+    return tuple(
+        Device(entry.container_path, entry.host_path, entry.permissions) for entry in unread.message.devices
+    )
+
+
+def cdi_devices_of(unread: _Container) -> tuple[str, ...]:
+    """Read the names of CDI devices that the request has a field for."""
+    return tuple(entry.name for entry in unread.message.CDI_devices)
+
+
+def image_of(spec: pb.ImageSpec) -> str:
+    """Name an image as users do; kubelet resolves it and says what users wrote beside that."""
+    return spec.user_specified_image or spec.image

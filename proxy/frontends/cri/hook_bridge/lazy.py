@@ -1,0 +1,127 @@
+"""Maps and lists of a message that become plain values when somebody looks at them.
+
+Most hooks look at two or three things of a request that has a hundred. So a fact holds the message and knows
+how to read its part of it; the first look makes a dict or a tuple of the part and lets go of the message.
+
+Hooks look from several threads, and a thread of a hook that hangs may be ended by an exception at any point,
+so there is no lock that it could keep for ever: two first looks at the same time read the part twice and find
+the same. Nobody changes a message that facts are read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, overload
+
+from proxy.hooks.readonly import CANNOT_CHANGE
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+
+class LazyMap(Mapping[str, _V]):
+    """A map of texts that is read when it is first looked at; it compares and prints as a dict."""
+
+    __slots__ = ("_load", "_origin", "_values")
+    __hash__ = None  # type: ignore[assignment]  # as a dict
+
+    def __init__(self, load: Callable[[Any], dict[str, _V]], origin: object) -> None:
+        """Make a map that is not read yet.
+
+        Args:
+            load: Makes a new dict of ``origin``; it gives the same each time.
+            origin: What it is read from.
+        """
+        self._values: dict[str, _V] | None = None
+        self._load = load
+        self._origin: object = origin
+
+    def _all(self) -> dict[str, _V]:
+        values = self._values
+        if values is None:
+            # Somebody else may have read it meanwhile, and let go of the origin: values come first.
+            origin = self._origin
+            if (values := self._values) is None:
+                values = self._values = self._load(origin)
+                self._origin = None
+        return values
+
+    def __getitem__(self, key: str) -> _V:
+        return self._all()[key]
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
+
+    def __delitem__(self, key: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._all()
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._all()
+        return mine == (other._all() if isinstance(other, LazyMap) else other)
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, _V]]]:
+        return dict, (self._all(),)  # copies and pickles are plain
+
+
+class LazyList(Sequence[_T]):
+    """A list that is read when it is first looked at; it compares, hashes and prints as a tuple."""
+
+    __slots__ = ("_load", "_origin", "_values")
+
+    def __init__(self, load: Callable[[Any], tuple[_T, ...]], origin: object) -> None:
+        """Make a list that is not read yet; as for ``LazyMap``."""
+        self._values: tuple[_T, ...] | None = None
+        self._load = load
+        self._origin: object = origin
+
+    def _all(self) -> tuple[_T, ...]:
+        values = self._values
+        if values is None:
+            origin = self._origin
+            if (values := self._values) is None:
+                values = self._values = self._load(origin)
+                self._origin = None
+        return values
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[_T, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> _T | tuple[_T, ...]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[_T]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._all()
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._all()
+        return mine == (other._all() if isinstance(other, LazyList) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[_T, ...]]]:
+        return tuple, (self._all(),)

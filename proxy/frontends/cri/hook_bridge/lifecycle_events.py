@@ -1,0 +1,269 @@
+"""What hooks are told after it has happened, and what is remembered for them meanwhile.
+
+Told is what the node's state says, not what a call says: a container that ends by itself has stopped, one
+that the runtime does not list any more is gone, and a create whose answer was lost has made what the list
+shows. So each of it is told once, whether a call brought it about, a call that failed did all the same, or
+none did.
+
+Nothing is kept of what is gone (Koordinator's proxy forgets a container only with StopContainer, which
+kubelet never calls for one that has ended by itself: Koordinator v1.8.0
+pkg/runtimeproxy/resexecutor/cri/container.go, DeleteCheckpointIfNeed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.observer import Change, Onlooker
+from proxy.frontends.cri.hook_bridge.facts import decision_of, existing_facts, pod_facts, pools_of
+from proxy.frontends.cri.hook_bridge.lenient import read
+from proxy.frontends.cri.hook_bridge.object_cache import Memory
+from proxy.hooks.events import (
+    MachineChanged,
+    Point,
+    PoolsChanged,
+    PostCreateContainer,
+    PostRemoveContainer,
+    PostRemovePodSandbox,
+    PostRunPodSandbox,
+    PostStartContainer,
+    PostStopContainer,
+    PostStopPodSandbox,
+    PostUpdateContainerResources,
+    Synchronize,
+)
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
+from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.pools.facts import pod_facts as facts_of_pod
+
+if TYPE_CHECKING:
+    from proxy.controller.controller import Keeper
+    from proxy.hooks.hook import Asking
+
+_Entry = TypeVar("_Entry", pb.PodSandbox, pb.Container)
+
+
+class Following(Onlooker):
+    """Follows the node for hooks.
+
+    Attributes:
+        memory: What calls do not carry.
+        stopped: Sandboxes that have been stopped and are still there, by id.
+        sent: Requests of creates that are at the runtime, by token.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        asking: Asking,
+        resumed: Callable[[], None] = lambda: None,
+        lacks: Callable[[], None] = lambda: None,
+        *,
+        owned_cpus: bool = False,
+    ) -> None:
+        """Begin with an empty memory.
+
+        Args:
+            keeper: Whom to follow.
+            asking: Who tells the hooks.
+            resumed: Called when a node that was released is ours again: hooks were told nothing meanwhile.
+            lacks: Called when there is something that came without a call, so that little is known of it.
+            owned_cpus: Hooks may give CPUs that have owners.
+        """
+        self._keeper = keeper
+        self._asking = asking
+        self._owned_cpus = owned_cpus
+        self._state = keeper.state
+        self._resumed = resumed
+        self._lacks = lacks
+        self._rested = False
+        self._stirred = False
+        self.memory = Memory()
+        self.stopped: dict[str, Pod] = {}
+        self.sent: dict[str, bytes] = {}
+
+    # -- facts --------------------------------------------------------------------------------------------
+
+    def lacks(self, target: str) -> bool:
+        """Tell whether labels and annotations are missing of a container and its pod, or of a sandbox."""
+        container = self._keeper.state.containers.get(target)
+        if container is None:
+            return self.find_pod(target) is not None and self.memory.pod(target) is None
+        return not self.memory.knows(target) or self.memory.pod(container.pod.sandbox_id) is None
+
+    def find_pod(self, sandbox_id: str) -> Pod | None:
+        """Give a sandbox that is there, one that has been stopped, too."""
+        return self._keeper.state.pods.get(sandbox_id) or self.stopped.get(sandbox_id)
+
+    def pod(self, pod: Pod) -> PodFacts:
+        """Tell of a sandbox."""
+        return pod_facts(pod, self.memory.pod(pod.sandbox_id))
+
+    def facts(self, container: Container) -> tuple[PodFacts, ContainerFacts]:
+        """Tell of a container that has been made, and of its pod."""
+        pod = self.find_pod(container.pod.sandbox_id) or container.pod
+        return self.pod(pod), existing_facts(container, self.memory.container(container.id))
+
+    def decision(self, container: Container) -> Decision:
+        """Tell what is decided for a container."""
+        return decision_of(self._keeper.state, container, self._owned_cpus)
+
+    def everything(self) -> Synchronize:
+        """Tell of all that exists."""
+        state = self._keeper.state
+        there = [c for c in state.containers.values() if c.phase is not Phase.CREATING]
+        pods = [*state.pods.values(), *self.stopped.values()]
+        return Synchronize(
+            state.node.machine,
+            pools_of(state),
+            [self.pod(pod) for pod in pods if pod.sandbox_id not in self._keeper.sandboxes.arriving],
+            [Running(*self.facts(c), self.decision(c)) for c in there],
+        )
+
+    def learn(self, pods: bytes, containers: bytes) -> None:
+        """Learn from the runtime's lists about those that were made before there were hooks.
+
+        Args:
+            pods: A ListPodSandboxResponse.
+            containers: A ListContainersResponse.
+        """
+        sandboxes = _entries(pb.PodSandbox, pods)
+        self.memory.listed(sandboxes, _entries(pb.Container, containers))
+        for one in sandboxes:
+            if one.state == pb.SANDBOX_NOTREADY and self.find_pod(one.id) is None:
+                meta = one.metadata
+                self.stopped[one.id] = facts_of_pod(
+                    one.id, meta.uid, meta.namespace, meta.name, meta.attempt, one.labels, one.annotations, ""
+                )
+
+    # -- telling ------------------------------------------------------------------------------------------
+
+    def tell(self, kind: type[Point], make: Callable[[], Point]) -> None:
+        """Tell hooks of something, if any of them wants to know."""
+        keeper = self._keeper
+        if kind.NAME not in self._asking.points or keeper.store.mode.is_leaving:
+            return
+        try:
+            self._asking.tell(make())
+        except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not told
+            keeper.broken(error)
+
+    def ran(self, pod: Pod, body: bytes) -> None:
+        """A sandbox has been made by a RunPodSandboxRequest."""
+        request = read(pb.RunPodSandboxRequest, body)
+        self.memory.ran(pod.sandbox_id, request.config, request.runtime_handler)
+        self.tell(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
+
+    def updated(self, container_id: str, body: bytes) -> None:
+        """A container's resources have been changed by an UpdateContainerResourcesRequest."""
+        self.memory.updated(container_id, read(pb.UpdateContainerResourcesRequest, body).linux)
+        container = self._keeper.state.containers.get(container_id)
+        if container is not None:
+            self._tell(PostUpdateContainerResources, container)
+
+    def _tell(
+        self,
+        kind: type[
+            PostCreateContainer | PostStartContainer | PostStopContainer | PostUpdateContainerResources
+        ],
+        container: Container,
+    ) -> None:
+        self.tell(kind, lambda: kind(*self.facts(container), self.decision(container)))
+
+    # -- what the keeper tells ----------------------------------------------------------------------------
+
+    def created(self, token: str, container: Container) -> None:
+        """See ``Onlooker``."""
+        body = self.sent.pop(token, b"")
+        if body:
+            self.memory.created(container.id, body)
+        self._tell(PostCreateContainer, container)
+        if container.placement.pool is Pool.OWN:
+            self._stir()  # its CPUs have an owner with an id now
+
+    def failed(self, token: str) -> None:
+        """See ``Onlooker``."""
+        self.sent.pop(token, None)
+
+    def entered(self, container: Container, phase: Phase) -> None:
+        """See ``Onlooker``."""
+        if phase is Phase.RUNNING:
+            self._tell(PostStartContainer, container)
+        elif phase is Phase.EXITED:
+            self._tell(PostStopContainer, container)
+
+    def gone(self, container: Container) -> None:
+        """See ``Onlooker``."""
+        if container.phase is Phase.RUNNING:
+            self._tell(PostStopContainer, container.in_phase(Phase.EXITED))
+        self.tell(PostRemoveContainer, lambda: PostRemoveContainer(*self.facts(container)))
+        self.memory.forget(container.id)
+
+    def pod_stopped(self, pod: Pod) -> None:
+        """See ``Onlooker``."""
+        if pod.sandbox_id in self._keeper.sandboxes.arriving:
+            return  # it was never made
+        self.stopped[pod.sandbox_id] = pod
+        self.tell(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))
+
+    def pod_gone(self, sandbox_id: str) -> None:
+        """See ``Onlooker``."""
+        pod = self.stopped.pop(sandbox_id, None)
+        if pod is not None:
+            self.tell(PostRemovePodSandbox, lambda: PostRemovePodSandbox(self.pod(pod)))
+        self.memory.forget(sandbox_id)
+
+    def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
+        """See ``Onlooker``."""
+        state, news = self._keeper.state, self._keeper.news
+        rested, self._rested = self._rested, self._keeper.store.mode.is_leaving
+        if rested and not self._rested:
+            self._resumed()
+        for sandbox_id in [i for i in self.stopped if i not in pods and news.none(i, since)]:
+            self.pod_gone(sandbox_id)
+        self.memory.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
+        there = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]
+        if any(i in containers and not self.memory.knows(i) for i in there) or any(
+            i in pods and self.memory.pod(i) is None for i in state.pods
+        ):
+            self._lacks()
+        self.sent = {token: body for token, body in self.sent.items() if token in state.containers}
+
+    # -- what changes on the node -------------------------------------------------------------------------
+
+    def changed(self, change: Change) -> None:
+        """See ``Onlooker``."""
+        self._stir()
+
+    def _stir(self) -> None:
+        """Compare soon. What changes several times before the loop turns is told once."""
+        if not self._stirred:
+            self._stirred = True
+            asyncio.get_running_loop().call_soon(self._compare)
+
+    def _compare(self) -> None:
+        self._stirred = False
+        before, now = self._state, self._keeper.state
+        self._state = now
+        was, machine = before.node.machine, now.node.machine
+        if was is not machine and was != machine:
+            self.tell(MachineChanged, lambda: MachineChanged(was, machine))
+        if PoolsChanged.NAME in self._asking.points:
+            old, new = pools_of(before), pools_of(now)
+            if old != new:
+                self.tell(PoolsChanged, lambda: PoolsChanged(old, new))
+
+
+def _entries(kind: type[_Entry], raw: bytes) -> list[_Entry]:
+    """Read a list of the runtime's. What cannot be read is left out; comparisons report it."""
+    found: list[_Entry] = []
+    for entry in pb.ListEntries.FromString(raw).entries:
+        with contextlib.suppress(DecodeError):
+            found.append(read(kind, entry))
+    return found

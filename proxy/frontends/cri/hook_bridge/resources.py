@@ -1,0 +1,81 @@
+"""What is asked for in CPUs and memory: from messages, from the ledger, and over several calls.
+
+A request says nothing about a field by 0 or an empty text; the runtime then leaves what it has. So what a
+container asks for altogether is what its create said, changed by what each update said. Koordinator keeps the
+same account (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
+updateResourceByUpdateContainerResourceRequest), but takes only values above 0 of an update, so that a limit
+that was set can never be lifted by -1, and takes an ``oom_score_adj`` that nobody has said for 0
+(updateResource).
+"""
+
+from __future__ import annotations
+
+import re
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.hook_bridge.lazy import LazyMap
+from proxy.hooks.facts import Resources
+from proxy.model.workload import Request
+
+NOT_SAID = Resources()
+_PAGES = re.compile(r"hugepages-([0-9]+)([KMGT])i")
+
+
+def resources_of(message: pb.LinuxContainerResources) -> Resources:
+    """Read what a request says; huge pages and unified are read when they are looked at."""
+    return Resources(
+        message.cpu_period,
+        message.cpu_quota,
+        message.cpu_shares,
+        message.memory_limit_in_bytes,
+        message.memory_swap_limit_in_bytes,
+        message.oom_score_adj,
+        message.cpuset_cpus,
+        message.cpuset_mems,
+        LazyMap(_page_limits, message) if message.hugepage_limits else {},
+        LazyMap(_unified, message) if message.unified else {},
+    )
+
+
+def recorded(request: Request) -> Resources:
+    """Give what the ledger knows of a container's request: all but oom_score_adj, swap and unified."""
+    pages = {name: size for resource, size in request.huge_pages if (name := _page_size(resource))}
+    return Resources(
+        cpu_period=request.cpu_period,
+        cpu_quota=request.cpu_quota,
+        cpu_shares=request.cpu_shares,
+        memory_limit=request.memory_limit,
+        cpuset_cpus=request.cpuset_cpus,
+        cpuset_mems=request.cpuset_mems,
+        hugepage_limits=pages,
+    )
+
+
+def merged(before: Resources, said: Resources) -> Resources:
+    """Give what is asked for after an update: what it says, and what it does not say as before."""
+    return Resources(
+        said.cpu_period or before.cpu_period,
+        said.cpu_quota or before.cpu_quota,
+        said.cpu_shares or before.cpu_shares,
+        said.memory_limit or before.memory_limit,
+        said.memory_swap_limit or before.memory_swap_limit,
+        said.oom_score_adj or before.oom_score_adj,
+        said.cpuset_cpus or before.cpuset_cpus,
+        said.cpuset_mems or before.cpuset_mems,
+        {**before.hugepage_limits, **said.hugepage_limits},
+        {**before.unified, **said.unified},
+    )
+
+
+def _page_limits(message: pb.LinuxContainerResources) -> dict[str, int]:
+    return {entry.page_size: entry.limit for entry in message.hugepage_limits}
+
+
+def _unified(message: pb.LinuxContainerResources) -> dict[str, str]:
+    return dict(message.unified)
+
+
+def _page_size(resource: str) -> str:
+    """Spell a size as cgroup files do: ``2MB`` for ``hugepages-2Mi``; empty for what is no size."""
+    match = _PAGES.fullmatch(resource)
+    return f"{match[1]}{match[2]}B" if match else ""

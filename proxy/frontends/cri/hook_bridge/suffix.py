@@ -1,0 +1,100 @@
+"""What is appended to a request so that it says what hooks want.
+
+As in ``proxy.frontends.cri.rewrite``: in a message that occurs twice the later scalar wins, also one that is
+0 or empty on purpose; so does the later entry of a map; and lists grow. So a suffix can set every scalar, set
+every key of a map, and add to a list, and what was there before stays byte for byte. It cannot take away what
+is in a map or a list, nor replace what is in a list: that is for ``adjust``.
+
+Field numbers (CRI v1 and v1alpha2 alike) are in proto/cri/api.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.rewrite import field, varint
+from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence, Update
+from proxy.hooks.facts import Device, Mount
+
+_SCALARS = (
+    ("cpu_period", 1),
+    ("cpu_quota", 2),
+    ("cpu_shares", 3),
+    ("memory_limit", 4),
+    ("oom_score_adj", 5),
+    ("memory_swap_limit", 10),
+)
+_CPUS, _MEMS, _UNIFIED = 6, 7, 9
+_ENVS, _MOUNTS, _DEVICES = 6, 7, 8
+
+
+def resources(wanted: Adjustment | Update) -> bytes:
+    """Encode LinuxContainerResources with what is wanted.
+
+    Of CPUs and memory nodes only that what the client asks for is erased: which ones a container has is the
+    engine's to say, after this.
+    """
+    found = b""
+    for name, number in _SCALARS:
+        value = getattr(wanted, name)
+        if value is not LEAVE:
+            # A negative int64 goes as the 64 bits of its two's complement.
+            found += bytes((number << 3,)) + varint(0 if value is CLEAR else value % (1 << 64))
+    if wanted.cpus is CLEAR:
+        found += field(_CPUS, b"")
+    if isinstance(wanted, Adjustment) and wanted.mems is CLEAR:
+        found += field(_MEMS, b"")
+    return found + entries(_UNIFIED, wanted.unified) if wanted.unified else found
+
+
+def entries(number: int, wanted: Mapping[str, str] | Mapping[str, str | Presence]) -> bytes:
+    """Encode the entries of a map that are set; a field of this number for each."""
+    found = b""
+    for key, value in wanted.items():
+        if isinstance(value, str):
+            found += field(number, field(1, key.encode()) + field(2, value.encode()))
+    return found
+
+
+def lists(
+    envs: Mapping[str, str | Presence],
+    mounts: Mapping[str, Mount | Presence],
+    devices: Mapping[str, Device | Presence],
+) -> bytes:
+    """Encode entries of ContainerConfig's lists, for those that are set."""
+    found = b""
+    for name, value in envs.items():
+        if isinstance(value, str):
+            found += field(_ENVS, field(1, name.encode()) + field(2, env_bytes(value)))
+    for path, mount in mounts.items():
+        if isinstance(mount, Mount):
+            found += field(_MOUNTS, mount_of(path, mount).SerializeToString())
+    for path, device in devices.items():
+        if isinstance(device, Device):
+            found += field(_DEVICES, device_of(path, device).SerializeToString())
+    return found
+
+
+def env_bytes(value: str) -> bytes:
+    """Encode the value of a variable; bytes that are no UTF-8 come back from their surrogates."""
+    return value.encode("utf-8", "surrogateescape")
+
+
+def mount_of(path: str, mount: Mount) -> pb.Mount:
+    """Make the message of a mount.
+
+    Raises:
+        ValueError: There is no such propagation.
+    """
+    return pb.Mount(
+        container_path=path,
+        host_path=mount.host_path,
+        readonly=mount.readonly,
+        propagation=f"PROPAGATION_{mount.propagation.upper()}",
+    )
+
+
+def device_of(path: str, device: Device) -> pb.Device:
+    """Make the message of a device."""
+    return pb.Device(container_path=path, host_path=device.host_path, permissions=device.permissions)

@@ -1,0 +1,231 @@
+"""What hooks want of other containers, done beside all calls.
+
+Updates wait in a bounded place, the newest of each field of each container: a hook that floods us
+overwrites its own. They are carried out some a second. CPUs narrow the container's placement, and the
+kernel follows as it does when pools change; the rest is one UpdateContainerResources of our own, which
+carries the container's CPUs as all of them do. While a call for the container is at the runtime, its
+updates wait: whichever came last would win, and nobody could tell which that was.
+
+There are no answers: what cannot be done is told in ``problems``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from proxy.controller.runtime_ports import Limits
+from proxy.controller.worker import Worker
+from proxy.engine.narrowing import Narrowing
+from proxy.hooks.answers import CLEAR, LEAVE, Update
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject_of
+
+if TYPE_CHECKING:
+    from proxy.controller.controller import Keeper
+    from proxy.controller.start_update import Launch
+
+MOST: Final = 256
+"""So many containers may have updates that wait."""
+PER_SECOND: Final = 50
+PATIENCE_S: Final = 10.0
+"""So long an update waits for calls that are at the runtime, and for a runtime that does not answer."""
+_LIMITS: Final = (
+    "cpu_period",
+    "cpu_quota",
+    "cpu_shares",
+    "memory_limit",
+    "memory_swap_limit",
+    "oom_score_adj",
+)
+
+_NOT_ASKED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
+"""What a container has for which nobody has asked for anything; of memory no limit (-1)."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What is wanted of one container.
+
+    Attributes:
+        since: When it was said first.
+        fields: Field to value.
+        unified: Files of cgroup v2.
+        by: Field to hook.
+    """
+
+    since: float
+    fields: dict[str, Any] = field(default_factory=dict)
+    unified: dict[str, str] = field(default_factory=dict)
+    by: dict[str, str] = field(default_factory=dict)
+
+    def add(self, update: Update, by: Mapping[str, str]) -> None:
+        """Have newer wishes go before older ones."""
+        for name in ("cpus", *_LIMITS):
+            if (value := getattr(update, name)) is not LEAVE:
+                self.fields[name] = value
+        self.unified.update(update.unified)
+        self.by.update(by)
+
+
+class Updates:
+    """Carries out what hooks want of containers."""
+
+    def __init__(self, keeper: Keeper, launch: Launch, *, owned_cpus: bool = False) -> None:
+        """Wait for updates.
+
+        Args:
+            keeper: Whose containers.
+            launch: Watches over updates.
+            owned_cpus: Hooks may give CPUs that have owners.
+        """
+        self._keeper = keeper
+        self._launch = launch
+        self._owned_cpus = owned_cpus
+        self._worker = Worker("hook-updates", keeper.broken)
+        self._waiting: dict[str, _Wanted] = {}
+        self._runs = False
+
+    def take(self, updates: Mapping[str, Update], owners: Mapping[str, str]) -> None:
+        """Take what hooks want.
+
+        Args:
+            updates: Container's id to what is wanted of it.
+            owners: Field (``updates[id].cpus``) to the hook that has said it.
+        """
+        for container_id, update in updates.items():
+            prefix = f"updates[{container_id}]."
+            by = {name.removeprefix(prefix): hook for name, hook in owners.items() if name.startswith(prefix)}
+            wanted = self._waiting.get(container_id)
+            if wanted is None:
+                wanted = _Wanted(self._keeper.clock())
+                if self._find(container_id, by) is None:
+                    continue
+                if len(self._waiting) >= MOST:
+                    self._lack(container_id, by, "too many updates wait")
+                    continue
+                self._waiting[container_id] = wanted
+            wanted.add(update, by)
+        if self._waiting and not self._runs:
+            self._runs = True
+            self._keeper.spawn(self._carry_out())
+
+    async def _carry_out(self) -> None:
+        try:
+            while self._waiting:
+                container_id = next(iter(self._waiting))
+                wanted = self._waiting.pop(container_id)
+                try:
+                    again = await self._one(container_id, wanted)
+                except Exception as error:  # noqa: BLE001  one odd container must not stop the others
+                    self._keeper.broken(error)
+                    again = False
+                if again:
+                    self._put_back(container_id, wanted)
+                await asyncio.sleep(1 / PER_SECOND)
+        finally:
+            self._runs = False
+
+    def _put_back(self, container_id: str, wanted: _Wanted) -> None:
+        """Have it wait on, behind the others; what has come meanwhile is newer."""
+        newer = self._waiting.pop(container_id, None)
+        if newer is not None:
+            wanted.fields |= newer.fields
+            wanted.unified |= newer.unified
+            wanted.by |= newer.by
+        self._waiting[container_id] = wanted
+
+    async def _one(self, container_id: str, wanted: _Wanted) -> bool:
+        """Do what is wanted of one container; tells whether that has to wait on."""
+        keeper = self._keeper
+        if keeper.store.mode.is_leaving or (container := self._find(container_id, wanted.by)) is None:
+            return False
+        cpus = wanted.fields.pop("cpus", LEAVE)
+        if cpus is not LEAVE:
+            self._narrow(container, cpus, wanted.by["cpus"])
+        if not wanted.fields and not wanted.unified:
+            return False
+        late = keeper.clock() - wanted.since > PATIENCE_S
+        if keeper.flights.of(container_id):
+            if late:
+                self._lack(container_id, wanted.by, "the runtime is still busy with it")
+            return not late
+        try:
+            await self._tell(container_id, wanted)
+        except UnavailableError as error:
+            if late:
+                self._lack(container_id, wanted.by, str(error))
+            else:
+                await asyncio.sleep(1.0)
+            return not late
+        except RuntimeCallError as error:
+            self._lack(container_id, wanted.by, str(error))
+        return False
+
+    def _narrow(self, container: Container, cpus: Any, by: str) -> None:
+        keeper = self._keeper
+        if cpus is not CLEAR:
+            outside = cpus - keeper.state.offered(container)
+            if self._owned_cpus:
+                outside = cpus - keeper.state.node.machine.online
+            if outside:
+                self._lack(container.id, {"cpus": by}, f"CPUs {outside} are not among those it has")
+                return
+        wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
+        if problem := keeper.overrides.narrow(container.id, wish):
+            keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+
+    async def _tell(self, container_id: str, wanted: _Wanted) -> None:
+        """Tell the runtime.
+
+        Raises:
+            UnavailableError, RuntimeCallError: It does not take it.
+        """
+        keeper = self._keeper
+        fencing = keeper.lasting.fencing
+        fence = await fencing.fitting(container_id)
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or keeper.flights.of(container_id):
+            await fencing.drop(fence)
+            raise UnavailableError("it is being changed, or has ended")
+        want, limits = keeper.state.wanted(container), self._limits(container, wanted)
+        told: CpuSet | None = None if keeper.state.node.erases(container.placement) else want
+        flight = keeper.flights.depart(container_id, want)
+        fencing.bind(flight, fence)
+        async with self._launch.under_way(flight):
+            mems = keeper.mems.renewed(container)
+            await self._worker.run(keeper.runtime.update_limits, container_id, told, mems, limits)
+            keeper.telemetry.count(metrics.UPDATED_BY_HOOKS)
+
+    def _limits(self, container: Container, wanted: _Wanted) -> Limits:
+        values = {n: _NOT_ASKED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
+        quota = values.pop("cpu_quota", 0)
+        # A quota that is off stays off; what is wanted now is what will be put back.
+        quota = self._keeper.quotas.asked(container, quota) or quota
+        return Limits(cpu_quota=quota, unified=wanted.unified, **values)
+
+    # -- who, and what is wrong ---------------------------------------------------------------------------
+
+    def _find(self, container_id: str, by: Mapping[str, str]) -> Container | None:
+        container = self._keeper.state.containers.get(container_id)
+        if container is None or container.phase in (Phase.CREATING, Phase.EXITED):
+            self._lack(
+                container_id, by, "there is no such container" if container is None else "it does not run"
+            )
+            return None
+        return container
+
+    def _lack(self, container_id: str, by: Mapping[str, str], why: str) -> None:
+        which = subject_of(self._keeper.state.containers, container_id)
+        hooks = ", ".join(sorted(set(by.values())))
+        self._keeper.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
+        self._keeper.telemetry.problem("cannot update a container as hooks ask", **which, hook=hooks, err=why)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()

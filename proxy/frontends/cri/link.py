@@ -1,0 +1,316 @@
+"""One client connection, its connection to the runtime, and the session between them.
+
+Theory of operation. Two pipes feed one sans-IO session. What a read makes leave goes out in one
+write for each side before the loop turns. Back-pressure: when one side's write buffer is above the high-water
+mark, reading from the other side stops until it is below the low one; what is held in the session is bounded
+by the session itself.
+
+Ends. The runtime's end of file ends everything, as it would for a client that talks to it directly: what is
+pending goes to the client, then its connection is closed. The client's end of file is passed on behind its
+pending bytes, and the runtime may still answer what it has; calls that wait for a decision are over. Where a
+side is gone (or a peer broke the protocol), the other is closed behind its pending bytes, or, if it does not
+read them, after a few seconds. A peer that broke the protocol is sent GOAWAY with the reason.
+
+Faults. An unforeseen exception, also a MemoryError, ends this link alone: its calls
+are over, its sockets are closed, its memory is free, and it is reported. So each way into a link (a read, a
+write, a decision, a timer) has an ``except`` at its top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from proxy.frontends.cri.call import Call, Interceptor
+from proxy.frontends.cri.pipe import OWN_WATER, Pipe, PipeCallbacks
+from proxy.relay.body_budget import Room
+from proxy.relay.events import RelayError, Unusual
+from proxy.relay.session import Session
+from proxy.relay.streams import HELD_BYTES
+from proxy.telemetry.port import Report
+
+SERVER_OWN_WATER = HELD_BYTES + OWN_WATER
+"""The same as ``OWN_WATER`` on the runtime's side, where bodies that were held may wait, too."""
+
+
+def _nothing(*_: object, **keys: object) -> None:
+    """Hear of nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all links stand on.
+
+    Attributes:
+        interceptor: What decides.
+        intercepts: Says which paths are intercepted.
+        gone: Called once for each link, when it is over.
+        report: Called where a peer misbehaves, and for a fault of the interceptor.
+        fault: Takes an exception that has ended a link.
+        swollen: Called when a link has much to write that a peer does not read.
+        room: What all links hold.
+    """
+
+    interceptor: Interceptor
+    intercepts: Callable[[str], bool]
+    gone: Callable[[Link], None] = _nothing
+    report: Report = _nothing
+    fault: Callable[[Exception], None] = _nothing
+    swollen: Callable[[], None] = _nothing
+    room: Room = field(default_factory=Room)
+
+
+class Link:
+    """The relay between one client and the runtime; also the session's handler.
+
+    Attributes:
+        client, server: The two ends.
+        closed: The link is over.
+    """
+
+    __slots__ = (
+        "_busy", "_calls", "_ending", "_eof", "_ground", "_interceptor", "_news", "_say", "_session",
+        "client", "closed", "server",
+    )  # fmt: skip
+
+    def __init__(self, ground: Ground) -> None:
+        """Begin a relay.
+
+        Args:
+            ground: What all links stand on.
+        """
+        self._session = Session(self, ground.intercepts, ground.room)
+        self._ground = ground
+        self._interceptor = ground.interceptor
+        self._say = ground.report
+        self._calls: dict[int, Call] = {}
+        self._news: list[tuple[Call, bytes | int | None]] = []
+        self._busy = False
+        self._eof = self._ending = False
+        self.closed = False
+        from_client, from_server = self._session.from_client, self._session.from_server
+        faults = PipeCallbacks(self.failed, ground.room.shed, ground.swollen)
+        self.client = Pipe(partial(self.received, from_client), self._client_ended, self.lost, faults)
+        self.server = Pipe(
+            partial(self.received, from_server), self.lost, self.lost, faults, own_water=SERVER_OWN_WATER
+        )
+        self.client.other, self.server.other = self.server, self.client
+
+    # -- what the pipes tell -------------------------------------------------------------------------
+
+    def received(self, feed: Callable[[bytes], None], data: bytes) -> None:
+        """Give bytes to the session and send what it makes of them.
+
+        Args:
+            feed: The session's side that the bytes come from.
+            data: What was read.
+        """
+        if self.closed:
+            return
+        self._busy = True
+        try:
+            feed(data)
+            self._busy = False
+            self._send()
+            if self._news:
+                self._tell()
+        except RelayError as error:
+            self._misled(error, client=feed == self._session.from_client)
+        except Exception as error:  # noqa: BLE001  whatever it is, no other link may suffer from it
+            self.failed(error)
+
+    def _misled(self, error: RelayError, *, client: bool) -> None:
+        """End a link whose peer broke the protocol."""
+        self._busy = False
+        try:
+            peer = "client" if client else "runtime"
+            self._say("cannot go on with a connection", peer=peer, err=str(error))
+            self._session.farewell(error.code, client=client)
+        except Exception as fault:  # noqa: BLE001  as in ``received``
+            self.failed(fault)
+        else:
+            self.lost()
+
+    def _client_ended(self) -> None:
+        """The client sends no more; the runtime may still answer what it has."""
+        self._eof = True
+        self._session.client_closed()
+        self._send()
+
+    def lost(self) -> None:
+        """One side is gone, or nothing good can come any more: end everything."""
+        if self.closed or self._ending:
+            return
+        self._ending = True
+        self._busy = False
+        fault = None
+        try:
+            self._session.lost()
+            self._send()
+            self._tell()
+        except Exception as error:  # noqa: BLE001  the end comes all the same
+            fault = error
+        self._close()
+        if fault is not None:
+            self._report(fault)
+
+    def failed(self, error: Exception) -> None:
+        """An unforeseen exception: end this link, and no other one."""
+        if self.closed:  # its sockets may still be open behind pending bytes
+            self.client.abort()
+            self.server.abort()
+        else:
+            self.lost()
+        self._report(error)
+
+    def _close(self) -> None:
+        self.closed = True
+        for end in (self.client, self.server):
+            try:
+                end.close()
+            except Exception:  # noqa: BLE001  it must not stay open
+                end.abort()
+        self._ground.gone(self)
+        try:
+            self._session.untie()  # it refers to us, too: see Pipe
+            for stream in list(self._calls):  # there are none, but for a fault
+                self.finished(stream, None)
+            self._tell()
+        except Exception as error:  # noqa: BLE001  nothing is left to end
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        # A report that fails, too, is not worth the others.
+        with contextlib.suppress(Exception):
+            self._say("ended a connection because of an internal error", err=error)
+            self._ground.fault(error)
+
+    def cut(self, why: str) -> None:
+        """End the link without sending what waits."""
+        if not self.closed:
+            self._say("ended a connection", reason=why)
+            self.client.abort()
+            self.server.abort()
+            self.lost()
+
+    @property
+    def unread(self) -> int:
+        """Bytes that wait to be written to both sides."""
+        return self.client.waiting + self.server.waiting
+
+    def flush(self) -> None:
+        """Send what the session has ready, unless a read is being handled, which ends with this anyway."""
+        try:
+            self._send()
+        except Exception as error:  # noqa: BLE001  as in ``received``
+            self.failed(error)
+
+    def _send(self) -> None:
+        if self._busy or self.closed:
+            return
+        session = self._session
+        # A side that is not attached yet gets what is ready for it when it is: some runtimes speak first.
+        if self.server.attached and (chunks := session.to_server()):
+            self.server.write(chunks)
+        if self.client.attached and (chunks := session.to_client()):
+            self.client.write(chunks)
+        if self._eof and not session.unsent:
+            self.server.end()
+
+    # -- what the owner asks ------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._session.open_streams and not self.client.waiting
+
+    def goaway(self) -> None:
+        """Ask the client to begin nothing more on this connection."""
+        try:
+            self._session.goaway()
+            self._send()
+        except Exception as error:  # noqa: BLE001  as in ``received``
+            self.failed(error)
+
+    def release(self, stream: int, body: bytes | None) -> None:
+        """See ``Call.release``."""
+        if not self.closed:
+            try:
+                self._session.release(stream, body)
+                self._send()
+            except Exception as error:  # noqa: BLE001  as in ``received``
+                self._failed_within(error)
+
+    def refuse(self, stream: int, code: int, message: str) -> None:
+        """See ``Call.refuse``."""
+        if not self.closed:
+            try:
+                self._session.refuse(stream, code, message)
+                self._send()
+            except Exception as error:  # noqa: BLE001  as in ``received``
+                self._failed_within(error)
+
+    def _failed_within(self, error: Exception) -> None:
+        """End the link now, or, where a read is being handled, right behind it."""
+        if self._busy:
+            asyncio.get_running_loop().call_soon(self.failed, error)
+        else:
+            self.failed(error)
+
+    # -- what the session tells ---------------------------------------------------------------------------
+
+    def request(self, stream: int, path: str, message: bytes) -> None:
+        """Ask the interceptor."""
+        call = self._calls[stream] = Call(self, stream, path, message)
+        try:
+            self._interceptor.request(call)
+        except Exception as error:  # noqa: BLE001  a fault of ours must not stop the node: the call passes
+            self._fault(call, "decide", error)
+            call.release()
+
+    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+        """Ask the interceptor."""
+        return self._interceptor.unusual(path, kind)
+
+    def crowded_out(self, path: str, message: str) -> None:
+        """Tell, and send the refusal, from outside whatever is being done."""
+        self._say("cannot hold a call", method=path, err=message)
+        if not self._busy:
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def response(self, stream: int, message: bytes) -> None:
+        """Remember the answer."""
+        self._news.append((self._calls[stream], message))
+        if not self._busy:
+            self._tell()
+
+    def finished(self, stream: int, status: int | None) -> None:
+        """Remember the end."""
+        call = self._calls.pop(stream)
+        call.decided = call.done = True
+        self._news.append((call, status))
+        if not self._busy:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell the interceptor what was read in passing.
+
+        That is after the bytes have been sent, so the client does not wait for it, and before anything else
+        is read, so what the client does next meets an interceptor that knows.
+        """
+        while self._news:
+            news, self._news = self._news, []
+            for call, what in news:
+                try:
+                    if isinstance(what, bytes):
+                        self._interceptor.response(call, what)
+                    else:
+                        self._interceptor.finished(call, what)
+                except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes all the same
+                    self._fault(call, "note the answer", error)
+
+    def _fault(self, call: Call, what: str, error: Exception) -> None:
+        self._say("cannot handle a call", step=what, method=call.path, err=error)

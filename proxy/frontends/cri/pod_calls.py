@@ -1,0 +1,109 @@
+"""What calls about pod sandboxes mean. They pass as they came; with scope ``pod``, some are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.controller import Keeper
+from proxy.engine.admit import decides_pod
+from proxy.frontends.cri.call import Finished, HeldCall, Hold, Request, Trip
+from proxy.frontends.cri.decode import pod_of, total_of
+from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, Asked, let_go
+from proxy.frontends.cri.lenient_text import identity, text
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Pod
+from proxy.model.workload import Request as Containers
+
+
+class PodCalls:
+    """RunPodSandbox, StopPodSandbox, RemovePodSandbox."""
+
+    def __init__(self, keeper: Keeper, hold: Hold) -> None:
+        self.keeper = keeper
+        self.hooked: Asked = NOBODY
+        self._hold = hold
+        self.requests: Mapping[str, Request] = {
+            "RunPodSandbox": self._run_pod,
+            "StopPodSandbox": self._pod_ref,
+            "RemovePodSandbox": self._pod_ref,
+        }
+        self.finished: Mapping[str, Finished] = {
+            "RunPodSandbox": self._run_pod_done,
+            "StopPodSandbox": self._pod_stopped,
+            "RemovePodSandbox": self._pod_removed,
+        }
+
+    def _run_pod(self, call: HeldCall) -> None:
+        if "pre_run_pod_sandbox" in self.hooked.points:
+            self.hooked.run_pod(call, self._go_run_pod)
+            return
+        config = pb.RunPodSandboxFacts.FromString(call.body).config
+        self._go_run_pod(call, config, pod_of(config, bounds=self.keeper.state.node.machine.bounds))
+
+    def _go_run_pod(self, call: HeldCall, config: pb.SandboxFacts, pod: Pod) -> None:
+        keeper, node = self.keeper, self.keeper.state.node
+        if decides_pod(node, pod) or keeper.scout.pod_matters(node, pod):
+            self._hold(call, self._admit(call, pod, total_of(config)))
+        else:
+            self._goes(call, Trip(pod=pod))
+
+    async def _admit(self, call: HeldCall, pod: Pod, total: Containers) -> None:
+        """Ask for what the CRI does not carry, then decide about the pod as a whole."""
+        keeper, node = self.keeper, self.keeper.state.node
+        if keeper.scout.pod_matters(node, pod):
+            pod = await keeper.scout.pod(pod)
+        if decides_pod(node, pod):
+            total = await keeper.scout.pod_devices(pod, total)
+            await keeper.beside.look()
+        if call.done:
+            return
+        if not decides_pod(node, pod):
+            self._goes(call, Trip(pod=pod))
+            return
+        verdict, pod = keeper.sandboxes.admit(pod, total)
+        if not verdict.admitted and keeper.store.mode.enforces:
+            call.refuse(verdict.code, verdict.message)
+            return
+        # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.
+        trip = call.state = Trip(pod=pod, token=pod.sandbox_id)
+        if pod.aside is not None:
+            await keeper.journal.flush()
+        if not call.done:
+            self._goes(call, trip)
+
+    def _goes(self, call: HeldCall, trip: Trip) -> None:
+        call.state = trip
+        if self.hooked.active:
+            trip.body = call.body
+        call.release()
+
+    def answered(self, trip: Trip, message: bytes) -> None:
+        """The runtime has named the sandbox."""
+        trip.target = identity(pb.Identity.FromString(message).id)
+
+    def _run_pod_done(self, trip: Trip, status: int | None) -> None:
+        if status == GrpcStatus.OK and trip.target and trip.pod is not None:
+            pod = dataclasses.replace(trip.pod, sandbox_id=trip.target)
+            self.keeper.sandboxes.running(pod, trip.token)
+            if trip.body and self.hooked.active:
+                self.hooked.ran(pod, trip.body)
+        elif trip.token:
+            self.keeper.sandboxes.failed(trip.token)
+
+    def _pod_ref(self, call: HeldCall) -> None:
+        sandbox_id = text(pb.Identity.FromString(call.body).id)
+        call.state = Trip(target=sandbox_id)
+        if LEAVING[call.method] in self.hooked.points:
+            self.hooked.leave(call, sandbox_id, let_go)
+        else:
+            call.release()
+
+    def _pod_stopped(self, trip: Trip, status: int | None) -> None:
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
+            self.keeper.sandboxes.stopped(trip.target)
+
+    def _pod_removed(self, trip: Trip, status: int | None) -> None:
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
+            self.keeper.sandboxes.removed(trip.target)

@@ -1,0 +1,272 @@
+"""The listening socket: who may have it, and how it comes to be there.
+
+Rules, in the order in which they are applied:
+
+1. One proxy per socket: a lock file beside it is held as long as the process lives.
+2. What stands at the path decides. Nothing, or a socket that refuses connections (its owner is dead): the
+   path is ours to take. A socket that answers, or anything else than a socket: hands off.
+3. The new socket is bound under another name, gets owner and mode, listens, and is then renamed to its place.
+   So nobody ever meets a socket that refuses or that has the wrong mode.
+4. A socket that systemd hands over (sd_listen_fds(3)) is used as it is, and stays when we go: what connects
+   while no proxy runs waits in its queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from proxy.config.endpoint import PATH_LIMIT, parse_endpoint
+from proxy.frontends.cri.activation import adopt, path_of
+from proxy.frontends.cri.instance_lock import Lock
+from proxy.model.errnos import DENIED
+from proxy.model.errors import CannotCreateError, ConfigError, PermissionDeniedError
+
+__all__ = [
+    "DEFAULT_FOLDER",
+    "Listener",
+    "bind_at",
+    "mirror_mode",
+    "open_listener",
+    "parse_endpoint",
+    "refuse_living",
+]
+
+DEFAULT_FOLDER = Path("/run/topoproxy")
+BACKLOG = 4096
+PROBE_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Listener:
+    """A listening unix socket.
+
+    Attributes:
+        socket: Non-blocking and listening. With asyncio use ``loop.create_server(sock=...)``:
+            ``create_unix_server`` of Python 3.13 and later removes the path at the end.
+        path: Where clients connect.
+        adopted: systemd opened it and keeps it.
+    """
+
+    socket: socket.socket
+    path: Path
+    adopted: bool
+    _identity: tuple[int, int, int] | None = None
+    _lock: Lock | None = None
+
+    def close(self, keep_lock: bool = False) -> None:
+        """Stop listening and remove the path if it is still ours; an adopted socket stays.
+
+        Args:
+            keep_lock: Hold the lock until ``release``, for as long as calls in flight are finished.
+        """
+        if self._identity is not None and _identify(self.path) == self._identity:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        self._identity = None
+        self.socket.close()
+        if not keep_lock:
+            self.release()
+
+    @property
+    def standing(self) -> bool:
+        """Whether clients can still find the socket."""
+        return self._identity is None or _identify(self.path) == self._identity
+
+    def release(self) -> None:
+        """Let another proxy take the socket."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_listener(
+    path: Path,
+    runtime_path: Path,
+    environ: MutableMapping[str, str] = os.environ,
+    lock_path: Path | None = None,
+) -> Listener:
+    """Open the socket that kubelet connects to, or adopt the one that systemd hands over.
+
+    Args:
+        path: Where to listen; an adopted socket's own path counts instead.
+        runtime_path: The runtime's socket, whose owner and mode are taken over. It may be missing.
+        environ: Where systemd's LISTEN_ variables are; they are removed, so that children do not see them.
+        lock_path: The lock file; by default the socket's path with ``.lock`` added.
+
+    Raises:
+        LockedError: Another proxy has the socket.
+        CannotCreateError: Somebody answers there, something else stands there, or the path cannot be used.
+        PermissionDeniedError: The process may not write there.
+        ConfigError: The path is the runtime's own socket.
+    """
+    with contextlib.ExitStack() as undo:
+        adopted = adopt(environ)
+        if adopted is not None:
+            undo.callback(adopted.close)
+            path = path_of(adopted)
+        _refuse_own_runtime(path, runtime_path)
+        if adopted is None:
+            _need_folder(path)
+        lock = Lock.take(lock_path or path.with_name(path.name + ".lock"), f"listen on {path}")
+        undo.callback(lock.release)
+        if adopted is not None:
+            listener = Listener(adopted, path, adopted=True, _lock=lock)
+        else:
+            listening = bind_at(path, 0o660, like=runtime_path)
+            listener = Listener(listening, path, adopted=False, _identity=_identify(path), _lock=lock)
+        undo.pop_all()
+    return listener
+
+
+def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
+    """Bind and listen at a path, in place of a dead socket that may stand there.
+
+    Args:
+        path: Where to listen.
+        mode: Permission bits.
+        like: A socket whose owner, group and permission bits are taken instead, where it exists.
+
+    Returns:
+        The socket, non-blocking and listening.
+
+    Raises:
+        CannotCreateError: Somebody answers at the path, or something else stands there.
+        PermissionDeniedError: The process may not write there.
+    """
+    refuse_living(path)
+    beside = _beside(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        refuse_living(beside)
+        beside.unlink(missing_ok=True)
+        os.fchmod(listening.fileno(), 0o600)  # Linux gives the file the mode that the socket has at bind.
+        listening.bind(os.fspath(beside))
+        if like is None or not mirror_mode(beside, like):
+            beside.chmod(mode)
+        listening.listen(BACKLOG)
+        beside.rename(path)
+    except OSError as error:
+        listening.close()
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        kind = PermissionDeniedError if error.errno in (errno.EROFS, *DENIED) else CannotCreateError
+        raise kind(f"cannot listen on {path}: {error.strerror or error}") from error
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def mirror_mode(path: Path, runtime_path: Path) -> bool:
+    """Give our socket the owner, group and permissions of the runtime's, so that the same clients connect.
+
+    Where the process may not give files away, the group's bits are left out: they would let in another group.
+
+    Returns:
+        True when our socket is as it should be; False when either socket is absent and nothing was changed.
+
+    Raises:
+        OSError: Our own socket cannot be changed.
+    """
+    try:
+        want = runtime_path.stat()
+        have = path.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    if not stat.S_ISSOCK(want.st_mode):
+        return False
+    mode = stat.S_IMODE(want.st_mode) & 0o777
+    if (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid):
+        try:
+            os.chown(path, want.st_uid, want.st_gid, follow_symlinks=False)
+        except PermissionError:
+            mode = mode & 0o707 | 0o600
+    if stat.S_IMODE(have.st_mode) != mode:
+        path.chmod(mode)
+    return True
+
+
+def _refuse_own_runtime(path: Path, runtime_path: Path) -> None:
+    same = os.path.realpath(path) == os.path.realpath(runtime_path)
+    with contextlib.suppress(OSError):
+        same = same or path.samefile(runtime_path)
+    if same:
+        raise ConfigError(
+            f"cannot listen on {path}: it is the runtime's own socket, and the relay would call itself"
+        )
+
+
+def _need_folder(path: Path) -> None:
+    folder = path.parent
+    try:
+        if folder == DEFAULT_FOLDER:
+            folder.mkdir(mode=0o711, exist_ok=True)
+        if stat.S_ISDIR(folder.stat().st_mode):
+            return
+        cause = f"{folder} is no folder"
+    except FileNotFoundError:
+        cause = f"the folder {folder} does not exist (only {DEFAULT_FOLDER} is made when it is missing)"
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot listen on {path}: {folder}: {error.strerror}") from error
+    except OSError as error:
+        cause = f"{folder}: {error.strerror}"
+    raise CannotCreateError(f"cannot listen on {path}: {cause}")
+
+
+def refuse_living(path: Path) -> None:
+    """Raise unless nothing stands at the path, or a socket whose owner is dead.
+
+    Raises:
+        CannotCreateError: Somebody answers, or something else than a socket stands there.
+    """
+    try:
+        mode = path.stat(follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CannotCreateError(f"cannot listen on {path}: {error.strerror}") from error
+    if not stat.S_ISSOCK(mode):
+        what = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a file"
+        raise CannotCreateError(
+            f"cannot listen on {path}: {what} stands there that is not ours; it was left alone"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_SECONDS)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except OSError as error:
+            # A full queue, another socket type, no permission: somebody may be there, so it is not ours.
+            cause = f"a socket stands there that may be in use ({error.strerror or error})"
+            raise CannotCreateError(f"cannot listen on {path}: {cause}; it was left alone") from error
+    raise CannotCreateError(f"cannot listen on {path}: somebody answers there already; it was left alone")
+
+
+def _beside(path: Path) -> Path:
+    """Give the name under which the socket is made; never longer than what a unix socket can have."""
+    plain = path.with_name(path.name + ".new")
+    if len(os.fsencode(plain)) <= PATH_LIMIT:
+        return plain
+    return path.with_name(path.name[:-1] + ("~" if path.name[-1] != "~" else "-"))
+
+
+def _identify(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns  # An inode number alone may be used again.

@@ -1,0 +1,92 @@
+"""Finding the sandbox or container of a request in the runtime, where the request does not name it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.api.koordinator import hook_pb2 as pb
+from proxy.controller.controller import Keeper
+from proxy.controller.runtime_ports import RuntimeContainer
+from proxy.controller.start_update import Launch
+from proxy.frontends.hookserver.pending_calls import UnderWay
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
+
+PAUSES_S = (0.05, 0.2, 0.5)
+"""A sandbox that is not listed yet is looked for again after these pauses."""
+
+
+class Finder:
+    """Asks the runtime in the way of questions."""
+
+    def __init__(self, keeper: Keeper, launch: Launch, under_way: UnderWay) -> None:
+        self._keeper = keeper
+        self._launch = launch
+        self._under_way = under_way
+
+    def sandboxes(self, uid: str) -> list[str]:
+        """Return the sandboxes of a pod that are known by their ids."""
+        keeper = self._keeper
+        arriving = keeper.sandboxes.arriving
+        return [i for i, pod in keeper.state.pods.items() if pod.uid == uid != "" and i not in arriving]
+
+    async def sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:
+        """Find the sandbox that a container is about to be created in: the pod's newest one that is ready.
+
+        Returns:
+            Its id and attempt; None where there is none.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime does not answer.
+        """
+        keeper, new = self._keeper, meta.uid in self._under_way.pods
+        known = self.sandboxes(meta.uid)
+        if len(known) == 1 and not new:
+            return known[0], keeper.state.pods[known[0]].attempt
+        name = (meta.uid, meta.namespace, meta.name)
+        for pause in (*PAUSES_S, None):
+            listed = await self._launch.lookups.run(keeper.runtime.list_pods)
+            there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
+            if there:
+                newest = max(there, key=lambda pod: pod.attempt)
+                self._under_way.see_pod(newest)
+                return newest.id, newest.attempt
+            if pause is not None:
+                await asyncio.sleep(pause)
+        return None
+
+    async def name(self, container_id: str) -> None:
+        """Identify the container that the peer names, if it was created after an answer of ours.
+
+        The peer's own data show what the runtime has saved for it.
+        """
+        keeper = self._keeper
+        if container_id not in keeper.state.containers and self._under_way.creates:
+            for one in await self.seen(container_id) or ():
+                self._under_way.see_container(one)
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.CREATED or container_id in keeper.saved:
+            return
+        try:
+            detail = await self._launch.lookups.run(keeper.runtime.detail, container_id)
+            saved = CpuSet.parse(detail.cpuset_cpus)
+        except (UnavailableError, RuntimeCallError, ValueError):
+            return  # the runtime gets the current set in any case
+        keeper.saved[container_id] = saved
+        if detail.cpu_quota > 0 > keeper.quotas.carried(container):
+            keeper.quotas.untold.add(container_id)
+
+    async def seen(self, container_id: str) -> list[RuntimeContainer] | None:
+        """Ask the runtime for one container: none, or one; None if it does not answer."""
+        keeper = self._keeper
+        try:
+            return list(await self._launch.lookups.run(keeper.runtime.list_containers, container_id))
+        except (UnavailableError, RuntimeCallError) as error:
+            self.look_later(error)
+            return None
+
+    def look_later(self, error: Exception) -> None:
+        """The runtime does not answer: report it, and reconcile with it soon."""
+        self._keeper.telemetry.problem("cannot list what the runtime has", err=error)
+        self._keeper.attention.set()

@@ -1,0 +1,187 @@
+"""Calls that the peer makes to the runtime after we have answered it.
+
+Theory. A call that passes through us ends with an answer that we see. A peer's call ends elsewhere, so each
+is remembered, and resolved by the first of these events:
+
+- a later request that names its result: a start names the container that a create has created;
+- the runtime's own list, which is polled while a call is pending, at short intervals at first;
+- a timeout. Then the call is lost, like one whose client disconnected (``uncertain``): the CPUs that
+  it took are returned, unless the list shows that it succeeded after all. A container that appears later is
+  adopted like any container created without us, and gets its CPUs before its start.
+
+A repeated request replaces the pending one: the peer makes one call at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from proxy.api.cri import api_pb2 as cri
+from proxy.controller.controller import Keeper
+from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.controller.start_update import Launch
+from proxy.frontends.hookserver.foreign_call import ForeignCall
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.workload import Phase
+
+POD_PATIENCE_S, CREATE_PATIENCE_S, START_PATIENCE_S = 120.0, 30.0, 10.0
+"""How long a call may be under way: a network plugin may take a minute, a busy disk some seconds."""
+LOOKS = Backoff(0.3, 2.0)
+"""Seconds between two looks at the runtime's list."""
+BEGUN = {"RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
+LIMIT = 512
+"""The number of calls of a kind that are remembered; the oldest are lost first."""
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """Which container: pods have one of a name and an attempt."""
+
+    sandbox_id: str
+    name: str
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    call: ForeignCall
+    until: float
+
+
+class Calls(Generic[K]):
+    """Calls of one kind."""
+
+    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._open: dict[K, _Entry] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._open
+
+    def add(self, key: K, call: ForeignCall) -> None:
+        """A call is pending; an earlier one for the same target is given up."""
+        before = self._open.pop(key, None)
+        if before is None and len(self._open) >= LIMIT:
+            before = self._open.pop(next(iter(self._open)))
+        self._open[key] = _Entry(call, self._clock() + self._patience)
+        if before is not None:
+            before.call.lost()
+
+    def take(self, key: K) -> ForeignCall | None:
+        """Return a call, which is resolved with that; None where there is none."""
+        entry = self._open.pop(key, None)
+        return None if entry is None else entry.call
+
+    def lose(self, key: K) -> None:
+        """The outcome of a call will never be known."""
+        if (call := self.take(key)) is not None:
+            call.lost()
+
+    def expire(self) -> None:
+        """Lose the calls that nothing has become of in time."""
+        now = self._clock()
+        for key in [key for key, entry in self._open.items() if entry.until <= now]:
+            self.lose(key)
+
+
+class UnderWay:
+    """Everything that the peer is at.
+
+    Attributes:
+        pods: By the pod's uid: sandboxes that are being made.
+        creates: Containers that are being made.
+        starts: By container id: containers that are being started.
+    """
+
+    def __init__(self, keeper: Keeper, launch: Launch) -> None:
+        self._keeper = keeper
+        self._launch = launch
+        self.pods = Calls[str](POD_PATIENCE_S, keeper.clock)
+        self.creates = Calls[Creation](CREATE_PATIENCE_S, keeper.clock)
+        self.starts = Calls[str](START_PATIENCE_S, keeper.clock)
+        self._older: dict[str, frozenset[str]] = {}
+        self._stirred = asyncio.Event()
+
+    def add_pod(self, uid: str, call: ForeignCall) -> None:
+        """A sandbox is being made; those that its pod has now are others."""
+        self.pods.add(uid, call)
+        there = self._keeper.state.pods.items()
+        self._older = {known: ids for known, ids in self._older.items() if known in self.pods}
+        self._older[uid] = frozenset(i for i, pod in there if pod.uid == uid)
+        self.stir()
+
+    def stir(self) -> None:
+        """Something new is under way: the list is asked soon."""
+        self._stirred.set()
+
+    async def run(self) -> None:
+        """Look at what is under way, for ever."""
+        looks = RetryDelays(LOOKS)
+        while True:
+            if not (self.pods or self.creates or self.starts):
+                await self._stirred.wait()
+            if self._stirred.is_set():
+                self._stirred.clear()
+                looks.reset()
+            await asyncio.sleep(looks.next())
+            await self.look()
+
+    async def look(self) -> None:
+        """Ask the runtime for the outcome of pending calls; those past their timeout are lost."""
+        keeper, ask = self._keeper, self._launch.lookups.run
+        try:
+            await self.settle_creates()
+            if self.pods:
+                for pod in await ask(keeper.runtime.list_pods):
+                    self.see_pod(pod)
+            if self.starts:
+                for container in await ask(keeper.runtime.list_containers):
+                    self.see_container(container)
+        except (UnavailableError, RuntimeCallError) as error:
+            keeper.telemetry.problem("cannot list what the runtime has", err=error)
+        for calls in (self.pods, self.creates, self.starts):
+            calls.expire()
+
+    async def settle_creates(self) -> None:
+        """Ask for the outcome of creates.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime does not answer.
+        """
+        if self.creates:
+            for container in await self._launch.lookups.run(self._keeper.runtime.list_containers):
+                self.see_container(container)
+
+    def see_pod(self, pod: RuntimePod) -> None:
+        """The runtime lists a sandbox."""
+        if not pod.ready or pod.id in self._older.get(pod.uid, ()):
+            return
+        call = self.pods.take(pod.uid)
+        if call is not None and pod.id in self._keeper.state.pods:
+            call.lost()  # known already: it has passed through us, too
+        elif call is not None:
+            call.answered(cri.RunPodSandboxResponse(pod_sandbox_id=pod.id).SerializeToString())
+
+    def see_container(self, container: RuntimeContainer) -> None:
+        """The runtime lists a container."""
+        call = self.creates.take(Creation(container.sandbox_id, container.name, container.attempt))
+        if call is not None and container.id in self._keeper.state.containers:
+            call.lost()  # known already: it has passed through us, too
+        elif call is not None:
+            call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
+            self._keeper.saved.pop(container.id, None)  # others may have changed the request after us
+            if container.state in BEGUN:  # started without a request to us
+                self._keeper.lifecycle.phase(container.id, BEGUN[container.state])
+                self._keeper.writes.later([container.id])
+        if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
+            start.over(0)  # it runs, or has run

@@ -1,0 +1,196 @@
+"""The gRPC server: a few threads that read and write; the event loop computes the answers.
+
+Nothing of gRPC is on the event loop: a thread hands each question over and waits, no longer than the client
+does, and never longer than hooks of one call may take together. A client that goes away while its question is
+being decided ends that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from proxy.api.koordinator import hook_pb2 as pb
+from proxy.controller.context import NodeContext
+from proxy.frontends.hookserver.foreign_call import HookCallRefusedError
+from proxy.frontends.hookserver.messages import container_echo, pod_echo
+from proxy.frontends.hookserver.servicer import Desk
+from proxy.frontends.hookserver.socket_path import Place
+from proxy.hooks.hook import LONGEST_S
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.quoting import message
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import grpc
+
+SERVICE = "runtime.v1alpha1.RuntimeHookService"
+THREADS, AT_ONCE = 8, 256
+"""Questions that are answered at a time, and those that may wait with them; others are turned away."""
+SIZE = 16 << 20
+"""Largest message in bytes, as kubelet's."""
+STOP_S = 1.0
+_MARGIN_S = 5.0
+
+Answer = Callable[[Any], Coroutine[Any, Any, Any]]
+
+
+def questions(desk: Desk) -> dict[str, tuple[type[Any], Answer]]:
+    """Return the methods: RPC to the request's class and its handler."""
+    pod, container = pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest
+    return {
+        "PreRunPodSandboxHook": (pod, desk.pre_run_pod_sandbox),
+        "PostStopPodSandboxHook": (pod, desk.post_stop_pod_sandbox),
+        "PreCreateContainerHook": (container, desk.pre_create_container),
+        "PreStartContainerHook": (container, desk.pre_start_container),
+        "PostStartContainerHook": (container, desk.post_start_container),
+        "PostStopContainerHook": (container, desk.post_stop_container),
+        "PreUpdateContainerResourcesHook": (container, desk.pre_update_container_resources),
+    }
+
+
+class Server:
+    """Serves a desk on a socket.
+
+    Attributes:
+        wanted: Whether it is to be open; ``open`` does nothing where not.
+    """
+
+    def __init__(self, path: Path, keeper: NodeContext, desk: Desk, limit: float = LONGEST_S) -> None:
+        """Prepare; nothing is opened before ``open``.
+
+        Args:
+            path: Where to listen.
+            keeper: Takes faults.
+            desk: Answers the requests.
+            limit: Seconds that one answer may take.
+        """
+        self._keeper = keeper
+        self._desk = desk
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._place = Place(path)
+        self._server: grpc.Server | None = None
+        self._lock = threading.Lock()
+        self.wanted = True
+
+    def open(self) -> None:
+        """Listen; runs in a thread, as importing gRPC takes its time.
+
+        Raises:
+            CannotCreateError, PermissionDeniedError: The socket cannot be had.
+        """
+        with self._lock:
+            if self.wanted and self._server is None:
+                self._server = self._opened()
+
+    def _opened(self) -> grpc.Server:
+        import grpc
+
+        sizes = (("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE))
+        pool = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="hook-server")
+        server = grpc.server(pool, options=sizes, maximum_concurrent_rpcs=AT_ONCE)
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._thread(name, answer),
+                request_deserializer=kind.FromString,
+                response_serializer=lambda message: message.SerializeToString(),
+            )
+            for name, (kind, answer) in questions(self._desk).items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            self._place.take(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
+            server.start()
+        except BaseException:
+            server.stop(None)
+            self._place.give_back()
+            raise
+        return server
+
+    def close(self) -> None:
+        """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
+        with self._lock:
+            self._place.give_back()
+            server, self._server = self._server, None
+        if server is not None:
+            server.stop(STOP_S).wait(STOP_S + _MARGIN_S)
+
+    # -- one question -------------------------------------------------------------------------------------
+
+    def _thread(self, name: str, answer: Answer) -> Callable[[Any, grpc.ServicerContext], Any]:
+        """Return what a thread of the server does with a question."""
+
+        def ask(asked: Any, context: grpc.ServicerContext) -> Any:
+            limit = min(context.time_remaining() or self._limit, self._limit)
+            try:
+                job = asyncio.run_coroutine_threadsafe(self._answered(name, answer, asked, limit), self._loop)
+            except RuntimeError:  # the loop is closed
+                _refuse(context, GrpcStatus.UNAVAILABLE, "cannot answer: the daemon stops")
+            # Also called when the client goes away; not registered where the client has left already.
+            if not context.add_callback(functools.partial(_give_up, job)):
+                job.cancel()
+            try:
+                return job.result(limit + _MARGIN_S)
+            except HookCallRefusedError as error:
+                _refuse(context, error.code, str(error))
+            except concurrent.futures.CancelledError:
+                _refuse(context, GrpcStatus.CANCELLED, "cannot answer: the client does not wait any more")
+            except TimeoutError:
+                job.cancel()
+                _refuse(context, GrpcStatus.DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")
+
+        return ask
+
+    async def _answered(self, name: str, answer: Answer, asked: Any, limit: float) -> Any:
+        """Have a question answered in time; runs on the loop."""
+        keeper = self._keeper
+        keeper.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
+        try:
+            async with asyncio.timeout(limit):
+                return await answer(asked)
+        except HookCallRefusedError:
+            keeper.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
+            raise
+        except TimeoutError:
+            keeper.attention.set()
+            words = f"cannot answer {name}: it took longer than {limit:.3g} s"
+            keeper.telemetry.problem(
+                "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
+            )
+            raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
+        except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
+            keeper.broken(error)
+            keeper.attention.set()
+            return self._despite(name, asked, error)
+
+    def _despite(self, name: str, asked: Any, error: Exception) -> Any:
+        """Answer after a fault of ours: as it is, unless the container would rather not run."""
+        if isinstance(asked, pb.PodSandboxHookRequest):
+            return pod_echo(asked)
+        strict = self._keeper.options.refuse_on_error or self._desk.is_strict(asked)
+        if name == "PreCreateContainerHook" and self._keeper.store.mode.enforces and strict:
+            what = f"{type(error).__name__}: {error}"
+            raise HookCallRefusedError(
+                GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}"
+            )
+        return container_echo(asked)
+
+
+def _give_up(job: concurrent.futures.Future[Any]) -> None:
+    job.cancel()
+
+
+def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
+    """Answer with a status; raises."""
+    import grpc
+
+    codes = {status.value[0]: status for status in grpc.StatusCode}
+    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))

@@ -1,0 +1,76 @@
+"""The hook server as the daemon starts and stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from proxy.controller.tasks import tended
+from proxy.frontends.hookserver.server import Server
+from proxy.frontends.hookserver.servicer import Desk
+from proxy.model.errors import TopoproxyError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proxy.controller.controller import Keeper
+    from proxy.controller.start_update import Launch
+    from proxy.frontends.hookserver.foreign_call import Wire
+
+PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
+"""Delays before the socket is tried again, the last one repeatedly: its current user may be stopping."""
+
+
+class Serving:
+    """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
+
+    def __init__(self, path: Path, keeper: Keeper, launch: Launch, wire: Wire) -> None:
+        """Prepare; nothing is opened yet.
+
+        Args:
+            path: Where to listen.
+            keeper: The node.
+            launch: Makes calls to the runtime on behalf of a call.
+            wire: Decides on calls: the interceptors of the calls that pass through us, so that the same hooks
+                are called.
+        """
+        self.path = path
+        self.listening = False
+        self.desk = Desk(keeper, launch, wire)
+        self._keeper = keeper
+        self._server = Server(path, keeper, self.desk)
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Start, as soon as the socket can be had; returns when it has."""
+        tries = 0
+        while True:
+            try:
+                return await self.start()
+            except TopoproxyError as error:
+                self._keeper.telemetry.problem("cannot listen as a hook server", path=self.path, err=error)
+            await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+            tries += 1
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            CannotCreateError, PermissionDeniedError: The socket cannot be had; nothing is left behind.
+        """
+        self._server.wanted = True
+        await asyncio.to_thread(self._server.open)
+        self.listening = True
+        looking = tended(self.desk.under_way.run, self._keeper.begun_anew)
+        self._task = asyncio.get_running_loop().create_task(looking)
+        self._keeper.telemetry.event("listening as a hook server", path=self.path)
+
+    async def stop(self) -> None:
+        """Listen no more. What is under way is found again after a start, as after a crash."""
+        self._server.wanted = False  # also for an opening that is under way in its thread
+        await asyncio.to_thread(self._server.close)
+        self.listening = False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None

@@ -1,0 +1,127 @@
+"""Event loops for hooks that are coroutine functions: one for each such hook, in its own thread.
+
+A hook that blocks its loop blocks no other hook. A coroutine that is past its deadline is cancelled; if its
+loop cannot even do that, the thread is abandoned (see ``runners``) and the next call creates a new one.
+Tasks that a hook starts run on its loop until the hook is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from proxy.hooks import forks
+from proxy.hooks.engine.thread_interrupt import OverdueError
+
+_END_S = 1.0
+"""How long tasks that are cancelled when a hook is removed have to end."""
+
+
+class Looper:
+    """One loop in a thread."""
+
+    __slots__ = ("_complain", "_gone", "_loop", "back", "ended", "gone", "ident", "lost")
+
+    def __init__(self, name: str, complain: Callable[[str], None], gone: Callable[[], None]) -> None:
+        self._complain = complain
+        self._gone = gone
+        self.back = False
+        self.gone = False
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._unhandled)
+        self.ident = 0
+        self.lost = False
+        self.ended = False
+        try:
+            threading.Thread(target=self._live, name=f"hooks-{name}"[:15], daemon=True).start()
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def _live(self) -> None:
+        self.ident = threading.get_ident()
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        while not self.ended and not self.lost:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - a task raises SystemExit, or is overdue
+                forks.leave()
+                if not isinstance(error, OverdueError):
+                    self._complain(f"a task of it has ended with {type(error).__name__}")
+        self.back = True
+        try:
+            self._clear(loop)
+        except BaseException:  # noqa: BLE001 - tasks may raise anything
+            self.lost = True  # its tasks cannot be cleaned up
+        finally:
+            self.gone = True
+            self._gone()
+
+    def _clear(self, loop: asyncio.AbstractEventLoop) -> None:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        try:
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks, timeout=_END_S))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        what = type(error).__name__ if error is not None else str(context.get("message"))[:100]
+        self._complain(f"a task of it has failed: {what}")
+
+    def start(
+        self,
+        make: Callable[[], Coroutine[Any, Any, None]],
+        keep: list[asyncio.Task[None]],
+        over: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        """Run a coroutine.
+
+        Args:
+            make: Creates the coroutine, on the loop.
+            keep: Its task is appended here.
+            over: Called on the loop at its end.
+
+        Raises:
+            RuntimeError: The loop is closed.
+        """
+
+        def begin() -> None:
+            task = self._loop.create_task(make())
+            keep.append(task)
+            task.add_done_callback(over)
+
+        self._loop.call_soon_threadsafe(begin)
+
+    def cancel(self, keep: list[asyncio.Task[None]], reached: Callable[[], None]) -> None:
+        """Cancel a coroutine; ``reached`` is called on its loop once the task has been cancelled."""
+
+        def end() -> None:
+            for task in keep:
+                task.cancel()
+            reached()
+
+        self._post(end)
+
+    def abandon(self) -> None:
+        """Return up on a blocked loop: it ends when it is not blocked any more."""
+        self.lost = True
+        self._post(self._loop.stop)
+
+    def close(self) -> None:
+        """Cancel all its tasks and end."""
+        self.ended = True
+        self._post(self._loop.stop)
+
+    def _post(self, what: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:
+            return  # the loop has just been closed

@@ -1,0 +1,82 @@
+"""Calling a pure hook on the event loop's own thread, with a time limit.
+
+Theory. Handing a call to another thread and waiting for it costs two switches, which on an idle machine are
+most of the cost of a hook. A hook that only computes can avoid that. But no hook may block the loop, so an
+interval timer (``setitimer(2)``) runs during the call: SIGALRM reaches the main thread wherever it is, asleep
+in a system call, waiting for a lock, or in a Python loop, and the handler raises there. The timer fires again
+until the function is left. Code that would catch the exception is rejected in such hooks (``loader.purity``).
+C code that does not check for signals cannot be interrupted; in a thread it would block others just as well.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LIMIT_S: Final = 0.01
+"""A function is interrupted after this time."""
+
+
+class TooLongError(BaseException):
+    """Raised in an overdue function; not an ``Exception``, so that few handlers catch it."""
+
+
+class Alarm:
+    """The interval timer for calls on the main thread, one at a time.
+
+    Attributes:
+        rang: The last call was interrupted: its result is discarded.
+    """
+
+    def __init__(self) -> None:
+        """Install the signal's handler; see ``alarm``."""
+        self.rang = False
+        self._inside = False
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def _ring(self, _signum: int, _frame: object) -> None:
+        if self._inside:
+            self.rang = True
+            raise TooLongError
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a function; return its result, None if it was interrupted. Its exceptions pass through."""
+        result, self.rang, self._inside = None, False, True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
+            result = function(*args, **kwargs)
+            self._inside = False
+        except TooLongError:
+            result = None
+        finally:
+            self._quiet()
+        return None if self.rang else result
+
+    def close(self) -> None:
+        """Restore the default handler of the signal."""
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def _quiet(self) -> None:
+        """Stop the timer; it may fire until that has happened."""
+        quiet = False
+        while not quiet:
+            try:
+                self._inside = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                quiet = True
+            except TooLongError:
+                continue
+
+
+def alarm() -> Alarm | None:
+    """Return an alarm; None outside the main thread, or if other code uses the signal."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL or signal.getitimer(signal.ITIMER_REAL)[0]:
+        return None
+    return Alarm()

@@ -1,0 +1,134 @@
+"""Notifications: events that hooks receive in the background, without delaying a call.
+
+Each hook has its own FIFO queue and receives one event at a time: a slow hook delays only its own events.
+Its answer to an event is checked for conflicts with the answers of the other hooks to the same event. A queue
+is bounded: events beyond the bound are dropped, counted and reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from proxy.hooks.answers import Update
+from proxy.hooks.engine.claims import Claims, said_by
+from proxy.hooks.engine.dispatch import Dispatch
+from proxy.hooks.engine.errors import HookFailure
+from proxy.hooks.engine.invoke import DispatchContext
+from proxy.hooks.engine.slots import Seat
+from proxy.hooks.events import Point
+
+MOST_WAITING = 1000
+"""Events that may wait for one hook."""
+_LOOK_S, _WAIT_S = 0.02, 5.0
+
+Updated = Callable[[Mapping[str, Update], Mapping[str, str]], None]
+"""Takes the updates by runtime's container id, and field to the hook that set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    event: Point
+    claims: Claims
+    done: asyncio.Future[str | None] | None = None
+    always: float = 0.0
+
+
+class Notifier:
+    """Sends events to one hook; all methods are called on the loop."""
+
+    __slots__ = ("_busy", "_context", "_lossy", "_queue", "_updated", "seat")
+
+    def __init__(self, context: DispatchContext, seat: Seat, updated: Updated) -> None:
+        self._context = context
+        self._updated = updated
+        self._queue: deque[_Item] = deque()
+        self._busy = False
+        self._lossy = False
+        self.seat = seat
+
+    @property
+    def waiting(self) -> int:
+        """How many events wait."""
+        return len(self._queue)
+
+    def tell(self, event: Point, claims: Claims) -> None:
+        """Send an event after those that already wait."""
+        if len(self._queue) >= MOST_WAITING:
+            self.seat.lost()
+            if not self._lossy:
+                self._lossy = True
+                text = f"{MOST_WAITING} events wait for it: further events are dropped"
+                self._context.note(self.seat.hook, HookFailure("lost", text))
+            return
+        self._put(_Item(event, claims))
+
+    def tell_one(self, event: Point, always: float) -> asyncio.Future[str | None]:
+        """Send an event to this hook only, whatever its breaker says.
+
+        Returns:
+            The error's text, or None.
+        """
+        done = asyncio.get_running_loop().create_future()
+        self._put(_Item(event, Claims(), done, always))
+        return done
+
+    def tell_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
+        """As ``tell_one``, but after all running calls of the hook have ended, or a few seconds.
+
+        Events that still wait are dropped.
+        """
+        loop = asyncio.get_running_loop()
+        done, until = loop.create_future(), loop.time() + min(self.seat.hook.timeout, _WAIT_S)
+
+        def look() -> None:
+            if self.seat.busy and loop.time() < until:
+                loop.call_later(_LOOK_S, look)
+            else:
+                self._put(_Item(event, Claims(), done, always))
+
+        self.forget()
+        look()
+        return done
+
+    def forget(self) -> None:
+        """Drop the events that wait."""
+        dropped = [item for item in self._queue if item.done is None]
+        kept = [item for item in self._queue if item.done is not None]
+        self._queue = deque(kept)
+        self.seat.lost(len(dropped))
+
+    def _put(self, item: _Item) -> None:
+        self._queue.append(item)
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._queue)
+        if not self._queue:
+            self._lossy = False
+            return
+        item = self._queue.popleft()
+
+        def then(call: Dispatch) -> None:
+            self._answered(item, call)
+            # Not called directly: calls that end at once would nest.
+            asyncio.get_running_loop().call_soon(self._next)
+
+        Dispatch(self._context, item.event, (self.seat,), then=then, always=item.always).start(inline=False)
+
+    def _answered(self, item: _Item, call: Dispatch) -> None:
+        outcome, error = call.outcome, call.error
+        if outcome is not None and outcome.adjustment.updates:
+            clash = item.claims.claim(self.seat.hook.name, said_by(outcome.adjustment))
+            if clash:
+                failure = HookFailure("conflict", clash)
+                self.seat.note(failure)
+                self._context.note(self.seat.hook, failure)
+                error = clash
+            else:
+                self._updated(outcome.adjustment.updates, outcome.owners)
+        if item.done is not None and not item.done.done():
+            item.done.set_result(error)

@@ -1,0 +1,246 @@
+"""The concurrency slots of one hook: how many calls it works on, whether it is called, and its statistics.
+
+A hook works on ``PLACES`` calls at once; further calls wait for a place, without a thread. So a slow hook
+holds as many threads as it has places, and calls that do not involve it never wait for it. A call that is
+past its deadline gives its place back but stays *astray* until it returns; with ``MOST_ASTRAY`` of them
+the hook is not called, whatever its breaker says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy.hooks.engine.breaker import Breaker
+from proxy.hooks.engine.errors import HookFailure, duration
+from proxy.hooks.engine.event_loops import Looper
+from proxy.hooks.engine.stats import HookReport, HookStats
+from proxy.hooks.hook import Hook
+
+PLACES = 8
+"""Calls that one hook works on at once."""
+MOST_ASTRAY = 4
+"""Calls of one hook that may hang before the hook is not called any more."""
+MOST_INTERRUPTED = 3
+"""A pure hook that was interrupted on the loop this many times is called in threads from then on."""
+_BLAMELESS = frozenset(("conflict", "hangs", "queue", "open"))
+
+
+class Waiter(Protocol):
+    """A call that may have to wait for a place."""
+
+    def waits(self) -> None:
+        """It waits from now on."""
+
+    def turn(self) -> bool:
+        """A place is free; False if it does not wait any more."""
+
+    def resume(self) -> None:
+        """Continue, with the place."""
+
+
+class Astray(Protocol):
+    """A thread or coroutine that has not returned after its deadline."""
+
+    @property
+    def back(self) -> bool:
+        """It has returned."""
+
+
+class Seat:
+    """One hook and its slots; its methods may be called from any thread."""
+
+    __slots__ = (
+        "_astray", "_complain", "_inside", "_lock", "_looper", "_queue", "breaker", "coroutines", "hook",
+        "interrupted", "stats",
+    )  # fmt: skip
+
+    def __init__(self, hook: Hook, complain: Callable[[str], None]) -> None:
+        self.hook = hook
+        self.stats = HookStats()
+        self.breaker = Breaker()
+        self.interrupted = 0
+        self.coroutines = frozenset(name for name, handler in hook.handlers.items() if _is_async(handler))
+        self._complain = complain
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._queue: deque[Waiter] = deque()
+        self._astray: set[Astray] = set()
+        self._looper: Looper | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it works on calls."""
+        return self._inside > 0
+
+    @property
+    def here(self) -> bool:
+        """Whether it is called on the loop itself."""
+        return self.hook.pure and self.interrupted < MOST_INTERRUPTED
+
+    def enter(self, waiter: Waiter, now: float, always: bool, crowded: bool) -> int | HookFailure | None:
+        """Take a place and return whether to call the hook now, or wait for a place.
+
+        Returns:
+            As ``permit``, and the place is taken if that is a token; None: it waits, and will be resumed.
+        """
+        with self._lock:
+            if self._inside >= PLACES:
+                waiter.waits()
+                self._queue.append(waiter)
+                return None
+            permit = self._permit(now, always, crowded)
+            if isinstance(permit, int):
+                self._inside += 1
+            return permit
+
+    def permit(self, now: float, always: bool, crowded: bool) -> int | HookFailure:
+        """Return whether to call the hook now; the caller has a place, and gives it back if not.
+
+        Args:
+            now: Seconds of the engine's clock.
+            always: Ignore the breaker.
+            crowded: Too many calls of all hooks hang.
+
+        Returns:
+            The breaker's token (0 if it is ignored), or why the hook is not called.
+        """
+        with self._lock:
+            return self._permit(now, always, crowded)
+
+    def _permit(self, now: float, always: bool, crowded: bool) -> int | HookFailure:
+        if crowded or len(self._astray) >= MOST_ASTRAY:
+            which = "of all hooks" if crowded else f"of it ({len(self._astray)})"
+            return HookFailure("hangs", f"it is not called: too many calls {which} have not returned")
+        if always:
+            return 0
+        if token := self.breaker.permit(now):
+            return token
+        left = duration(self.breaker.left(now))
+        return HookFailure(
+            "open",
+            f"it is not called after {self.breaker.failures} failures in a row; next try in {left}; "
+            f"last failure: {self.stats.last_error}",
+        )  # fmt: skip
+
+    def leave(
+        self,
+        token: int,
+        took: float | None,
+        failure: HookFailure | None,
+        now: float,
+        astray: Astray | None = None,
+    ) -> None:
+        """Return the place back; the next waiting call continues.
+
+        Args:
+            token: The return value of ``permit``; 0 if the breaker is ignored.
+            took: Seconds of the call; None if it was not made.
+            failure: Why there is no answer.
+            now: Seconds of the engine's clock.
+            astray: The thread or coroutine that has not returned, if there is one.
+        """
+        following: Waiter | None = None
+        with self._lock:
+            if took is not None:
+                self.stats.took(took)
+            if failure is not None:
+                self._note(failure)
+            if token:
+                self._judge(token, took, failure, now)
+            if astray is not None and not astray.back:
+                self._astray.add(astray)
+            if not self._queue:
+                self._inside -= 1
+                return
+            while self._queue:
+                if (candidate := self._queue.popleft()).turn():
+                    following = candidate
+                    break
+            else:
+                self._inside -= 1
+        if following is not None:
+            following.resume()
+
+    def _judge(self, token: int, took: float | None, failure: HookFailure | None, now: float) -> None:
+        if took is None:
+            self.breaker.unused(token)
+        elif failure is None or failure.kind in _BLAMELESS:
+            self.breaker.succeeded(token)
+        else:
+            self.breaker.failed(token, now)
+
+    def _note(self, failure: HookFailure) -> None:
+        if failure.kind == "open":
+            self.stats.skipped += 1
+        else:
+            self.stats.failed(failure.kind, failure.text, failure.trace, time.time())
+
+    def note(self, failure: HookFailure) -> None:
+        """Record a failure of a call that has no place."""
+        with self._lock:
+            self._note(failure)
+
+    def lost(self, count: int = 1) -> None:
+        """Count events that the hook does not receive."""
+        with self._lock:
+            self.stats.lost += count
+
+    def refused(self) -> None:
+        """Count a veto."""
+        with self._lock:
+            self.stats.vetoes += 1
+
+    def came_back(self, astray: Astray) -> None:
+        """A thread or coroutine that was astray has returned."""
+        with self._lock:
+            self._astray.discard(astray)
+
+    def looper(self) -> Looper:
+        """Return the loop of the hook's coroutines; the first call creates it."""
+        with self._lock:
+            if self._looper is None or self._looper.lost or self._looper.ended:
+                self._looper = Looper(self.hook.name, self._complain, self._looper_gone)
+            return self._looper
+
+    def _looper_gone(self) -> None:
+        with self._lock:
+            self._astray = {item for item in self._astray if not item.back}
+
+    def close(self) -> None:
+        """Stop its loop."""
+        with self._lock:
+            looper, self._looper = self._looper, None
+        if looper is not None:
+            looper.close()
+
+    def report(self, now: float, waiting: int, quiet: int = 0) -> HookReport:
+        """Return its statistics and state."""
+        hook = self.hook
+        with self._lock:
+            stats, breaker = self.stats, self.breaker
+            return HookReport(
+                hook.name, hook.source, tuple(sorted(hook.handlers)), str(hook.policy), hook.timeout,
+                remote=hook.remote, state=self._state(), retry_in=breaker.left(now), calls=stats.calls,
+                failures=dict(stats.failures), conflicts=stats.failures.get("conflict", 0),
+                vetoes=stats.vetoes, skipped=stats.skipped, lost=stats.lost, waiting=waiting,
+                running=self._inside, hung=len(self._astray), quiet=quiet, last_error=stats.last_error,
+                last_trace=stats.last_trace, last_error_at=stats.last_error_at, p50_s=stats.median(),
+                max_s=stats.longest,
+            )  # fmt: skip
+
+    def _state(self) -> str:
+        if len(self._astray) >= MOST_ASTRAY:
+            return "hangs"
+        if self.breaker.open:
+            return "probing" if self.breaker.probing else "open"
+        return "failing" if self.breaker.failures else "ok"
+
+
+def _is_async(handler: Callable[..., object]) -> bool:
+    call = getattr(handler, "__call__", None)  # noqa: B004 - its ``__call__`` may be a coroutine function
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)

@@ -1,0 +1,136 @@
+"""The required and optional definitions of a hook file."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+from proxy.hooks.api import SUPPORTED
+from proxy.hooks.events import POINTS
+from proxy.hooks.hook import LONGEST_S, Policy
+from proxy.hooks.loader.schema import settings_of
+from proxy.model.errors import HookError
+
+SHORTEST_S: Final = 0.001
+_NEAR: Final = 0.85
+_NEAR_EVENT: Final = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a file offers.
+
+    Attributes:
+        handlers: Point to function.
+        settings: What ``Settings`` makes of the configuration; None if there is none.
+        timeout: ``TIMEOUT``, seconds; None if it does not say it.
+        policy: ``FAILURE_POLICY``; None if it does not say it.
+        pure: ``PURE``.
+    """
+
+    handlers: Mapping[str, Callable[..., Any]]
+    settings: Any
+    timeout: float | None
+    policy: Policy | None
+    pure: bool = False
+
+
+def contract_of(module: ModuleType, given: Mapping[str, Any] | None, where: str) -> Contract:
+    """Check a module that is to be a hook.
+
+    Args:
+        module: A file that was run.
+        given: What is configured for it.
+        where: The path of that, for messages.
+
+    Raises:
+        HookError: What it lacks; the cause alone.
+    """
+    _check_version(vars(module))
+    handlers = _handlers(module)
+    timeout, policy = _timeout(vars(module)), _policy(vars(module))
+    settings = settings_of(vars(module).get("Settings"), given, where)
+    return Contract(handlers, settings, timeout, policy, _pure(vars(module)))
+
+
+def _check_version(names: Mapping[str, Any]) -> None:
+    supported = " or ".join(map(str, SUPPORTED))
+    if "API_VERSION" not in names:
+        raise HookError(f"it has no API_VERSION: write API_VERSION = {SUPPORTED[-1]}")
+    version = names["API_VERSION"]
+    if type(version) is not int or version not in SUPPORTED:
+        raise HookError(f"its API_VERSION is {_shown(version)}, and supported is {supported}")
+
+
+def _handlers(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    handlers = {}
+    for name, value in vars(module).items():
+        if name in POINTS:
+            handlers[name] = _handler(name, value)
+        elif isinstance(value, FunctionType) and value.__module__ == module.__name__ and name[0] != "_":
+            # ``PreCreateContainer`` is the event; a function of that name is probably meant as its handler.
+            plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+            near = _NEAR_EVENT if plain.startswith(("pre_", "post_")) else _NEAR
+            if close := difflib.get_close_matches(plain, POINTS, n=1, cutoff=near):
+                raise HookError(
+                    f"{name} is not a hook point; did you mean {close[0]}? "
+                    "(a helper function may begin with _)"
+                )
+    if not handlers:
+        raise HookError(
+            "it has no handler: define a function with the name of a hook point, such as pre_create_container"
+        )
+    return handlers
+
+
+def _handler(name: str, value: Any) -> Callable[..., Any]:
+    if not callable(value) or isinstance(value, type):
+        raise HookError(f"{name} is a {type(value).__name__}, and must be a function")
+    if inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
+        raise HookError(f"{name} has a yield in it: a handler returns its answer")
+    try:
+        inspect.signature(value).bind(None)
+    except TypeError:
+        raise HookError(
+            f"{name}{inspect.signature(value)} cannot be called with one argument, the event"
+        ) from None
+    except ValueError:  # written in C, and nothing is known of it
+        pass
+    if not inspect.iscoroutinefunction(value) and inspect.iscoroutinefunction(type(value).__call__):
+        return value.__call__  # type: ignore[no-any-return]  # an object whose call is a coroutine function
+    return value  # type: ignore[no-any-return]
+
+
+def _timeout(names: Mapping[str, Any]) -> float | None:
+    value = names.get("TIMEOUT")
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not SHORTEST_S <= value <= LONGEST_S:
+        raise HookError(f"its TIMEOUT is {_shown(value)}, not seconds from {SHORTEST_S} to {LONGEST_S:g}")
+    return float(value)
+
+
+def _policy(names: Mapping[str, Any]) -> Policy | None:
+    value = names.get("FAILURE_POLICY")
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in list(Policy):
+        raise HookError(f"its FAILURE_POLICY is {_shown(value)}, not {' or '.join(Policy)}")
+    return Policy(value)
+
+
+def _pure(names: Mapping[str, Any]) -> bool:
+    value = names.get("PURE", False)
+    if not isinstance(value, bool):
+        raise HookError(f"its PURE is {_shown(value)}, not True or False")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40]

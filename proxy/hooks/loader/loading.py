@@ -1,0 +1,183 @@
+"""Loading a hook file: from its text to a hook.
+
+A file is run in a thread of its own, with a deadline: what hangs in it costs nothing but itself, as far as
+Python lets that be (a thread cannot be ended from outside while it waits in C; it is left behind, at most one
+for each version of a file). Its module has a name that no import statement can say, and is known only as
+long as that version is in use. Nothing is written beside the file, and nothing of its directory can be
+imported.
+
+A name that is nearly a hook point's is refused: a handler that is never called is worse than one that fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import linecache
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from proxy.config.hooks import HooksConfig, HookSettings
+from proxy.hooks import forks
+from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.loader.contract import Contract, contract_of
+from proxy.hooks.loader.hook_errors import inject, said
+from proxy.hooks.loader.safe_read import read_settled
+from proxy.model.errors import HookError
+
+LOAD_S: Final = 5.0
+"""How long a file may take to be run, seconds."""
+_NONE: Final = HookSettings()
+_generations = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """One version of a hook file, ready to be used.
+
+    Attributes:
+        hook: What the engine asks.
+        settings: What its ``Settings`` makes of the configuration; None if it has none.
+        module: The file, run; None for a server.
+        source: The text.
+    """
+
+    hook: Hook
+    settings: Any = None
+    module: ModuleType | None = None
+    source: bytes = b""
+
+    def show_lines(self) -> None:
+        """Have tracebacks show lines of this version, whatever is in the file by now."""
+        if self.module is not None:
+            lines = self.source.decode("utf-8", "replace").splitlines(keepends=True)
+            linecache.cache[self.hook.source] = (len(self.source), None, lines, self.hook.source)
+
+    def unload(self) -> None:
+        """Forget the module; what of it still runs goes on."""
+        if self.module is not None:
+            sys.modules.pop(self.module.__name__, None)
+
+
+def load(name: str, path: Path, data: bytes, config: HooksConfig, deadline: float = LOAD_S) -> Loaded:
+    """Run a hook file and check it.
+
+    Args:
+        name: The hook's name.
+        path: Where its text came from.
+        data: The text.
+        config: What is configured for hooks.
+        deadline: Seconds.
+
+    Raises:
+        HookError: It does not run, takes too long, or is no hook.
+    """
+    attempt = Attempt(name, path, data, config)
+    attempt.start()
+    try:
+        return attempt.future.result(deadline)
+    except TimeoutError:
+        raise attempt.abandon(deadline) from None
+
+
+def load_file(path: Path, config: HooksConfig | None = None, *, trusted: bool = True) -> Loaded:
+    """Read and run a hook file; for commands and tests.
+
+    Args:
+        path: The file; its name is not checked.
+        config: What is configured for hooks; None for the defaults.
+        trusted: Only root may have written it.
+
+    Raises:
+        HookError: It cannot be read, cannot be trusted, or is no hook.
+    """
+    data = read_settled(path, trusted=trusted).data
+    return load(path.name.removesuffix(".py"), path, data, config or HooksConfig())
+
+
+class Attempt:
+    """A file being run in its thread. ``future`` has the result: a ``Loaded``, or a HookError."""
+
+    def __init__(self, name: str, path: Path, data: bytes, config: HooksConfig) -> None:
+        self.future: Future[Loaded] = Future()
+        self.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        self._path = path
+        self._make = functools.partial(_loaded, name, path, data, config)
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name=f"hook {name} loads", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        forks.watch()
+        self._thread.start()
+
+    def abandon(self, after: float) -> HookError:
+        """Wait no longer, and give the error that says so."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None and frame.f_code.co_filename != str(self._path):
+            frame = frame.f_back
+        at = f" (line {frame.f_lineno})" if frame is not None else ""
+        with self._lock:
+            self._abandoned = True
+            loaded = self.future.result() if self.future.done() and not self.future.exception() else None
+        if loaded is not None:
+            loaded.unload()
+        else:
+            inject(self._thread, SystemExit)
+        return HookError(f"cannot load hook {self._path}: it is still not through after {after:g} s{at}")
+
+    def _run(self) -> None:
+        try:
+            loaded = self._make()
+        except BaseException as error:  # noqa: BLE001 - a hook may raise anything
+            forks.leave()
+            self.future.set_exception(_refusal(self._path, error))
+            return
+        forks.leave()
+        with self._lock:
+            self.future.set_result(loaded)
+            if self._abandoned:
+                loaded.unload()
+
+
+def _refusal(path: Path, error: BaseException) -> HookError:
+    cause = str(error) if isinstance(error, HookError) else said(error, str(path))
+    refused = HookError(f"cannot load hook {path}: {cause}")
+    refused.__cause__ = error.with_traceback(None)  # frames would keep all of the module
+    return refused
+
+
+def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
+    module = ModuleType(f"_topoproxy_hooks.{re.sub('[^a-z0-9]', '_', name)}_{next(_generations)}")
+    module.__file__, module.__package__ = str(path), ""
+    sys.modules[module.__name__] = module  # dataclasses and type hints look their module up
+    try:
+        # Annotations and such are the file's own business, not of this module.
+        code = compile(data, str(path), "exec", dont_inherit=True)
+        exec(code, vars(module))  # noqa: S102 - this is what hooks are
+        mine = config.settings.get(name, _NONE)
+        contract = contract_of(module, mine.config, f"hooks.settings.{name}.config")
+        if contract.pure:
+            from proxy.hooks.loader import purity  # of few files, and ast is not small
+
+            purity.check(data)
+        hook = _hook(name, path, contract, mine, config)
+        return Loaded(hook, contract.settings, module, data)
+    except BaseException:
+        sys.modules.pop(module.__name__, None)
+        raise
+
+
+def _hook(name: str, path: Path, contract: Contract, mine: HookSettings, config: HooksConfig) -> Hook:
+    handlers: Mapping[str, Callable[..., Any]] = contract.handlers
+    timeout = next(t for t in (mine.timeout, contract.timeout, config.timeout) if t is not None)
+    policy = next(p for p in (mine.policy, contract.policy, config.policy) if p is not None)
+    return Hook(name, str(path), handlers, Policy(policy), timeout, pure=contract.pure)

@@ -1,0 +1,163 @@
+"""Reading a file that other processes write: never half, and never another file than the checked one.
+
+A file that is being written looks like any other. Three signs reveal a writer: the inode changed just now;
+a process has the file open for writing, which a read lease detects (fcntl(2), F_SETLEASE: it is granted only
+if there is no writer, and a new writer then waits until it is released); the file changed during the read. In
+each case it is read later. On file systems without leases the other two signs count.
+
+Everything is done on one descriptor, so the checked file is the one that is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.hooks.loader.trust import UntrustedError
+from proxy.model.errors import HookError
+from proxy.permissions import Trust, steps
+
+SETTLED_S = 0.15
+LIMIT = 1 << 20
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_AHEAD_S = 0.05
+
+
+class Unsettled(Exception):  # noqa: N818 - reads as what it is
+    """The file is being written, or was a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The contents of a file.
+
+    Attributes:
+        data: All of it.
+        version: Equal for the same content of the same file, if it has not been written again.
+    """
+
+    data: bytes
+    version: tuple[object, ...]
+
+
+def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
+    """Read a file as it is between two writes.
+
+    Args:
+        path: The file, or a link to it.
+        what: What to call it in messages.
+        trusted: Only root may have written it.
+
+    Raises:
+        Unsettled: It is being written; try again shortly.
+        UntrustedError: A user other than root could have written it.
+        HookError: It cannot be read, or is too large.
+    """
+    try:
+        where = _checked(path, what) if trusted else path
+        descriptor = os.open(where, _FLAGS | (os.O_NOFOLLOW if trusted else 0))
+    except OSError as error:
+        raise _unreadable(path, what, error) from error
+    try:
+        return _content(descriptor, path, what, trusted=trusted)
+    except OSError as error:
+        raise _unreadable(path, what, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def read_settled(path: Path, what: str = "hook", *, trusted: bool = True, patience: float = 2.0) -> Content:
+    """As ``read``, and wait a while for a file that is being written.
+
+    Raises:
+        HookError: Also: it is still being written.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return read(path, what, trusted=trusted)
+        except Unsettled as error:
+            if time.monotonic() > until:
+                cause = error if os.path.lexists(path) else "there is no such file"
+                raise HookError(f"cannot read {what} {path}: {cause}") from error
+            time.sleep(SETTLED_S / 3)
+
+
+def _checked(path: Path, what: str) -> Path:
+    if lack := Trust().file(path):
+        raise UntrustedError(f"cannot trust {what} {path}: {lack}")
+    *_, last = steps(path)
+    return last
+
+
+def _unreadable(path: Path, what: str, error: OSError) -> Exception:
+    if error.errno == errno.ELOOP or (isinstance(error, FileNotFoundError) and not path.is_symlink()):
+        return Unsettled("it is being replaced")
+    cause = "it is a link, and nothing is there" if isinstance(error, FileNotFoundError) else error.strerror
+    return HookError(f"cannot read {what} {path}: {cause or error}")
+
+
+def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Content:
+    before = os.fstat(descriptor)
+    if not stat.S_ISREG(before.st_mode):
+        raise HookError(f"cannot read {what} {path}: it is not a regular file")
+    if trusted and (lack := Trust().regular(path, before)):
+        raise UntrustedError(f"cannot trust {what} {path}: {lack}")
+    if before.st_size > LIMIT:
+        raise HookError(f"cannot read {what} {path}: it is larger than {LIMIT} bytes")
+    age = time.time() - before.st_ctime
+    if -_AHEAD_S < age < SETTLED_S:
+        raise Unsettled("it was written a moment ago")
+    if age <= -_AHEAD_S:  # the clock was set back: watch it instead
+        time.sleep(SETTLED_S)
+    with _only_root_writes(descriptor):
+        data = _all(descriptor, before.st_size)
+        after = os.fstat(descriptor)
+    if _seen(before) != _seen(after) or len(data) != after.st_size:
+        raise Unsettled("it was written while it was read")
+    version = (after.st_dev, after.st_ino, after.st_mtime_ns, hashlib.sha256(data).digest())
+    return Content(data, version)
+
+
+def _all(descriptor: int, size: int) -> bytes:
+    """Read to the end, or to the size seen first: a process that keeps writing must not block the reader."""
+    data = b""
+    while len(data) <= size and (part := os.read(descriptor, size + 1 - len(data))):
+        data += part
+    return data
+
+
+def _seen(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid)
+
+
+@contextmanager
+def _only_root_writes(descriptor: int) -> Iterator[None]:
+    """Block writers for a short time.
+
+    Raises:
+        Unsettled: Another process has it open for writing.
+    """
+    leased = False
+    try:
+        # A writer that waits makes the kernel send a signal: SIGIO would end the process, SIGURG is ignored.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        leased = True
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            raise Unsettled("another process has it open for writing") from error
+    try:
+        yield
+    finally:
+        if leased:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)

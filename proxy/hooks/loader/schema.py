@@ -1,0 +1,235 @@
+"""A hook's own settings: the dataclass ``Settings`` in its file defines what may be configured.
+
+Its fields are keys of ``hooks.settings.NAME.config``; a field without a default must be there, and
+``metadata={"help": "..."}`` explains it. What the types mean::
+
+    bool, int, float, str             as YAML has them; a whole number is a float, too
+    list[str], tuple[str, ...]        a list of texts; and so of int and float
+    dict[str, str]                    keys with texts; and so with int and float
+    Literal[...], an enum.StrEnum     one of these
+    X | None                          as X; None only by default
+
+``__post_init__`` may look at the whole and raise ValueError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.config.nested_values import meant
+from proxy.model.errors import HookError
+
+_TYPES = (
+    "bool, int, float, str, list[str], tuple[str, ...], dict[str, str] (or of int and float), Literal[...]"
+    " or an enum.StrEnum"
+)
+_SAID: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "true or false"), (int, "a whole number"), (float, "a number"), (str, "text"),
+    (Mapping, "keys with values"), ((list, tuple), "a list"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that a hook's settings have.
+
+    Attributes:
+        name: Its name.
+        wants: What a good value is, in words.
+        default: What holds where it is not given; meaningless where it is ``required``.
+        required: It must be given.
+        help: What it means, as the hook says.
+        read: Plain value to the field's; raises ValueError with the cause.
+    """
+
+    name: str
+    wants: str
+    default: Any
+    required: bool
+    help: str
+    read: Callable[[Any], Any]
+
+
+def keys_of(settings: Any) -> list[Key]:
+    """Read what a hook's ``Settings`` declares.
+
+    Args:
+        settings: What the file calls ``Settings``.
+
+    Raises:
+        HookError: It is no dataclass, or a field is of a type that cannot be; the cause alone.
+    """
+    if not isinstance(settings, type) or not dataclasses.is_dataclass(settings):
+        raise HookError("Settings is not a dataclass: put @dataclass above it")
+    try:
+        hints = typing.get_type_hints(settings)
+    except Exception as error:
+        raise HookError(f"the types of Settings cannot be read: {error}") from error
+    return [_key(item, hints[item.name]) for item in dataclasses.fields(settings) if item.init]
+
+
+def settings_of(settings: Any, given: Mapping[str, Any] | None, where: str) -> Any:
+    """Make a hook's settings of what the configuration says.
+
+    Args:
+        settings: What the file calls ``Settings``; None if there is nothing of that name.
+        given: Plain values by key; None where nothing is configured.
+        where: The path of these keys, for messages: ``hooks.settings.10-x.config``.
+
+    Returns:
+        An instance of ``settings``; None where the hook has none.
+
+    Raises:
+        HookError: All that is wrong, with paths; the cause alone.
+    """
+    if settings is None:
+        if given:
+            raise HookError(f"{where}: this hook has no settings, and {', '.join(map(str, given))} is given")
+        return None
+    known = {key.name: key for key in keys_of(settings)}
+    values: dict[str, Any] = {}
+    problems = list(_read(known, given or {}, where, values))
+    if problems:
+        raise HookError("; ".join(problems))
+    try:
+        return settings(**values)
+    except ValueError as error:
+        raise HookError(f"{where}: {error}") from error
+
+
+def _read(
+    known: Mapping[str, Key], given: Mapping[str, Any], where: str, values: dict[str, Any]
+) -> Iterator[str]:
+    for name, value in given.items():
+        key = known.get(name)
+        if key is None:
+            hint = meant(str(name), known) or f" (there are: {', '.join(known) or 'none'})"
+            yield f"{where}.{name}: unknown key{hint}"
+            continue
+        try:
+            values[name] = key.read(value)
+        except ValueError as error:
+            yield f"{where}.{name}{error}" if str(error).startswith("[") else f"{where}.{name}: {error}"
+    for name, key in known.items():
+        if key.required and name not in given:
+            yield f"{where}.{name}: is missing, and wants {key.wants}" + (
+                f" ({key.help})" if key.help else ""
+            )
+
+
+def _key(item: dataclasses.Field[Any], kind: Any) -> Key:
+    try:
+        wants, read = _reader(kind)
+    except ValueError as error:
+        raise HookError(f"Settings.{item.name} {error}; it can be {_TYPES}") from error
+    default = item.default
+    if item.default_factory is not dataclasses.MISSING:
+        default = item.default_factory()
+    required = default is dataclasses.MISSING
+    if kind in _SIMPLE and not required and default is not None:
+        try:
+            read(default)
+        except ValueError as error:
+            place = f"Settings.{item.name}" + ("" if str(error).startswith("[") else ": ")
+            raise HookError(f"the default of {place}{error}") from error
+    return Key(item.name, wants, default, required, str(item.metadata.get("help", "")), read)
+
+
+def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
+    """Return what a type wants in words, and what reads it.
+
+    Raises:
+        ValueError: It is none that can be configured.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType) and len(args) == 2 and types.NoneType in args:
+        return _reader(next(arg for arg in args if arg is not types.NoneType))
+    if origin is typing.Literal:
+        return _one_of(args)
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
+        words, one = _one_of(tuple(str(member) for member in kind))
+        return words, lambda value: kind(one(value))
+    simple = _SIMPLE.get(kind)
+    if simple is None:
+        raise ValueError(f"is a {kind.__name__ if isinstance(kind, type) and not args else kind}")
+    return simple
+
+
+def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
+    words = ", ".join(str(value) for value in values)
+
+    def read(value: Any) -> Any:
+        for known in values:
+            if type(known) is type(value) and known == value:
+                return known
+        texts = [known for known in values if isinstance(known, str)]
+        hint = meant(value, texts) if isinstance(value, str) else ""
+        raise ValueError(f"wants one of {words}, not {_said(value)}{hint}")
+
+    return f"one of {words}", read
+
+
+def _said(value: Any) -> str:
+    """Say what a value is."""
+    for kind, words in _SAID:
+        if isinstance(value, kind):
+            return words if isinstance(value, (Mapping, list, tuple)) else f"{words} ({str(value)[:40]!r})"
+    return repr(value)[:40]
+
+
+def _plain(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
+    def read(value: Any) -> Any:
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            quotes = ": put it in quotes" if kind is str and isinstance(value, (int, float)) else ""
+            raise ValueError(f"wants {wants}, not {_said(value)}{quotes}")
+        return kind(value)
+
+    return wants, read
+
+
+def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[str, Callable[[Any], Any]]:
+    one = _SIMPLE[kind][1]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ValueError(f"wants a list of {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+        return make([_inner(f"[{at}]", one, entry) for at, entry in enumerate(value)])
+
+    return f"a list of {many}", read
+
+
+def _pairs(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
+    one = _SIMPLE[kind][1]
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"wants keys with {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+        return {str(name): _inner(f"[{name}]", one, entry) for name, entry in value.items()}
+
+    return f"keys with {many}", read
+
+
+def _inner(place: str, read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+_SIMPLE: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    bool: _plain(bool, "true or false"),
+    int: _plain(int, "a whole number"),
+    float: _plain(float, "a number"),
+    str: _plain(str, "text"),
+}
+for _of, _many in ((str, "texts"), (int, "whole numbers"), (float, "numbers")):
+    _SIMPLE[list[_of]] = _several(_of, _many, list)  # type: ignore[valid-type]
+    _SIMPLE[tuple[_of, ...]] = _several(_of, _many, tuple)  # type: ignore[valid-type]
+    _SIMPLE[dict[str, _of]] = _pairs(_of, _many)  # type: ignore[valid-type]

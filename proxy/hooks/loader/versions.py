@@ -1,0 +1,99 @@
+"""From a file in a directory to a version that can be used."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from proxy.config.hooks import HooksConfig
+from proxy.controller.worker import Worker
+from proxy.hooks.hook import Hook
+from proxy.hooks.loader.crash_guard import Trials
+from proxy.hooks.loader.directories import Candidate
+from proxy.hooks.loader.loading import LOAD_S, Attempt, Loaded
+from proxy.hooks.loader.safe_read import read
+from proxy.hooks.loader.trust import UntrustedError
+from proxy.model.errors import HookError
+from proxy.telemetry.port import Report
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """One version of a file.
+
+    Attributes:
+        loaded: What was loaded.
+        path: From where.
+        content: Which content of the file that was.
+    """
+
+    loaded: Loaded
+    path: Path
+    content: tuple[object, ...]
+
+
+class Maker:
+    """Makes versions; what blocks is done by the worker, and what a hook does by a thread for each."""
+
+    def __init__(self, config: HooksConfig, worker: Worker, complain: Report, trials: Trials) -> None:
+        self._config = config
+        self._trials = trials
+        self._worker = worker
+        self._complain = complain
+
+    async def make(self, name: str, candidate: Candidate, old: Version | None) -> Version | None:
+        """Read and load a file.
+
+        Args:
+            name: The hook's name.
+            candidate: The file.
+            old: The version that is in use.
+
+        Returns:
+            ``old`` if that is what is in it; None if it is disabled, or a server that is us.
+
+        Raises:
+            Unsettled: It is being written.
+            HookError: It cannot be used.
+        """
+        path, what = candidate.path, "hook server" if candidate.server else "hook"
+        if candidate.lack:
+            raise UntrustedError(f"cannot trust {what} {path}: {candidate.lack}")
+        if candidate.null:
+            return None
+        if candidate.cause:
+            raise HookError(f"cannot read {what} {path}: {candidate.cause}")
+        content = await self._worker.run(read, path, what)
+        if old is not None and (old.path, old.content) == (path, content.version):
+            return old
+        if candidate.server:
+            loop = asyncio.get_running_loop()
+            hook = await self._worker.run(self._server, name, path, content.data, loop)
+            return None if hook is None else Version(Loaded(hook), path, content.version)
+        if not content.data:
+            return None
+        await self._worker.run(self._trials.begin, name, path, content.data)
+        return Version(await self._load(name, path, content.data), path, content.version)
+
+    def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook | None:
+        from proxy.hooks.remote.servers import OurselvesError, server_of
+
+        def report(message: str, /, **keys: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(partial(self._complain, message, **keys))
+
+        try:
+            return server_of(name, path, data, self._config, report)
+        except OurselvesError:
+            return None
+
+    async def _load(self, name: str, path: Path, data: bytes) -> Loaded:
+        attempt = Attempt(name, path, data, self._config)
+        attempt.start()
+        try:
+            async with asyncio.timeout(LOAD_S):
+                return await asyncio.wrap_future(attempt.future)
+        except TimeoutError:
+            raise attempt.abandon(LOAD_S) from None

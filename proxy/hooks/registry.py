@@ -1,0 +1,310 @@
+"""The registry of a node's hooks: files that appear, change and disappear while the daemon runs.
+
+The directories are scanned periodically (inotify would be cheaper but is not enough: directories that are
+created later, links to elsewhere, network file systems). Each changed file is loaded by its own task, so one
+that hangs does not delay others::
+
+    read -> load -> configure -> synchronize -> use -> shut down the previous version
+
+Until ``use`` the previous version answers; if a step fails it stays in use, and the file's entry has the
+reason. A file that is being written is checked again shortly after. If the reason may disappear without a
+change of the file (a resource of the machine is missing, or something that the hook needs is not there yet)
+loading is retried, at growing intervals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.config.hooks import HooksConfig
+from proxy.config.nested_values import meant
+from proxy.controller.worker import Worker
+from proxy.hooks.events import Synchronize
+from proxy.hooks.handover import Asked, Handover
+from proxy.hooks.loader.crash_guard import DeadlyError, Trials
+from proxy.hooks.loader.directories import Candidate, Survey, survey
+from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.loader.loading import LOAD_S
+from proxy.hooks.loader.safe_read import Unsettled
+from proxy.hooks.loader.trust import UntrustedError
+from proxy.hooks.loader.versions import Maker, Version
+from proxy.model.backoff import Backoff
+from proxy.model.errors import HookError
+from proxy.telemetry.port import Report, silent
+
+LOOK_S: Final = 0.4
+"""Between two looks; what has changed is to be in use a second after."""
+SOON_S: Final = 0.1
+AGAIN = Backoff(5.0, 300.0)
+"""Seconds before what has failed is tried again."""
+PATIENCE_S: Final = 2.0
+"""After this time a file that is still being written is reported."""
+END_S: Final = 2.0
+_THREADS: Final = 4
+
+
+@dataclass(slots=True)
+class _Known:
+    """The state of a file at the last scan; ``again``: when it is tried again."""
+
+    candidate: Candidate
+    state: State = State.WAITING
+    error: str = ""
+    unsettled: float | None = None
+    again: float | None = None
+    failures: int = 0
+
+
+class Library:
+    """Keeps the engine's hooks to what is in the directories; all methods on the event loop."""
+
+    def __init__(
+        self,
+        config: HooksConfig,
+        engine: Asked,
+        synchronize: Callable[[], Synchronize | None],
+        complain: Report,
+        say: Report = silent,
+        clock: Callable[[], float] = time.monotonic,
+        marks: Path | None = None,
+    ) -> None:
+        """Make it; nothing is scanned yet.
+
+        Args:
+            config: The directories and settings.
+            engine: The engine that calls hooks.
+            synchronize: Returns the whole state, or None as long as that is not known.
+            complain: Takes a message about a failure.
+            say: Takes a message about a success.
+            clock: Seconds.
+            marks: Records which files are being loaded (``loader.crash_guard``); None: nowhere.
+        """
+        self._config = config
+        self._engine = engine
+        self._complain = complain
+        self._say = say
+        self._clock = clock
+        self._worker = Worker("hooks", lambda error: complain("cannot load hooks", err=error), _THREADS)
+        self._trials = Trials(marks)
+        self._maker = Maker(config, self._worker, complain, self._trials)
+        self._handover = Handover(engine, synchronize, complain)
+        self._looking = asyncio.Lock()
+        self._suspects = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._in_use: dict[str, Version] = {}
+        self._known: dict[str, _Known] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._masked: list[tuple[Candidate, Path]] = []
+        self._reported: set[str] = set()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The state of each file, by name; files that do not count come last."""
+        entries = [self._entry(name, known) for name, known in self._known.items()]
+        entries += [
+            Entry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
+            for c, by in self._masked
+        ]
+        return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))
+
+    async def run(self) -> None:
+        """Look again and again, until it is cancelled."""
+        while True:
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - hooks that are in use go on
+                self._complain("cannot look for hooks", err=error)
+            unsettled = any(known.unsettled is not None for known in self._known.values())
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SOON_S if unsettled else LOOK_S):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def look_once(self, timeout: float = 2 * LOAD_S) -> None:
+        """Scan, and wait until changed files are in use or have failed.
+
+        A file that was just written is waited for; one that is written continuously is not.
+
+        Args:
+            timeout: Seconds; what takes longer continues in the background.
+        """
+        until = self._clock() + timeout
+        while True:
+            await self._look()
+            if self._busy:
+                await asyncio.wait(set(self._busy.values()), timeout=max(until - self._clock(), 0.0))
+            fresh = any(k.unsettled is not None and not k.error for k in self._known.values())
+            if not fresh or self._clock() + SOON_S > until:
+                return
+            await asyncio.sleep(SOON_S)
+
+    async def close(self) -> None:
+        """Shut all hooks down and look no more."""
+        if self._busy:
+            _, late = await asyncio.wait(set(self._busy.values()), timeout=END_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        ending, self._in_use = self._in_use, {}
+        self._known.clear()
+        self._engine.use([])
+        await asyncio.gather(*(self._handover.shut(old, "stop") for old in ending.values()))
+        await asyncio.to_thread(self._worker.close)
+
+    async def _look(self) -> None:
+        async with self._looking:
+            found = await self._worker.run(survey, self._config)
+            self._masked = found.masked
+            for sentence in found.strange:
+                self._report_once("ignored a file", None, sentence)
+            for name, candidate in found.candidates.items():
+                known = self._known.get(name)
+                if name not in self._busy and (
+                    known is None
+                    or known.unsettled is not None
+                    or known.candidate.signature != candidate.signature
+                    or (known.again is not None and known.again <= self._clock())
+                ):
+                    self._begin(name, self._bring_in_turn(name, candidate))
+            for name, known in list(self._known.items()):
+                gone = name not in found.candidates and known.candidate.path.parent not in found.unreadable
+                if gone and name not in self._busy:
+                    self._begin(name, self._forget(name))
+            self._check_settings(found)
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"hook {name}")
+        self._busy[name] = task
+        task.add_done_callback(lambda done: self._done(name, done))
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        self._busy.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._complain("cannot use a hook", hook=name, err=error)
+        known = self._known.get(name)
+        if known is None or known.unsettled is None:
+            self._wake.set()  # it may have changed meanwhile
+
+    async def _bring_in_turn(self, name: str, candidate: Candidate) -> None:
+        """Bring a file into use: beside others, or alone where it may have ended the daemon."""
+        if await self._worker.run(self._trials.suspected, name):
+            async with self._suspects:
+                await self._bring(name, candidate)
+        else:
+            await self._bring(name, candidate)
+
+    async def _bring(self, name: str, candidate: Candidate) -> None:
+        """Bring what is in a file now into use."""
+        before = self._known.get(name)
+        known = self._known[name] = _Known(candidate, before.state if before else State.WAITING)
+        old, passing = self._in_use.get(name), False
+        try:
+            new = await self._maker.make(name, candidate, old)
+            passing = True
+            if new is not None and new is not old:
+                await self._handover.introduce(new)
+                await self._worker.run(self._trials.end, name)
+        except Unsettled as error:
+            self._postpone(known, before, error)
+        except HookError as error:
+            self._refuse(known, error, old)
+            if passing or isinstance(error.__cause__, OSError):
+                self._put_off(known, before)
+        except Exception as error:  # noqa: BLE001 - the others go on, and this one as it was
+            cause = f"{type(error).__name__}: {error}"
+            self._refuse(known, HookError(f"cannot bring hook {candidate.path} into use: {cause}"), old)
+            self._put_off(known, before)
+        else:
+            known.state, known.error = State.DISABLED if new is None else State.RUNNING, ""
+            if new is not old:
+                await self._replace(name, new)
+
+    async def _forget(self, name: str) -> None:
+        """Shut down a hook whose file is gone."""
+        del self._known[name]
+        await self._replace(name, None)
+
+    async def _replace(self, name: str, new: Version | None) -> None:
+        """Put another version into use, or none, and end the one before."""
+        old = self._in_use.pop(name, None)
+        if new is not None:
+            self._in_use[name] = new
+            new.loaded.show_lines()
+            self._say("hook loaded", hook=name, path=new.loaded.hook.source)
+        elif old is not None:
+            self._say("hook unloaded", hook=name)
+        self._engine.use([self._in_use[name].loaded.hook for name in sorted(self._in_use)])
+        if old is not None:
+            await self._handover.shut(old, "removed" if new is None else "replaced")
+
+    def _postpone(self, known: _Known, before: _Known | None, error: Unsettled) -> None:
+        """Look at a file again that is being written."""
+        now = self._clock()
+        known.unsettled = now if before is None or before.unsettled is None else before.unsettled
+        if now - known.unsettled > PATIENCE_S:
+            what = "hook server" if known.candidate.server else "hook"
+            known.error = f"cannot read {what} {known.candidate.path}: {error}"
+            self._report_once("cannot load a hook", known.candidate.name, known.error)
+
+    def _put_off(self, known: _Known, before: _Known | None) -> None:
+        """Try a file again that may be right by then."""
+        same = before is not None and before.candidate.signature == known.candidate.signature
+        known.failures = 1 + (before.failures if before is not None and same else 0)
+        known.again = self._clock() + AGAIN.delay(known.failures)
+
+    def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
+        """Note that a file cannot be used."""
+        known.error = str(error)
+        if not isinstance(error, DeadlyError):
+            self._worker.start(self._trials.end, known.candidate.name)
+        if old is not None:
+            known.state = State.OLD
+            self._complain(
+                "cannot load a hook: its last version stays in use", hook=known.candidate.name, err=error
+            )
+            return
+        known.state = State.UNTRUSTED if isinstance(error, UntrustedError) else State.BROKEN
+        self._complain("cannot load a hook", hook=known.candidate.name, err=error)
+
+    def _entry(self, name: str, known: _Known) -> Entry:
+        candidate, used = known.candidate, self._in_use.get(name)
+        if used is None:
+            return Entry(name, str(candidate.path), known.state, known.error, server=candidate.server)
+        hook = used.loaded.hook
+        return Entry(
+            name,
+            str(candidate.path),
+            known.state,
+            known.error,
+            tuple(sorted(hook.handlers)),
+            str(hook.policy),
+            hook.timeout,
+            candidate.server,
+        )
+
+    def _check_settings(self, found: Survey) -> None:
+        """Report settings that no hook reads."""
+        if found.unreadable:
+            return
+        for name, settings in self._config.settings.items():
+            candidate = found.candidates.get(name)
+            if candidate is None:
+                hint = meant(name, found.candidates)
+                self._report_once(
+                    "unused settings of a hook", name, f"hooks.settings.{name}: there is no such hook{hint}"
+                )
+            elif candidate.server and settings.config is not None:
+                why = f"hooks.settings.{name}.config: it is a server, which is configured elsewhere"
+                self._report_once("unused settings of a hook", name, why)
+
+    def _report_once(self, message: str, hook: str | None, why: str) -> None:
+        if why not in self._reported and len(self._reported) < 1000:
+            self._reported.add(why)
+            self._complain(message, hook=hook, err=why)

@@ -1,0 +1,70 @@
+"""The status of the daemon's hooks as plain data: files and servers, and their statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from proxy.hooks.engine.stats import HookReport
+from proxy.hooks.loader.entries import Entry, State
+
+NOT_ASKED: Final = frozenset({"open", "probing", "hangs"})
+"""States of the engine in which a hook is not asked."""
+_BROKEN: Final = frozenset({State.OLD, State.BROKEN, State.UNTRUSTED})
+_SAID: Final = tuple(
+    item.name
+    for item in dataclasses.fields(HookReport)
+    if item.name not in {"name", "points", "policy", "timeout", "state"}
+)
+"""Fields of a report that keep their name."""
+
+
+def hooks_page(entries: Iterable[Entry], reports: Iterable[HookReport]) -> list[dict[str, Any]]:
+    """Put together what is known of each hook.
+
+    Args:
+        entries: The state of each file, in the order in which hooks are called.
+        reports: How those do that are in use.
+
+    Returns:
+        For each file ``name``, ``state``, ``path``, ``kind`` (``file`` or ``server``), ``broken``, ``error``;
+        of those in use ``points``, ``policy``, ``timeout`` (seconds), ``asked`` (the engine's state),
+        ``breaker_open``, and the fields of ``HookReport``.
+    """
+    known = {report.name: report for report in reports}
+    page = []
+    for entry in entries:
+        used = known.pop(entry.name, None) if entry.points else None
+        page.append(_file(entry) | (_report(used) if used is not None else {}))
+    page += [{"state": str(State.RUNNING), "broken": False, "error": ""} | _report(r) for r in known.values()]
+    return page
+
+
+def _file(entry: Entry) -> dict[str, Any]:
+    reported: dict[str, Any] = {
+        "name": entry.name,
+        "state": str(entry.state),
+        "path": entry.path,
+        "kind": "server" if entry.server else "file",
+        "broken": entry.state in _BROKEN,
+        "error": entry.error,
+    }
+    if entry.points:
+        reported |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
+    return reported
+
+
+def _report(report: HookReport) -> dict[str, Any]:
+    reported: dict[str, Any] = {
+        "name": report.name,
+        "points": list(report.points),
+        "policy": report.policy,
+        "timeout": report.timeout,
+        "asked": report.state,
+        "breaker_open": report.state in NOT_ASKED,
+    }
+    for name in _SAID:
+        value = getattr(report, name)
+        reported[name] = dict(value) if isinstance(value, Mapping) else value
+    return reported

@@ -1,0 +1,237 @@
+"""Hooks put together, where there are any.
+
+Most nodes have none, and on those nothing of ``proxy.hooks`` is in memory: a look at three folders, a few
+times a second and in a thread, is all there is. As soon as there is a file that may be a hook, the engine,
+the library and what stands in the way of calls are made and connected; they stay as long as the daemon
+runs.
+
+Calls that come before the hooks of the first look are in use wait for them: a restart must not let a
+container slip by the hooks. That wait has a limit, as a hook may take long to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from proxy.config.hooks import HooksConfig
+    from proxy.controller.controller import Keeper
+    from proxy.controller.reconciler import Sync
+    from proxy.controller.start_update import Launch
+    from proxy.frontends.cri.hook_bridge.backfill import Learning
+    from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+    from proxy.frontends.cri.hook_bridge.updates import Updates
+    from proxy.frontends.cri.interceptors import Interceptors
+    from proxy.frontends.hookserver.service import Serving
+    from proxy.hooks.engine.engine import Engine
+    from proxy.hooks.registry import Library
+
+LOOK_S: Final = 0.4
+"""Between two looks for a first hook; one that is dropped is to be in use a second after."""
+FIRST_S: Final = 10.0
+"""So long calls wait at most for the hooks that are there at a start."""
+STOP_S: Final = 8.0
+"""So long hooks may take to be told that the daemon ends."""
+_IMPORTED: Final = (
+    "proxy.frontends.cri.hook_bridge.calls",
+    "proxy.frontends.cri.hook_bridge.lifecycle_events",
+    "proxy.frontends.cri.hook_bridge.backfill",
+    "proxy.frontends.cri.hook_bridge.updates",
+    "proxy.hooks.engine.engine",
+    "proxy.hooks.registry",
+)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What there is once there are hooks."""
+
+    engine: Engine
+    library: Library
+    following: Following
+    updates: Updates
+    learning: Learning
+
+
+class Hooking:
+    """The hooks of a daemon.
+
+    Attributes:
+        config: The section ``hooks`` of the configuration.
+        server: Where our own placement is offered as a hook server; None where it is not.
+    """
+
+    def __init__(
+        self,
+        config: HooksConfig,
+        keeper: Keeper,
+        sync: Sync,
+        launch: Launch,
+        interceptors: Interceptors,
+        marks: Path | None = None,
+    ) -> None:
+        """Ask nobody yet; calls wait until ``run`` has had its first look.
+
+        Args:
+            config: Where hooks are, and how they are asked.
+            keeper: Whose node it is.
+            sync: Looks up containers that a call names and nobody knows.
+            launch: Watches over updates.
+            interceptors: Who decides on calls.
+            marks: A folder to note in what is being brought into use.
+        """
+        self.config = config
+        self.server: Serving | None = None
+        self._keeper = keeper
+        self._sync = sync
+        self._launch = launch
+        self._interceptors = interceptors
+        self._marks = marks
+        self._parts: _Parts | None = None
+        self._ready = asyncio.Event()
+        if config.enabled:
+            interceptors.awaited = self._ready
+
+    @property
+    def engine(self) -> Engine | None:
+        """Who asks hooks; None as long as there are none."""
+        return None if self._parts is None else self._parts.engine
+
+    @property
+    def library(self) -> Library | None:
+        """What became of the files of hooks; None as long as there are none."""
+        return None if self._parts is None else self._parts.library
+
+    # -- run ----------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Offer our placement as a hook server, where that is configured."""
+        if self.config.serve is None:
+            return
+        if self.server is None:
+            await asyncio.to_thread(_import, ("proxy.frontends.hookserver.service",))
+            from proxy.frontends.hookserver.service import Serving
+
+            self.server = Serving(self.config.serve, self._keeper, self._launch, self._interceptors)
+        await self.server.run()
+
+    async def run(self) -> None:
+        """Wait for a first hook, and then keep hooks to what is in the folders."""
+        if not self.config.enabled:
+            return
+        # A folder may hang (a server of files that is gone), and what waits for a look at it would, too.
+        late = asyncio.get_running_loop().call_later(2 * FIRST_S, self._let_go)
+        try:
+            while self._parts is None:
+                if await asyncio.to_thread(may_be_hooks, self.config):
+                    await self._begin()
+                else:
+                    self._let_go()
+                    await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S):
+                    await self._keeper.synced.wait()
+                    await self._parts.learning.once()
+                    await self._parts.library.look_once(FIRST_S)
+        finally:
+            late.cancel()
+            self._let_go()
+        if not self._keeper.synced.is_set():
+            self._keeper.spawn(self._parts.learning.when_synced())
+        await self._parts.library.run()
+
+    def _let_go(self) -> None:
+        """Calls wait for hooks no more."""
+        self._ready.set()
+        self._interceptors.awaited = None
+
+    async def _begin(self) -> None:
+        """Make all that hooks need, and connect it."""
+        await asyncio.to_thread(_import, _IMPORTED)  # it takes a tenth of a second, and calls go on
+        from proxy.frontends.cri.hook_bridge.backfill import Learning
+        from proxy.frontends.cri.hook_bridge.calls import Hooked
+        from proxy.frontends.cri.hook_bridge.dispatch import Way
+        from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+        from proxy.frontends.cri.hook_bridge.updates import Updates
+        from proxy.hooks.engine.engine import Engine
+        from proxy.hooks.registry import Library
+
+        keeper, config, owned = self._keeper, self.config, self.config.owned_cpus
+        updates = Updates(keeper, self._launch, owned_cpus=owned)
+        engine = Engine(keeper.telemetry.problem, updates.take)
+        learning = Learning(keeper, engine)
+        following = Following(keeper, engine, learning.resumed, learning.later, owned_cpus=owned)
+        learning.following = following
+        library = Library(
+            config,
+            engine,
+            lambda: following.everything() if keeper.synced.is_set() else None,
+            keeper.telemetry.problem,
+            keeper.telemetry.event,
+            marks=self._marks,
+        )
+        adopt = self._sync.adoption.adopt_one
+        hold = self._interceptors.hold
+        way = Way(keeper, engine, updates, hold, owned_cpus=owned)
+        hooked = Hooked(keeper, way, following, adopt, hold, learning.in_call)
+        self._parts = _Parts(engine, library, following, updates, learning)
+        keeper.store.subscribe(following)
+        self._interceptors.hook(hooked)
+
+    # -- for people ---------------------------------------------------------------------------------------
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows of hooks."""
+        parts, page = self._parts, dict[str, object]()
+        if parts is not None:
+            from proxy.hooks.status_data import hooks_page
+
+            page["hooks"] = hooks_page(parts.library.entries, parts.engine.report())
+        if self.server is not None:
+            page["serving"] = {"socket": str(self.server.path), "listening": self.server.listening}
+        return page
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Tell hooks that the daemon ends, and end what runs for them; ``run`` has been cancelled."""
+        self._let_go()
+        server, self.server = self.server, None
+        if server is not None:
+            await server.stop()
+        parts = self._parts
+        if parts is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await parts.library.close()
+        parts.engine.close()
+        for worker in (parts.updates, parts.learning):
+            await asyncio.to_thread(worker.close)
+
+
+def may_be_hooks(config: HooksConfig) -> bool:
+    """Tell whether there is a file that may be a hook; runs in a thread."""
+    folders = ((config.directory, ".py"), (config.vendor_directory, ".py"), (config.server_directory, "json"))
+    return any(folder is not None and _holds(folder, ending) for folder, ending in folders)
+
+
+def _holds(folder: Path, ending: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.endswith(ending) for entry in entries)
+    except OSError:
+        return False
+
+
+def _import(names: Iterable[str]) -> None:
+    import importlib
+
+    for name in names:
+        importlib.import_module(name)

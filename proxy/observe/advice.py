@@ -1,0 +1,190 @@
+"""A refusal: what stood against it, and what would help."""
+
+from __future__ import annotations
+
+from proxy.model.admission import Rule
+from proxy.model.explanation import Explanation, Lack, Said
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.options import Policy
+from proxy.model.phrases import counted
+from proxy.model.requests import in_bytes
+from proxy.model.workload import TOPOLOGY_AFFINITY
+from proxy.observe.value_text import both, clean, few, node_set, nodes, sentence, sentences, size
+
+_BY_REASON = {
+    "SMTAlignmentError": (
+        "Only whole cores are given (full-pcpus-only): ask for a multiple of the threads of a core"
+    ),
+    "InvalidCPUSet": "Correct the annotation that the reason names, or remove it",
+    "InvalidCPURequest": (
+        "Let its containers together request a whole number of CPUs and be limited to the same,"
+        " or give it the class LS: then it shares CPUs"
+    ),
+    "CPUsInUse": (
+        "Wait until their owner has ended, or let the scheduler place the pod anew: it named these CPUs"
+    ),
+    "SharedPoolExhausted": ("Ask for fewer CPUs: at least one must stay for the containers that own none"),
+    "EmptyPodSharedPoolError": (
+        "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
+    ),
+    **{
+        rule.reason: f"{words}; docs/admission.md says who may own CPUs"
+        for rule, words in {
+            Rule.NAMESPACE: "Run the pod in a namespace of admission.namespaces, or let it share CPUs",
+            Rule.SYSTEM_NAMESPACE: (
+                "Run the pod in a namespace of admission.systemNamespaces, or give it another class"
+            ),
+            Rule.REQUEST: (
+                "Let the pod request as many whole CPUs as its annotation names, or let the scheduler write"
+                " the annotation"
+            ),
+            Rule.WHOLE_CPUS: "Let its containers request whole CPUs and be limited to the same",
+            Rule.RESERVED_CPUS: "Let the scheduler choose other CPUs: its picture of the node may be old",
+            Rule.POD_LIMIT: "Ask for fewer CPUs, or raise admission.maxCPUsPerPod",
+            Rule.NAMESPACE_LIMIT: (
+                "Wait until other pods of the namespace have ended, or raise admission.maxCPUsPerNamespace"
+            ),
+            Rule.NODE_LIMIT: "Wait until other owners have ended, or raise admission.maxCPUsPerNode",
+            Rule.SHARED_FLOOR: (
+                "Ask for fewer CPUs, wait until other owners have ended, or lower the floor that is named"
+            ),
+        }.items()
+    },
+    "RefusedByHook": (
+        "Do as the hook that is named wants, if it has refused; if it has failed, topoproxy hooks list says"
+        " why, and topoproxy hooks disable lets it not run"
+    ),
+}
+
+_ANYWHERE = (
+    "InvalidCPUSet",
+    "InvalidCPURequest",
+    "RefusedByHook",
+    *(rule.reason for rule in (Rule.NAMESPACE, Rule.REQUEST, Rule.WHOLE_CPUS)),
+)
+"""Reasons that lie in what the pod says of itself, or in what all nodes have: every node refuses it."""
+
+
+def against(told: Explanation) -> tuple[str, ...]:
+    """Say what stood against a preferred result; empty where nothing did or nothing is known of it.
+
+    What the record blames comes first; else it is read from what the providers said.
+    """
+    merge = told.merge
+    if merge is None or merge.best.preferred or merge.policy == Policy.NONE:
+        return ()
+    if merge.blame:
+        return sentences(
+            [f"What stood against it: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"]
+        )
+    single = merge.policy == Policy.SINGLE_NUMA_NODE
+    short = [s for s in told.said if s.nothing != "no preference" and not _could(s, single=single)]
+    if short:
+        cannot = [name(s) for s in short if _cannot(s)]
+        rest = [name(s) for s in short if not _cannot(s)]
+        wanted = "a single NUMA node" if single else "as few NUMA nodes as its amount should need"
+        return sentences(
+            [
+                f"No NUMA nodes have what it asks of {both(cannot)}" if cannot else "",
+                f"What it asks of {both(rest)} cannot be had on {wanted}" if rest else "",
+            ]
+        )
+    apart = [f"{name(s)} on {_places(s)}" for s in told.said if _places(s)]
+    if len(apart) < 2:
+        return ()
+    return (sentence(f"Each resource has nodes that it prefers, but not the same: {few(apart, gap='; ')}"),)
+
+
+def help_for(told: Explanation) -> tuple[str, ...]:
+    """Say what would have let a refused request in."""
+    exact = _by_lacks(told.lacks)
+    reason = told.verdict.reason
+    texts = [exact, _BY_REASON.get(reason, "")]
+    if reason not in _BY_REASON and not exact:
+        texts.append(_smaller(told))
+    if (
+        told.merge is not None
+        and reason == TOPOLOGY_AFFINITY
+        and not any(_cannot(said) for said in told.said)
+    ):
+        texts.append(_other_policy(told.merge.policy, told.merge.best))
+    if reason not in _ANYWHERE:
+        texts.append("Another node of the cluster may have room for it")
+    return sentences(texts)
+
+
+def name(said: Said) -> str:
+    """Name the resource that a provider spoke of; the provider where there is none."""
+    return clean(said.resource or said.provider)
+
+
+def _could(said: Said, *, single: bool) -> bool:
+    """Tell whether a resource has a hint that could be part of a preferred result.
+
+    Preferred hints with the fewest nodes are the first of those that are kept.
+    """
+    if _cannot(said) or said.preferred == 0:
+        return False
+    if not single or not said.hints:
+        return True
+    first = said.hints[0]
+    return first.preferred and (first.affinity is None or len(first.affinity) == 1)
+
+
+def _cannot(said: Said) -> bool:
+    return said.nothing == "impossible" or (not said.nothing and said.count == 0)
+
+
+def _places(said: Said) -> str:
+    masks = [hint.affinity for hint in said.hints if hint.preferred and hint.affinity is not None]
+    return few([node_set(mask) for mask in masks], 4)
+
+
+def _by_lacks(lacks: tuple[Lack, ...]) -> str:
+    """Name the nodes that lacked least, and what."""
+    grouped: dict[Mask | None, list[Lack]] = {}
+    for lack in lacks:
+        if lack.wanted > lack.free:
+            grouped.setdefault(lack.nodes, []).append(lack)
+    if not grouped:
+        return ""
+
+    def gap(group: list[Lack]) -> tuple[int, float]:
+        return len(group), max((lack.wanted - lack.free) / lack.wanted for lack in group)
+
+    where, missing = min(grouped.items(), key=lambda item: gap(item[1]))
+    holder = "the machine" if where is None else nodes(where)
+    known = "; ".join(
+        f"of {_figure(lack, lack.wanted)} asked for, {_figure(lack, lack.free)} were free" for lack in missing
+    )
+    return f"It would fit if {holder} had {both([_more(lack) for lack in missing])} ({known})"
+
+
+def _figure(lack: Lack, number: int) -> str:
+    return size(number) if in_bytes(lack.resource) else str(number)
+
+
+def _more(lack: Lack) -> str:
+    missing = lack.wanted - lack.free
+    if lack.resource == "cpu":
+        return counted(missing, "more free CPU")
+    return f"{_figure(lack, missing)} more of {clean(lack.resource)}"
+
+
+def _smaller(told: Explanation) -> str:
+    single = told.merge is not None and told.merge.policy == Policy.SINGLE_NUMA_NODE
+    names = [name(s) for s in told.said if s.nothing != "no preference" and not _could(s, single=single)]
+    if names:
+        enough = ", so that one NUMA node has enough" if single else ""
+        return f"Ask for less of {both(list(dict.fromkeys(names)))}{enough}"
+    if told.verdict.reason == TOPOLOGY_AFFINITY:
+        return "Ask for less, so that it fits on nodes that all its resources prefer"
+    return "Ask for less, or for no whole CPUs, so that it shares CPUs with others"
+
+
+def _other_policy(policy: str, best: TopologyHint) -> str:
+    if policy not in tuple(Policy) or not Policy(policy).is_strict:
+        return ""
+    where = "" if best.affinity is None else f"; it would have looked on {nodes(best.affinity)} first"
+    return f"The topology policy best-effort refuses nobody for alignment{where}"

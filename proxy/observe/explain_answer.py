@@ -1,0 +1,83 @@
+"""What the daemon answers to ``/explain``: decisions that history remembers, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from proxy.controller.decision_log import PodLine, Record
+from proxy.controller.history import History
+from proxy.model.errors import InputError
+from proxy.observe.explain_data import to_data
+
+MOST = 500
+"""How many records, or pods, are given unless a number is asked for."""
+
+
+def history_page(
+    history: History, params: Mapping[str, str], now: Callable[[str], str] = lambda container_id: ""
+) -> dict[str, object]:
+    """Answer a question.
+
+    Args:
+        history: What is remembered.
+        params: ``query``: who is meant (``History.find`` says what it may be); ``limit``: how many of the
+            newest records, or pods, to give.
+        now: Says what holds for a container beyond what was decided, by its id; empty for nothing.
+
+    Returns:
+        ``records``, the newest last: those that the query found, none without a query. ``pods``, the newest
+        last: all that is known of, where there is no query or it found nothing. ``remembered``: how many
+        records there are in all.
+
+    Raises:
+        InputError: A parameter is unknown, or the limit is not a number.
+    """
+    for name in params:
+        if name not in ("query", "limit"):
+            raise InputError(f"cannot explain: {name!r} is no parameter (query, limit)")
+    most = _limit(params.get("limit", ""))
+    query = params.get("query", "")
+    found = history.find(query)
+    pods = [] if found else history.pods()
+    return {
+        "query": query,
+        "records": [_with(record_data(record), now) for record in found[-most:]],
+        "pods": [_pod_data(line) for line in pods[-most:]],
+        "remembered": history.size,
+    }
+
+
+def record_data(record: Record) -> dict[str, object]:
+    """Give a record as plain data."""
+    return {
+        "when": record.when,
+        "id": record.container_id,
+        "there": record.there,
+        "decision": to_data(record.explanation),
+    }
+
+
+def _with(data: dict[str, object], now: Callable[[str], str]) -> dict[str, object]:
+    """Add ``now`` to a record of somebody who is there, where there is something to say."""
+    text = now(str(data["id"])) if data["there"] else ""
+    return {**data, "now": text} if text else data
+
+
+def _pod_data(line: PodLine) -> dict[str, object]:
+    return {
+        "pod": line.pod,
+        "uid": line.uid,
+        "when": line.when,
+        "records": line.records,
+        "containers": list(line.containers),
+        "refused": line.refused,
+        "there": line.there,
+    }
+
+
+def _limit(text: str) -> int:
+    if not text:
+        return MOST
+    if text.isascii() and text.isdigit() and len(text) < 7 and int(text) > 0:
+        return int(text)
+    raise InputError(f"cannot explain: limit is {text[:20]!r}, not a number from 1 to 999999")

@@ -1,0 +1,146 @@
+"""The daemon's answer to ``/explain`` as a page for people.
+
+The answer may come from an older or a newer daemon, so what is not as expected is refused with its name or
+left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.model.errors import InputError
+from proxy.model.explanation import Explanation
+from proxy.observe.explain_data import from_data
+from proxy.observe.json_access import table
+from proxy.observe.sentences import tell, wrap
+from proxy.observe.value_text import clean, few
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One remembered decision as the daemon told it.
+
+    Attributes:
+        data: What the daemon said.
+        decision: What it says.
+    """
+
+    data: Mapping[str, object]
+    decision: Explanation
+
+
+def read_records(answer: object) -> list[Told]:
+    """Give the records of an answer, oldest first.
+
+    Raises:
+        InputError: It is no answer of a daemon.
+    """
+    data = answer if isinstance(answer, Mapping) else {}
+    records = data.get("records")
+    if not isinstance(records, list) or not all(isinstance(entry, Mapping) for entry in records):
+        raise InputError("cannot read the daemon's answer: it has no records")
+    return [Told(entry, from_data(entry.get("decision"))) for entry in records]
+
+
+def newest(records: Sequence[Told]) -> list[Told]:
+    """Keep the newest decision of each container and of the pod itself; of pods of one name, the newest."""
+    uids = {told.decision.pod: told.decision.uid for told in records}
+    latest: dict[str, int] = {}
+    for number, told in enumerate(records):
+        if told.decision.uid == uids[told.decision.pod]:
+            latest[told.decision.ref] = number
+    return [records[number] for number in sorted(latest.values())]
+
+
+def render(shown: Sequence[Told], width: int, *, older: int = 0) -> str:
+    """Write decisions.
+
+    Args:
+        shown: The decisions, oldest first.
+        width: Columns of the terminal.
+        older: How many more there are that are not shown.
+    """
+    parts = [
+        "\n".join(
+            [
+                *wrap(_circumstances(told), width),
+                tell(told.decision, width).rstrip("\n"),
+                *(wrap(clean(f"Now: {told.data['now']}"), width) if told.data.get("now") else ()),
+            ]
+        )
+        for told in shown
+    ]
+    if older:
+        parts.append(
+            f"{older} older {'decision is' if older == 1 else 'decisions are'} remembered; --all shows "
+            f"{'it' if older == 1 else 'them'}."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def render_pods(answer: object) -> str:
+    """Write what can be asked about: a line for each pod, the one with the newest decision last."""
+    pods = _pods(answer)
+    if not pods:
+        return "Nothing is remembered yet: no container has been placed since the daemon started.\n"
+    rows = [("NEWEST DECISION", "POD", "DECISIONS", "CONTAINERS", "")]
+    for pod in pods:
+        names = pod.get("containers")
+        containers = [clean(str(name)) for name in names] if isinstance(names, list) else []
+        rows.append(
+            (
+                _when(pod.get("when")),
+                clean(str(pod.get("pod", ""))),
+                clean(str(pod.get("records", ""))),
+                few(containers, 4) or "-",
+                _state(pod),
+            )
+        )
+    return "\n".join([*table(rows), "", "topoproxy explain POD[/CONTAINER] tells why."]) + "\n"
+
+
+def known_names(answer: object) -> list[str]:
+    """Give what an answer says can be asked about: pods with and without their namespace, and containers."""
+    names: dict[str, None] = {}
+    for pod in _pods(answer):
+        ref = clean(str(pod.get("pod", "")))
+        names[ref] = names[ref.partition("/")[2]] = None
+        containers = pod.get("containers")
+        for container in containers if isinstance(containers, list) else []:
+            names[f"{ref}/{clean(str(container))}"] = None
+    return [name for name in names if name]
+
+
+def _pods(answer: object) -> list[Mapping[str, object]]:
+    pods = answer.get("pods") if isinstance(answer, Mapping) else None
+    return [pod for pod in pods if isinstance(pod, Mapping)] if isinstance(pods, list) else []
+
+
+def _circumstances(told: Told) -> str:
+    decision, container_id = told.decision, told.data.get("id")
+    words = [_when(told.data.get("when")), clean(decision.event)]
+    words.append(f"attempt {decision.attempt}" if decision.attempt else "")
+    kind = "container" if decision.container else "sandbox"
+    words.append(
+        f"{kind} {clean(container_id)[:13]}" if isinstance(container_id, str) and container_id else ""
+    )
+    words.append("gone" if decision.verdict.admitted and told.data.get("there") is False else "")
+    return f"[{', '.join(word for word in words if word)}]"
+
+
+def _state(pod: Mapping[str, object]) -> str:
+    refused = clean(str(pod.get("refused") or ""))
+    if refused:
+        return f"REFUSED: {refused}"
+    return "gone" if pod.get("there") is False else ""
+
+
+def _when(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+        except (OverflowError, ValueError, OSError):
+            return ""
+    return ""

@@ -1,0 +1,183 @@
+"""The node's picture for schedulers: a NodeResourceTopology as Koordinator's agent keeps it.
+
+Theory (Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). The object is
+called as the node, and says in annotations what the type has no fields for: where each CPU is, what the
+shared pools are, whom kubelet gave CPUs to, what is kept back. Keys and JSON are those that Koordinator's
+scheduler reads. Here it is made as data; who publishes it compares key by key and writes what changed.
+
+A scheduler counts only CPUs of ``pod-cpu-allocs`` that are marked as kubelet's, besides those of annotations
+that it wrote itself. CPUs that were chosen on the node are in no annotation of a pod; so they are listed
+there too, under the same mark, for else they would be given away a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.engine.node_policy import node_reservation
+from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
+from proxy.model.workload import QosClass
+from proxy.observe.koordinator_kubelet import (
+    Alloc,
+    KubeletFacts,
+    PodRow,
+    kubelet_allocs,
+    manager_policy,
+    topology_of,
+    topology_policy,
+)
+from proxy.observe.koordinator_zones import Amounts, Zone, kubelet_reserve, with_reserve, zones_of
+from proxy.pools.cpu_location import Seat, groups_of, seats_of
+from proxy.pools.node_keys import (
+    NUMA_RESERVATION,
+    RESERVATION,
+    SYSTEM_QOS,
+    amplification_ratios,
+    node_labels,
+    system_qos,
+    with_ratios,
+)
+from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, STATIC, Rule, write_pools
+from proxy.pools.shared import Held, Withheld, node_pools
+
+API_VERSION = "topology.node.k8s.io/v1alpha1"
+KIND = "NodeResourceTopology"
+BASIC_INFO = "node.koordinator.sh/cpu-basic-info"
+CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
+POD_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "Koordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is known of a node.
+
+    Attributes:
+        name, uid: Of the Node object; the uid is empty where it is not known.
+        labels, annotations: Of the Node object.
+        capacity, allocatable: Of the Node object, in thousandths; empty where it is not known.
+        kubelet: Its settings and checkpoint.
+        pods: Live pods.
+        chosen: CPUs that were chosen on the node itself, without a scheduler.
+        basic: What is known of the processor, by the keys of ``cpu-basic-info``.
+    """
+
+    name: str = ""
+    uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Amounts = field(default_factory=dict)
+    allocatable: Amounts = field(default_factory=dict)
+    kubelet: KubeletFacts = field(default_factory=KubeletFacts)
+    pods: tuple[PodRow, ...] = ()
+    chosen: tuple[Alloc, ...] = ()
+    basic: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What the annotations say, as texts and as the rule that follows from them.
+
+    Attributes:
+        annotations: Key to JSON.
+        rule: The pools and policies in it.
+        withheld: What is in no pool.
+        problems: What is wrong with the node's labels and annotations, one sentence each.
+    """
+
+    annotations: Mapping[str, str]
+    rule: Rule
+    withheld: Withheld
+    problems: tuple[str, ...] = ()
+
+
+def picture(seats: Iterable[Seat], facts: NodeFacts) -> Picture:
+    """Draw up the annotations of a node.
+
+    Args:
+        seats: Its online CPUs.
+        facts: What else is known.
+    """
+    there = tuple(sorted(seats))
+    topology = topology_of(there)
+    policy, no_reserve = manager_policy(facts.kubelet, topology)
+    reserved, bad_reservation = node_reservation(facts.annotations, topology)
+    system, bad_system = system_qos(facts.annotations)
+    kubelets = kubelet_allocs(facts.kubelet.checkpoint, facts.pods) if policy.policy == STATIC else ()
+    withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.taken)
+    held = [Held(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
+    held += [Held(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen]
+    pools = node_pools(groups_of(there), held, withheld)
+    allocs = sorted((*kubelets, *facts.chosen), key=lambda alloc: alloc.uid)
+    annotations = {
+        BASIC_INFO: _json({"hyperThreadEnabled": _has_siblings(there), **facts.basic}),
+        CPU_TOPOLOGY: _json({"detail": [_seat(seat) for seat in there]}),
+        SHARED_POOLS: write_pools(pools.shared),
+        BE_POOLS: write_pools(pools.be),
+        MANAGER_POLICY: _json(policy.data()),
+        POD_ALLOCS: _json([alloc.data() for alloc in allocs] or None),
+        RESERVATION: _json(reserved.data()),
+        SYSTEM_QOS: _json(system.data()),
+    }
+    ratios, bad_ratios = amplification_ratios(facts.annotations)
+    if ratios:
+        # Zones stay raw: whoever schedules multiplies them.
+        annotations = with_ratios(annotations, ratios)
+    problems = [no_reserve, bad_reservation, bad_system, bad_ratios, *node_labels(facts.labels).problems]
+    rule = Rule(policy.policy, pools.shared, pools.be, system.text if system.cpus else "")
+    return Picture(annotations, rule, withheld, tuple(words for words in problems if words))
+
+
+def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
+    """Draw up the zones of a node."""
+    whole = zones_of(machine, seats_of(machine))
+    if not node_labels(facts.labels).numa_reservation:
+        return whole
+    return with_reserve(whole, kubelet_reserve(facts.capacity, facts.allocatable))
+
+
+def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, object]:
+    """Draw up the whole object of a node, ready for JSON."""
+    metadata: dict[str, object] = {
+        "name": facts.name,
+        "labels": {MANAGED_BY: MANAGER, **_copied(facts.labels)},
+        "annotations": dict(picture(seats_of(machine), facts).annotations),
+    }
+    if facts.uid:
+        owner: dict[str, object] = {"apiVersion": "v1", "kind": "Node", "name": facts.name, "uid": facts.uid}
+        metadata["ownerReferences"] = [owner | {"controller": True, "blockOwnerDeletion": True}]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "topologyPolicies": [topology_policy(facts.kubelet.topology_policy, facts.kubelet.topology_scope)],
+        "zones": [zone.data() for zone in zones(machine, facts)],
+    }
+
+
+def _copied(labels: Mapping[str, str]) -> dict[str, str]:
+    return {key: labels[key] for key in (NUMA_RESERVATION,) if labels.get(key)}
+
+
+def _seat(seat: Seat) -> dict[str, int]:
+    return {"id": seat.cpu, "core": seat.core, "socket": seat.socket, "node": seat.node}
+
+
+def _has_siblings(seats: Iterable[Seat]) -> bool:
+    places = [(seat.socket, seat.core) for seat in seats]
+    return len(set(places)) < len(places)
+
+
+def _all(sets: Iterable[CpuSet]) -> CpuSet:
+    cpus = CpuSet()
+    for each in sets:
+        cpus |= each
+    return cpus
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,146 @@
+"""What kubelet does with CPUs, as Koordinator's node object reports it.
+
+See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calGuaranteedCpu.
+
+Three things. Which CPUs kubelet's static policy gave to pods that nobody else manages: those of its
+checkpoint, but for pods of class LS or BE and pods that a scheduler gave CPUs to. Which CPUs it keeps back:
+those that it was told, else as many as its reserves come to, chosen as kubelet chooses them. And how the
+policy and scope of its topology manager are called in the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.allocation.cpu_topology import CpuRow, CpuTopology
+from proxy.allocation.packed import NotEnoughCpus, take_packed
+from proxy.backends.kubelet.checkpoints import Checkpoint
+from proxy.model.idset import CpuSet
+from proxy.model.workload import QosClass
+from proxy.pools.annotations import ResourceStatus
+from proxy.pools.cpu_location import Seat
+from proxy.pools.node_rule import STATIC, ManagerPolicy
+
+_POLICIES = {"single-numa-node": "SingleNUMANode", "restricted": "Restricted", "best-effort": "BestEffort"}
+_SCOPES = {"container": "ContainerLevel", "pod": "PodLevel"}
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletFacts:
+    """Kubelet's settings.
+
+    Attributes:
+        policy: Of its CPU manager; None where kubelet was not asked.
+        options: Of its CPU manager.
+        reserved_cpus: ``reservedSystemCPUs``.
+        reserved_milli: Milli-CPUs of ``kubeReserved`` and ``systemReserved`` together.
+        topology_policy, topology_scope: Of its topology manager.
+        checkpoint: ``cpu_manager_state``; None where there is none.
+    """
+
+    policy: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    reserved_cpus: CpuSet = field(default_factory=CpuSet)
+    reserved_milli: int = 0
+    topology_policy: str = ""
+    topology_scope: str = ""
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodRow:
+    """A live pod, as far as the object tells of it."""
+
+    namespace: str
+    name: str
+    uid: str
+    qos: QosClass = QosClass.NONE
+    status: ResourceStatus = field(default_factory=ResourceStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """CPUs that a pod has without a scheduler's doing.
+
+    Attributes:
+        namespace, name: Empty where only the uid is known.
+        hard: Whether BE pods are kept off these CPUs too; kubelet's always are.
+    """
+
+    uid: str
+    cpus: CpuSet
+    namespace: str = ""
+    name: str = ""
+    hard: bool = True
+
+    def data(self) -> dict[str, object]:
+        """Give it as Koordinator writes it: without what is empty."""
+        told = {"namespace": self.namespace, "name": self.name, "uid": self.uid, "cpuset": str(self.cpus)}
+        return {**{name: value for name, value in told.items() if value}, "managedByKubelet": True}
+
+
+def kubelet_allocs(checkpoint: Checkpoint | None, pods: Iterable[PodRow]) -> tuple[Alloc, ...]:
+    """Read out of a checkpoint what kubelet gave to pods of its own, by uid.
+
+    A set that is none is passed over: what is wrong with a file of kubelet must not hide the rest of it.
+    """
+    known = {pod.uid: pod for pod in pods}
+    entries = checkpoint.fields.get("entries") if checkpoint else None
+    found = []
+    for uid, containers in sorted(entries.items() if isinstance(entries, dict) else ()):
+        pod = known.get(uid)
+        if pod is not None and (pod.qos in (QosClass.LS, QosClass.BE) or pod.status.cpus):
+            continue
+        cpus = _together(containers)
+        if cpus and pod is not None:
+            found.append(Alloc(uid, cpus, pod.namespace, pod.name))
+        elif cpus:
+            found.append(Alloc(uid, cpus))
+    return tuple(found)
+
+
+def _together(containers: object) -> CpuSet:
+    cpus = CpuSet()
+    for text in containers.values() if isinstance(containers, dict) else ():
+        try:
+            cpus |= CpuSet.parse(text) if isinstance(text, str) else CpuSet()
+        except ValueError:
+            continue
+    return cpus
+
+
+def manager_policy(facts: KubeletFacts, topology: CpuTopology) -> tuple[ManagerPolicy, str]:
+    """Tell what the CPU manager does; and what is wrong with its reserve, in words."""
+    if facts.policy is None:
+        return ManagerPolicy(), ""
+    options = tuple(sorted(facts.options.items()))
+    if facts.policy != STATIC:
+        return ManagerPolicy(facts.policy, options), ""
+    reserved, problem = facts.reserved_cpus, ""
+    if not reserved:
+        reserved, problem = _packed(topology, -(-facts.reserved_milli // 1000), "kubelet's reserve")
+        if not reserved and not problem:
+            problem = "kubelet's static policy has no CPU in reserve"
+    return ManagerPolicy(facts.policy, options, str(reserved)), problem
+
+
+def _packed(topology: CpuTopology, count: int, what: str) -> tuple[CpuSet, str]:
+    try:
+        return take_packed(topology, topology.cpus, count), ""
+    except NotEnoughCpus as error:
+        return CpuSet(), f"cannot choose CPUs for {what}: {error}"
+
+
+def topology_of(seats: Iterable[Seat]) -> CpuTopology:
+    """Give the seats as the allocator reads a machine; caches are not told and do not matter to it here."""
+    return CpuTopology.of_rows(
+        CpuRow(seat.cpu, seat.core, seat.socket, seat.node, seat.socket) for seat in seats
+    )
+
+
+def topology_policy(policy: str, scope: str) -> str:
+    """Name policy and scope of a topology manager as the object does; ``None`` for whatever is none."""
+    if policy not in _POLICIES or scope not in _SCOPES:
+        return "None"
+    return _POLICIES[policy] + _SCOPES[scope]

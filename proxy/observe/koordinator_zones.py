@@ -1,0 +1,118 @@
+"""The zones of a node's topology object: what each NUMA node has.
+
+See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calTopologyZoneList.
+
+Theory. A zone is a NUMA node, called by its kernel id: ids may have gaps, and a node may have no CPU or no
+memory. What is allocatable is all of it, unless the node is labelled for NUMA reservation: then kubelet's
+reserve (capacity - allocatable of the node) is spread evenly over the nodes that have the resource, rounded
+up, so that together the zones never promise what kubelet keeps back.
+
+All amounts are in thousandths: milli-CPUs, and thousandths of a byte, for shares are exact in Koordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from proxy.model.machine import Machine, NumaNode
+from proxy.model.quantity import show_quantity
+from proxy.pools.cpu_location import Seat
+
+CPU, MEMORY, HUGE_PAGES = "cpu", "memory", "hugepages-"
+_ALWAYS_KB = (2048, 1_048_576)
+"""Sizes of huge pages that every zone tells of."""
+
+Amounts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """One NUMA node."""
+
+    node: int
+    capacity: Amounts
+    allocatable: Amounts
+
+    def data(self) -> dict[str, object]:
+        """Give it as the object has it."""
+        return {
+            "name": f"node-{self.node}",
+            "type": "Node",
+            "resources": [
+                {"name": name, "capacity": _shown(name, self.capacity[name])}
+                | dict.fromkeys(("allocatable", "available"), _shown(name, self.allocatable[name]))
+                for name in sorted(self.capacity)
+            ],
+        }
+
+
+def _shown(name: str, milli: int) -> str:
+    # Bytes are whole: what a share leaves of one is nobody's.
+    return show_quantity(milli, milli=True) if name == CPU else show_quantity(milli // 1000)
+
+
+def zones_of(machine: Machine, seats: Iterable[Seat]) -> tuple[Zone, ...]:
+    """Give the zones of a machine, ascending by id, with nothing kept back."""
+    cpus: dict[int, int] = {}
+    for seat in seats:
+        cpus[seat.node] = cpus.get(seat.node, 0) + 1
+    found = []
+    for node in machine.nodes:
+        capacity = {CPU: 1000 * cpus.get(node.id, 0), **_memory(node)}
+        found.append(Zone(node.id, capacity, capacity))
+    return tuple(found)
+
+
+def _memory(node: NumaNode) -> dict[str, int]:
+    """Give the memory of a node; huge pages are not memory."""
+    pages = {size: pages.nr * size << 10 for size, pages in (node.hugepages or {}).items()}
+    told = {size: pages.get(size, 0) for size in {*_ALWAYS_KB, *(size for size in pages if pages[size])}}
+    huge = {f"{HUGE_PAGES}{show_quantity(size << 10)}": 1000 * told[size] for size in told}
+    return {MEMORY: 1000 * max(0, (node.mem_bytes or 0) - sum(pages.values())), **huge}
+
+
+def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
+    """Give what kubelet keeps back of CPU and memory, in the unit given; what it does not is left out."""
+    kept = {
+        name: capacity[name] - allocatable[name]
+        for name in (CPU, MEMORY)
+        if name in capacity and name in allocatable
+    }
+    return {name: amount for name, amount in kept.items() if amount > 0}
+
+
+def divide(milli: int, count: int) -> int:
+    """Give one of equal shares, rounded up to a thousandth; nothing where there is nobody to share."""
+    return -(-milli // count) if count > 0 else 0
+
+
+def less(zones: Iterable[Zone], share: Amounts) -> tuple[Zone, ...]:
+    """Take a share out of what is allocatable in each zone, down to nothing."""
+    return tuple(
+        replace(
+            zone,
+            allocatable={
+                name: max(0, amount - share[name]) if share.get(name, 0) > 0 else amount
+                for name, amount in zone.allocatable.items()
+            },
+        )
+        for zone in zones
+    )
+
+
+def with_reserve(zones: Iterable[Zone], reserve: Amounts) -> tuple[Zone, ...]:
+    """Spread kubelet's reserve over the zones that have the resource.
+
+    Args:
+        zones: All of them.
+        reserve: In thousandths.
+    """
+    there = tuple(zones)
+    for name, milli in reserve.items():
+        having = sum(1 for zone in there if zone.capacity.get(name, 0) > 0)
+        there = tuple(
+            less((zone,), {name: divide(milli, having)})[0] if zone.capacity.get(name, 0) > 0 else zone
+            for zone in there
+        )
+    return there

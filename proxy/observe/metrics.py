@@ -1,0 +1,156 @@
+"""``/metrics``: Prometheus' text format (version 0.0.4).
+
+Counters and histograms come from the registry of telemetry, which begins with the process. Gauges are read
+off the page that ``topoproxy status`` shows, so both always say the same; so are the figures of each hook,
+which the hook engine keeps. What a page does not have is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase, Pool
+from proxy.observe.hook_metrics import hook_metrics
+from proxy.observe.json_access import as_list, as_map
+from proxy.pools.quota import PERIOD
+from proxy.telemetry import metrics as named
+from proxy.telemetry.exposition import family
+from proxy.telemetry.kinds import Gauge
+from proxy.telemetry.registry import Registry
+
+
+def metrics(status: Mapping[str, object], registry: Registry | None = None) -> str:
+    """Write all metrics.
+
+    Args:
+        status: What ``/status`` answers.
+        registry: The values of counters and histograms; None where nothing is counted.
+    """
+    parts = (_process, _workers, _node, _rules, _suppression, _memory, hook_metrics)
+    gauges = "".join(text for part in parts for text in part(status))
+    return gauges if registry is None else f"{gauges}{registry.text()}"
+
+
+def _process(status: Mapping[str, object]) -> Iterator[str]:
+    labels = {"version": status.get("version", ""), "mode": status.get("mode", "")}
+    yield family(named.INFO, [(labels, 1)])
+    runtime = as_map(status.get("runtime"))
+    systemd = as_map(as_map(status.get("cgroups")).get("systemd")).get("connected")
+    yield from _plain(
+        (
+            (named.UPTIME_SECONDS, status.get("uptime_s")),
+            (named.READY, status.get("ready")),
+            (named.RUNTIME_CONNECTED, runtime.get("connected")),
+            (named.SYSTEMD_CONNECTED, systemd),
+            (named.RUNTIME_EVENTS, _hears(runtime.get("events"))),
+            (named.CLIENTS, status.get("clients")),
+        )
+    )
+
+
+def _workers(status: Mapping[str, object]) -> Iterator[str]:
+    workers = {name: as_map(each) for name, each in as_map(status.get("workers")).items()}
+    if not workers:
+        return
+    for metric, key in ((named.WORKER_STUCK_SECONDS, "stuck_s"), (named.WORKER_JOBS_WAITING, "waiting")):
+        yield family(metric, [({"worker": w}, _number(each.get(key))) for w, each in sorted(workers.items())])
+
+
+def _number(value: object) -> int | float:
+    return value if isinstance(value, int | float) else 0
+
+
+def _hears(events: object) -> object:
+    return events if events is None else int(events == "connected")
+
+
+def _plain(values: Iterable[tuple[Gauge, object]]) -> Iterator[str]:
+    for metric, value in values:
+        if isinstance(value, int | float):
+            yield family(metric, [({}, value)])
+
+
+def _node(status: Mapping[str, object]) -> Iterator[str]:
+    pools = as_map(status.get("pools"))
+    if not pools:
+        return
+    names = [name for name in ("shared", "be", "system") if name in pools]
+    yield family(named.POOL_CPUS, [({"pool": n}, _count(pools[n])) for n in names])
+    parts = [
+        ({"pool": name, "node": part.get("node")}, _count(part.get(name)))
+        for part in map(as_map, as_list(pools.get("nodes")))
+        for name in names
+        if name in part
+    ]
+    yield family(named.POOL_NODE_CPUS, parts)
+    owners = [as_map(owner) for owner in as_list(status.get("exclusive"))]
+    yield family(named.OWNERS, [({}, len(owners))])
+    owned = [
+        ({"be_may_use": may}, sum(_count(each.get("cpus")) for each in owners if each.get("hard") is hard))
+        for may, hard in (("true", False), ("false", True))
+    ]
+    yield family(named.OWNED_CPUS, owned)
+    there = [as_map(each) for each in as_list(status.get("containers"))]
+    live = [each for each in there if each.get("phase") != Phase.EXITED.value]
+    held = [({"pool": pool.value}, sum(each.get("pool") == pool.value for each in live)) for pool in Pool]
+    yield family(named.CONTAINERS, held)
+
+
+def _rules(status: Mapping[str, object]) -> Iterator[str]:
+    values: list[tuple[Gauge, object]] = [
+        (metric, len(as_list(status[key])))
+        for metric, key in (
+            (named.POD_RESERVATIONS, "reservations"),
+            (named.PROBLEMS, "problems"),
+            (named.VIOLATIONS, "violations"),
+        )
+        if key in status
+    ]
+    if "shortfalls" in status:
+        short = [as_map(entry) for entry in as_list(status["shortfalls"])]
+        away = sum(n for entry in short if isinstance(n := entry.get("missing"), int))
+        values += [(named.CONTAINERS_BELOW_PROMISE, len(short)), (named.CPUS_BELOW_PROMISE, away)]
+    policy = as_map(status.get("nodePolicy"))
+    if policy:
+        wrong = sum(bool(as_map(value).get("problem")) for value in as_list(policy.get("values")))
+        values.append((named.NODE_POLICY_PROBLEMS, wrong))
+        if policy.get("nodeObject"):
+            good = int(bool(policy.get("read")) and not policy.get("problem"))
+            values.append((named.NODE_OBJECT_READABLE, good))
+    if drift := as_map(status.get("drift")):
+        values.append((named.WRITE_CONFLICTS_ACTIVE, len(as_list(drift.get("writeConflicts")))))
+        values.append((named.CPUSETS_WATCHED, drift.get("watched")))
+    values.append((named.DECISIONS_REMEMBERED, status.get("remembered")))
+    yield from _plain(values)
+
+
+def _suppression(status: Mapping[str, object]) -> Iterator[str]:
+    data = as_map(status.get("beSuppress"))
+    if not data:
+        return
+    budget, quota, usage = data.get("budget_milli"), data.get("quota_us"), as_map(data.get("usage"))
+    if isinstance(budget, int):
+        yield family(named.BE_BUDGET_CPUS, [({}, budget / 1000)])
+    used = [({"by": by}, n) for by in ("be", "others", "system") if isinstance(n := usage.get(by), float)]
+    if used:
+        yield family(named.BE_SUPPRESS_USED_CPUS, used)
+    yield family(named.BE_CPUS, [({}, _count(data.get("cpus")))])
+    if isinstance(quota, int) and quota > 0:
+        yield family(named.BE_QUOTA_CPUS, [({}, quota / PERIOD)])
+
+
+def _memory(status: Mapping[str, object]) -> Iterator[str]:
+    samples = [
+        ({"node": node.get("node"), "resource": resource, "state": state}, amount)
+        for node in map(as_map, as_list(status.get("memory")))
+        for resource, amounts in as_map(node.get("resources")).items()
+        for state in ("allocatable", "given", "free")
+        if isinstance(amount := as_map(amounts).get(state), int)
+    ]
+    if samples:
+        yield family(named.MEMORY_BYTES, samples)
+
+
+def _count(cpus: object) -> int:
+    return len(CpuSet.parse(cpus)) if isinstance(cpus, str) else 0

@@ -1,0 +1,142 @@
+"""What the node's picture for Koordinator's scheduler is drawn from: the state of the running daemon.
+
+What is in force is told, in the words of the Node object, whoever prescribed it: reservation, CPUs of class
+SYSTEM, bind policy and strategy. What a Node object says besides passes as it is: amounts of a reservation
+and what a scheduler is to do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What
+kubelet's CPU manager holds for containers that are not here yet stands beside what containers own.
+"""
+
+from __future__ import annotations
+
+import json
+
+from proxy.engine.admission import assigned_cpus, permitted_claim
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, union
+from proxy.model.kubelet import CpuManager
+from proxy.model.node_object import NodeMeta
+from proxy.model.options import Policy
+from proxy.model.workload import Container, Phase, Pool
+from proxy.observe.koordinator import NodeFacts
+from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
+from proxy.pools.annotations import ResourceStatus
+from proxy.pools.go_json import amount
+from proxy.pools.node_keys import (
+    AMPLIFICATION,
+    BIND_POLICY,
+    NUMA_RESERVATION,
+    NUMA_STRATEGY,
+    RESERVATION,
+    SYSTEM_QOS,
+    raw_allocatable,
+    reservation,
+)
+
+
+def node_facts(
+    state: NodeState, name: str, manager: CpuManager | None = None, meta: NodeMeta | None = None
+) -> NodeFacts:
+    """Gather what is known of a node.
+
+    Args:
+        state: The node as it is.
+        name: What the Node object is called.
+        manager: What kubelet's CPU manager does; None where nobody looks.
+        meta: What the Node object says; None where there is none.
+    """
+    node, said = state.node, meta or NodeMeta()
+    rows = {
+        pod.key: PodRow(
+            pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
+        )
+        for pod in state.pods.values()
+        if pod.cpuset and not pod.chosen and permitted_claim(node, pod)[0].cpuset
+    }
+    return NodeFacts(
+        name,
+        uid=said.uid if said.name == name else "",
+        labels=_labels(node, said),
+        annotations=_annotations(node, said),
+        capacity=said.capacity,
+        allocatable=_allocatable(said),
+        kubelet=_kubelet(node, manager or CpuManager()),
+        pods=tuple(rows[key] for key in sorted(rows)),
+        chosen=_by_pod(*_chosen(state), *_coming(state)),
+    )
+
+
+def _chosen(state: NodeState) -> list[Alloc]:
+    """Give what containers own by our own choice, together for each pod."""
+    found: dict[str, Alloc] = {}
+    for container in sorted(state.containers.values(), key=lambda c: c.id):
+        if not _owns(container) or (not container.pod.chosen and assigned_cpus(state.node, container.pod)):
+            continue
+        pod, own = container.pod, container.placement
+        before = found.get(pod.key)
+        cpus = own.own | before.cpus if before else own.own
+        hard = own.hard or (before is not None and before.hard)
+        found[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, hard)
+    return list(found.values())
+
+
+def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
+    found: dict[str, Alloc] = {}
+    for each in allocs:
+        before = found.get(each.uid)
+        hard = each.hard or (before is not None and before.hard)
+        cpus = each.cpus | before.cpus if before else each.cpus
+        found[each.uid] = Alloc(each.uid, cpus, each.namespace, each.name, hard)
+    return tuple(found.values())
+
+
+def _coming(state: NodeState) -> list[Alloc]:
+    """Give what kubelet gave to containers that are not here: they may come at any moment."""
+    known = {pod.uid: pod for pod in state.pods.values()}
+    here = {container.owner for container in state.containers.values() if _owns(container)}
+    found: list[Alloc] = []
+    for uid, names in sorted(state.kubelet.items()):
+        keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in here]
+        cpus = CpuSet.from_bits(union(state.owners[key].cpus.bits for key in keys))
+        if cpus:
+            pod = known.get(uid)
+            found.append(Alloc(uid, cpus, pod.namespace, pod.name) if pod else Alloc(uid, cpus))
+    return found
+
+
+def _kubelet(node: Node, manager: CpuManager) -> KubeletFacts:
+    """Give what is told of kubelet; where our own topology manager decides, its policy is told instead."""
+    ours = node.policy is not Policy.NONE
+    return KubeletFacts(
+        policy=manager.policy or None,
+        options=manager.options,
+        reserved_cpus=manager.reserved,
+        topology_policy=node.policy.value if ours else manager.topology_policy,
+        topology_scope=node.scope.value if ours else manager.topology_scope,
+    )
+
+
+def _owns(container: Container) -> bool:
+    return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
+
+
+def _allocatable(said: NodeMeta) -> dict[str, int]:
+    """Give what is allocatable before amplification: kubelet's reserve is what is missing of the capacity."""
+    raw = raw_allocatable(said.annotations)[0] or {}
+    return {**said.allocatable, **{name: amount(raw, name, milli=True) for name in raw}}
+
+
+def _labels(node: Node, said: NodeMeta) -> dict[str, str]:
+    told = {BIND_POLICY[0]: node.bind.value, NUMA_STRATEGY[0]: node.strategy.value}
+    told[NUMA_RESERVATION] = said.labels.get(NUMA_RESERVATION, "")
+    return {key: value for key, value in told.items() if value}
+
+
+def _annotations(node: Node, said: NodeMeta) -> dict[str, str]:
+    told: dict[str, object] = {}
+    if node.reservation:
+        told[RESERVATION] = reservation(said.annotations)[0].with_cpus(node.reservation).data()
+    if node.system:
+        told[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
+    ratios = {key: said.annotations[key] for key in (AMPLIFICATION,) if key in said.annotations}
+    return {key: json.dumps(value) for key, value in told.items()} | ratios

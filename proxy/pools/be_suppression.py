@@ -1,0 +1,182 @@
+"""The CPU budget of BE (best effort) pods, and the CPUs for it.
+
+See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go, calculateBESuppressCPU.
+
+    budget = capacity x threshold - used by pods that are not BE - used by host applications that are not BE
+             - max(used by the system, kept back)
+
+where the system is what the node uses beyond pods and host applications, and what is kept back is the larger
+of capacity - allocatable and the node's reservation. A smallest share of the capacity can be set. So BE pods
+live on what others leave, up to the threshold.
+
+The budget is applied in one of two ways. As a CPU set: at least two CPUs; it shrinks at once, for
+others wait, and grows by a tenth of the machine at a time, for what is free now may be wanted again soon. As
+a CFS quota of the group above all BE pods: the same, in a tenth of the machine's time, and changes below a
+hundredth are not worth a write.
+
+CPUs are taken from those of LSR pods and from the others in proportion. CPUs of LSE pods, and what is
+withheld from the pools, are never touched. Amounts are milli-CPUs unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, QosClass
+from proxy.pools.be_cpu_choice import pick
+from proxy.pools.cpu_location import Seat
+from proxy.pools.quota import PERIOD, UNLIMITED
+from proxy.pools.shared import Held, Withheld
+
+THRESHOLD = 65
+"""Percent of the capacity, where nothing else is set."""
+LEAST_CPUS = 2
+LEAST_QUOTA = 2000
+"""Microseconds."""
+RAISE_PERCENT = 10
+IGNORE_PERCENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostApp:
+    """A process that runs outside pods.
+
+    Attributes:
+        used: CPUs that it uses; None where that is not known: it is then part of the system.
+        in_besteffort: Whether it runs in the cgroup of BestEffort pods.
+    """
+
+    name: str
+    qos: QosClass = QosClass.NONE
+    used: float | None = None
+    in_besteffort: bool = False
+
+    @property
+    def is_be(self) -> bool:
+        """Whether the budget covers it."""
+        return self.qos is QosClass.BE and self.in_besteffort
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a node has and uses.
+
+    Attributes:
+        capacity, allocatable: Of the node.
+        reservation: What the node's annotation keeps back.
+        node: CPUs in use on the whole node.
+        pods: CPUs in use by pod uid.
+        be_pods: Uids of BE pods; a uid that is not here is not BE, known or not.
+        apps: Host applications.
+    """
+
+    capacity: int
+    allocatable: int
+    node: float
+    reservation: int = 0
+    pods: Mapping[str, float] = field(default_factory=dict)
+    be_pods: frozenset[str] = frozenset()
+    apps: tuple[HostApp, ...] = ()
+
+
+def is_be(qos: QosClass, kube_qos: KubeQos) -> bool:
+    """Return whether the budget covers a pod: by its label, or by Kubernetes' class."""
+    return qos is QosClass.BE or kube_qos is KubeQos.BEST_EFFORT
+
+
+def budget(usage: Usage, threshold: int = THRESHOLD, least: int | None = None) -> int:
+    """Compute what BE pods may use.
+
+    Args:
+        usage: The node.
+        threshold: Percent of the capacity that all may use together.
+        least: Percent of the capacity that BE pods may use in any case; None for nothing.
+
+    Returns:
+        Milli-CPUs; negative where others use more than the threshold.
+    """
+    apps = [(app.used, app.is_be) for app in usage.apps if app.used is not None]
+    pods_else = sum(used for uid, used in usage.pods.items() if uid not in usage.be_pods)
+    apps_else = sum(used for used, be in apps if not be)
+    system = usage.node - sum(usage.pods.values()) - sum(used for used, _ in apps)
+    kept = max(usage.capacity - usage.allocatable, usage.reservation, 0)
+    left = usage.capacity * threshold // 100
+    left -= int(pods_else * 1000) + int(apps_else * 1000) + int(max(system, 0.0, kept / 1000) * 1000)
+    return left if least is None else max(left, usage.capacity * least // 100)
+
+
+def how_many(milli: int, now: int, machine: int) -> int:
+    """Return the number of CPUs that a budget comes to.
+
+    Args:
+        milli: The budget.
+        now: How many CPUs BE pods have.
+        machine: How many CPUs there are.
+    """
+    wanted = max(LEAST_CPUS, -(-milli // 1000))
+    return min(wanted, now - -machine * RAISE_PERCENT // 100)
+
+
+def be_cpus(online: CpuSet, held: Iterable[Held], withheld: Withheld) -> CpuSet:
+    """Return all CPUs that BE pods may ever use: what they get back when nothing is suppressed."""
+    return online - _hard(held) - withheld.kubelet - withheld.reserved - withheld.system
+
+
+def suppressed(
+    seats: Iterable[Seat], held: Iterable[Held], withheld: Withheld, milli: int, now: CpuSet
+) -> CpuSet:
+    """Choose the CPUs for a budget.
+
+    Args:
+        seats: The online CPUs.
+        held: CPUs of live pods.
+        withheld: What is taken out of the pools.
+        milli: The budget.
+        now: What the group above all BE pods has.
+
+    Returns:
+        The CPUs; empty where too few are left, and then everything stays as it is.
+    """
+    there, owners = tuple(seats), tuple(held)
+    free = be_cpus(CpuSet(seat.cpu for seat in there), owners, withheld)
+    lsr = CpuSet.from_bits(_bits(each.cpus for each in owners if each.qos is QosClass.LSR)) & free
+    if not free:
+        return CpuSet()
+    count = how_many(milli, len(now), len(there))
+    from_lsr = count * len(lsr) // len(free)
+    chosen = pick(from_lsr, (seat for seat in there if seat.cpu in lsr))
+    others = free - lsr
+    chosen += pick(count - from_lsr, (seat for seat in there if seat.cpu in others))
+    return CpuSet(chosen)
+
+
+def _hard(held: Iterable[Held]) -> CpuSet:
+    return CpuSet.from_bits(_bits(each.cpus for each in held if each.qos is QosClass.LSE))
+
+
+def _bits(sets: Iterable[CpuSet]) -> int:
+    bits = 0
+    for each in sets:
+        bits |= each.bits
+    return bits
+
+
+def quota_for(milli: int, machine: int, now: int, period: int = PERIOD) -> int | None:
+    """Return the quota that a budget comes to.
+
+    Args:
+        milli: The budget.
+        machine: How many CPUs there are.
+        now: The quota that BE pods have together; -1 for none.
+        period: Microseconds.
+
+    Returns:
+        Microseconds; None where the change is not worth it.
+    """
+    wanted = max(LEAST_QUOTA, milli * period // 1000)
+    if abs(wanted - now) * 100 < machine * period * IGNORE_PERCENT and wanted != LEAST_QUOTA:
+        return None
+    step = machine * period * RAISE_PERCENT // 100
+    return now + step if now != UNLIMITED and wanted - now > step else wanted

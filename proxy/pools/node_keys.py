@@ -1,0 +1,245 @@
+"""Reading a node's labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go).
+
+Each reader gives a value and what is wrong, in words, and never raises. Where Koordinator's document spells a
+label otherwise than its code, both are read, the code's first. What is written is written as Koordinator's
+code writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import NodeBindPolicy, NumaPolicy, NumaStrategy
+from proxy.pools.annotations import E, one_of
+from proxy.pools.go_json import Fields, amount, amounts, load, short
+
+BIND_POLICY = ("node.koordinator.sh/cpu-bind-policy", "node.koordator.sh/cpubind-policy")
+"""Spellings of a label, ours first: of the code, and those of the document."""
+NUMA_STRATEGY = ("node.koordinator.sh/numa-allocate-strategy",)
+NUMA_POLICY = (
+    "node.koordinator.sh/numa-topology-policy",
+    "node.koordinator.sh/numa-topology-alignment-policy",
+)
+NUMA_RESERVATION = "node.koordinator.sh/enable-numa-reservation"
+RESERVATION = "node.koordinator.sh/reservation"
+SYSTEM_QOS = "node.koordinator.sh/system-qos-resource"
+AMPLIFICATION = "node.koordinator.sh/resource-amplification-ratio"
+RAW_ALLOCATABLE = "node.koordinator.sh/raw-allocatable"
+
+Texts = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLabels:
+    """What a node prescribes by label.
+
+    Attributes:
+        numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
+        problems: What is wrong with the labels, one sentence each.
+    """
+
+    bind: NodeBindPolicy = NodeBindPolicy.NONE
+    strategy: NumaStrategy = NumaStrategy.NONE
+    policy: NumaPolicy = NumaPolicy.NONE
+    numa_reservation: bool = False
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is kept back on a node.
+
+    Attributes:
+        resources: Amounts as they are written.
+        text: CPUs as they are written; they win over an amount.
+        policy: ``applyPolicy`` as it is written.
+    """
+
+    resources: Mapping[str, str | float] = field(default_factory=dict)
+    text: str = ""
+    policy: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many CPUs are to be kept back where none are named: the amount, rounded up; never negative."""
+        return 0 if self.text else max(0, -(-amount(self.resources, "cpu", milli=True) // 1000))
+
+    @property
+    def cpus(self) -> CpuSet:
+        """The named CPUs; empty where none are, or they are no list (see ``problem``)."""
+        return parsed(self.text)[0]
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the named CPUs, in words."""
+        return parsed(self.text)[1]
+
+    @property
+    def milli(self) -> int:
+        """Milli-CPUs that are kept back in all; named CPUs that are no list count as nothing at all."""
+        if not self.text:
+            return amount(self.resources, "cpu", milli=True)
+        return 1000 * len(self.cpus)
+
+    def with_cpus(self, cpus: CpuSet) -> Reservation:
+        """Return the same with these CPUs named."""
+        return dataclasses.replace(self, text=str(cpus))
+
+    def data(self) -> dict[str, object]:
+        """Return it as Koordinator writes it: without what is empty."""
+        reported = {
+            "resources": dict(self.resources),
+            "reservedCPUs": self.text,
+            "applyPolicy": self.policy,
+        }
+        return {name: value for name, value in reported.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class SystemQos:
+    """CPUs for pods of class SYSTEM.
+
+    Attributes:
+        text: CPUs as they are written.
+        exclusive_field: Whether no other class may use them; None where it is not set.
+    """
+
+    text: str = ""
+    exclusive_field: bool | None = None
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether no other class may use them; true unless set otherwise."""
+        return self.exclusive_field is not False
+
+    @property
+    def cpus(self) -> CpuSet:
+        """The CPUs; empty where there are none or they are no list."""
+        return parsed(self.text)[0]
+
+    @property
+    def taken(self) -> CpuSet:
+        """CPUs that are taken out of the pools."""
+        return self.cpus if self.exclusive else CpuSet()
+
+    def data(self) -> dict[str, object]:
+        """Return it as Koordinator writes it: without what is empty."""
+        reported: dict[str, object] = {"cpuset": self.text} if self.text else {}
+        return (
+            reported
+            if self.exclusive_field is None
+            else {**reported, "cpusetExclusive": self.exclusive_field}
+        )
+
+
+def parsed(text: str) -> tuple[CpuSet, str]:
+    """Read a CPU list; give the set (empty where it is none) and what is wrong with it."""
+    try:
+        return CpuSet.parse(text), ""
+    except ValueError as error:
+        return CpuSet(), short(str(error))
+
+
+def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, str, str]:
+    """Read one label.
+
+    Args:
+        kind: What it may say.
+        keys: Its spellings; the first that is there counts.
+        labels: Of the node.
+
+    Returns:
+        What it says (none where it is not there, or says what there is not), its spelling (empty where it is
+        not there, or says what there is not), and what is wrong with it.
+    """
+    key = next((key for key in keys if labels.get(key)), "")
+    try:
+        return one_of(kind, labels.get(key, ""), f"label {key}:"), key, ""
+    except ValueError as error:
+        return kind(""), "", short(str(error))
+
+
+def node_labels(labels: Texts) -> NodeLabels:
+    """Read the labels of a node; a value that there is not counts as none."""
+    bind, _, no_bind = read_label(NodeBindPolicy, BIND_POLICY, labels)
+    strategy, _, no_strategy = read_label(NumaStrategy, NUMA_STRATEGY, labels)
+    policy, _, no_policy = read_label(NumaPolicy, NUMA_POLICY, labels)
+    problems = tuple(words for words in (no_bind, no_strategy, no_policy) if words)
+    return NodeLabels(bind, strategy, policy, labels.get(NUMA_RESERVATION) == "true", problems)
+
+
+def reservation(annotations: Texts) -> tuple[Reservation, str]:
+    """Read the reservation; an invalid CPU list is reported, and kept as it is written."""
+    text = annotations.get(RESERVATION)
+    if text is None:
+        return Reservation(), ""
+    try:
+        fields = Fields.parse(text)
+        found = Reservation(
+            fields.amounts("resources"), fields.text("reservedCPUs"), fields.text("applyPolicy")
+        )
+    except ValueError as error:
+        return Reservation(), short(f"annotation {RESERVATION}: {error}")
+    return found, f"annotation {RESERVATION}: {found.problem}" if found.problem else ""
+
+
+def system_qos(annotations: Texts) -> tuple[SystemQos, str]:
+    """Read the CPUs of class SYSTEM; an invalid CPU list is reported, and kept as it is written."""
+    text = annotations.get(SYSTEM_QOS)
+    if text is None:
+        return SystemQos(), ""
+    try:
+        fields = Fields.parse(text)
+        found = SystemQos(fields.text("cpuset"), fields.flag("cpusetExclusive"))
+    except ValueError as error:
+        return SystemQos(), short(f"annotation {SYSTEM_QOS}: {error}")
+    wrong = parsed(found.text)[1]
+    return found, f"annotation {SYSTEM_QOS}: {wrong}" if wrong else ""
+
+
+def amplification_ratios(annotations: Texts) -> tuple[dict[str, float] | None, str]:
+    """Read the amplification ratio of each resource; None where it is not set."""
+    text = annotations.get(AMPLIFICATION)
+    if text is None:
+        return None, ""
+    try:
+        fields = Fields.parse(text)
+        return {name: _ratio(fields.get(name), name) for name in fields.names()}, ""
+    except ValueError as error:
+        return None, short(f"annotation {AMPLIFICATION}: {error}")
+
+
+def _ratio(value: object, name: str) -> float:
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is not a number")  # noqa: TRY004 - one kind of error for all bad input
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is too large")
+    return number
+
+
+def with_ratios(annotations: Texts, ratios: Mapping[str, float]) -> dict[str, str]:
+    """Return annotations with these ratios: two decimals, by name."""
+    inside = ",".join(f"{json.dumps(name)}:{ratio:.2f}" for name, ratio in sorted(ratios.items()))
+    return {**annotations, AMPLIFICATION: f"{{{inside}}}"}
+
+
+def raw_allocatable(annotations: Texts) -> tuple[dict[str, str | float] | None, str]:
+    """Read what was allocatable before amplification, amounts as they are written; None where not set."""
+    text = annotations.get(RAW_ALLOCATABLE)
+    if text is None:
+        return None, ""
+    try:
+        return amounts(load(text)), ""
+    except ValueError as error:
+        return None, short(f"annotation {RAW_ALLOCATABLE}: {error}")

@@ -1,0 +1,73 @@
+"""A Node object out of its JSON: as ``kubectl get node NAME -o json`` prints it, or only its metadata.
+
+A member of the wrong kind counts as absent and is reported; the rest counts. Text that is not a Node object
+is an error, so that the reader can keep the last good one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.model.node_object import NodeMeta
+from proxy.model.quantity import parse_quantity
+from proxy.pools.go_json import load, short
+
+_OWN = ("name", "labels", "annotations")
+"""Members that distinguish metadata from any other object."""
+
+
+def node_meta(text: str) -> NodeMeta:
+    """Read a Node object.
+
+    Raises:
+        ValueError: The text holds none; the words say why.
+    """
+    raw = load(text, largest=None)
+    if not isinstance(raw, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 - one kind of error for all bad input
+    kind = raw.get("kind", "Node")
+    if kind != "Node":
+        raise ValueError(short(f"it is of kind {kind!r}, not a Node"))
+    metadata = raw.get("metadata", raw)
+    if not isinstance(metadata, dict) or not any(name in metadata for name in _OWN):
+        raise ValueError(f"it has no metadata with any of {', '.join(_OWN)}")
+    problems: list[str] = []
+    status = _object(raw.get("status"), "status", problems)
+    return NodeMeta(
+        _text(metadata.get("name"), "name", problems),
+        _text(metadata.get("uid"), "uid", problems),
+        _texts(metadata.get("labels"), "labels", problems),
+        _texts(metadata.get("annotations"), "annotations", problems),
+        _amounts(status.get("capacity"), "capacity", problems),
+        _amounts(status.get("allocatable"), "allocatable", problems),
+        tuple(problems),
+    )
+
+
+def _object(raw: object, what: str, problems: list[str]) -> Mapping[str, object]:
+    if raw is None or isinstance(raw, dict):
+        return raw or {}
+    problems.append(f"{what} is not a JSON object")
+    return {}
+
+
+def _text(raw: object, what: str, problems: list[str]) -> str:
+    if raw is None or isinstance(raw, str):
+        return raw or ""
+    problems.append(short(f"{what} is {raw!r}, not a text"))
+    return ""
+
+
+def _texts(raw: object, what: str, problems: list[str]) -> dict[str, str]:
+    held = _object(raw, what, problems)
+    return {key: text for key, value in held.items() if (text := _text(value, f"{what}: {key}", problems))}
+
+
+def _amounts(raw: object, what: str, problems: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, value in _object(raw, what, problems).items():
+        try:
+            found[name] = parse_quantity(value, milli=True)  # type: ignore[arg-type]  # it checks the kind
+        except ValueError as error:
+            problems.append(short(f"{what}: {name}: {error}"))
+    return found

@@ -1,0 +1,71 @@
+"""The node's pools, as Koordinator's reporter passes them to its hooks.
+
+Theory (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, parseRule). The reporter writes
+pools and kubelet's policy into annotations of the node's NodeResourceTopology; hooks read them from there.
+``proxy.observe.koordinator`` writes the same texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet
+from proxy.pools.node_keys import parsed
+from proxy.pools.shared import NodePool
+
+SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
+BE_POOLS = "node.koordinator.sh/be-cpu-shared-pools"
+MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
+STATIC = "static"
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerPolicy:
+    """What kubelet's CPU manager does.
+
+    Attributes:
+        policy: ``none``, ``static``, or empty where it is not known.
+        options: Its options.
+        reserved: CPUs that it keeps back.
+    """
+
+    policy: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    reserved: str = ""
+
+    def data(self) -> dict[str, object]:
+        """Return it as Koordinator writes it: without what is empty."""
+        reported = {"policy": self.policy, "options": dict(self.options), "reservedCPUs": self.reserved}
+        return {name: value for name, value in reported.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the decision table looks things up in.
+
+    Attributes:
+        kubelet_policy: ``static``, ``none``, or empty where it is not known.
+        shared, be: The pools, part by part.
+        system: CPUs of class SYSTEM as they are written; empty where it has none.
+    """
+
+    kubelet_policy: str = ""
+    shared: tuple[NodePool, ...] = ()
+    be: tuple[NodePool, ...] = ()
+    system: str = ""
+
+    @property
+    def system_cpus(self) -> CpuSet:
+        """CPUs of class SYSTEM."""
+        return parsed(self.system)[0]
+
+
+def write_pools(pools: Iterable[NodePool]) -> str:
+    """Write pools as the annotation has them; a part without CPUs has no list."""
+    rows = []
+    for pool in pools:
+        row: dict[str, object] = {"socket": pool.socket, "node": pool.node}
+        rows.append({**row, "cpuset": str(pool.cpus)} if pool.cpus else row)
+    return json.dumps(rows or None, separators=(",", ":"))

@@ -1,0 +1,118 @@
+"""The release of a daemon, loaded on demand, when the ledger has one, or at a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from proxy.config.schema import Config, Mode
+from proxy.model.errors import InputError
+from proxy.release.record import KEY
+
+if TYPE_CHECKING:
+    from proxy.admin.server import Route
+    from proxy.controller.be.suppression import Suppression
+    from proxy.controller.controller import Keeper
+    from proxy.release.service import Release
+
+NOTHING = (
+    "there is nothing to release: in {mode} mode no container is moved"
+    " (what an earlier run in enforce mode has left: topoproxy release --offline)"
+)
+
+
+class Leaving:
+    """Makes the release of a daemon on demand."""
+
+    def __init__(self, config: Config, keeper: Keeper | None, suppression: Suppression | None) -> None:
+        """Take the parts.
+
+        Args:
+            config: What happens to decisions.
+            keeper: The node; None in a daemon that decides nothing.
+            suppression: Keeps BE pods within limits; None where there is none.
+        """
+        self._config = config
+        self._keeper = keeper
+        self._suppression = suppression
+        self._made: Release | None = None
+
+    def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Continue a release of the last daemon; before any container is moved."""
+        if KEY in entries and self._config.mode is Mode.ENFORCE:
+            self.get().recover(entries[KEY])
+
+    def get(self) -> Release:
+        """Return the release of a daemon that moves containers."""
+        assert self._keeper is not None
+        if self._made is None:
+            from proxy.release.service import Release
+
+            self._made = Release(self._keeper, self._is_idle)
+        return self._made
+
+    def _is_idle(self) -> bool:
+        return self._suppression is None or not self._suppression.quota.written
+
+    def routes(self) -> Mapping[str, Route]:
+        """Return what the admin socket answers."""
+        return {"/release": self.answer}
+
+    def actions(self) -> Mapping[str, Route]:
+        """Return what the admin socket does."""
+        return {"/release/start": self._start, "/release/undo": self._undo}
+
+    def answer(self) -> dict[str, object]:
+        """Return how far it has come."""
+        if self._config.mode is not Mode.ENFORCE:
+            return {"stage": "", "nothing": NOTHING.format(mode=self._config.mode.value)}
+        return self._made.page() if self._made is not None else {"stage": ""}
+
+    async def _start(self) -> dict[str, object]:
+        if self._config.mode is Mode.ENFORCE:
+            await self._load()
+            await self.get().begin()
+        return self.answer()
+
+    async def _load(self) -> None:
+        """Import what a release needs beside the loop: calls of kubelet must not wait for that."""
+        if self._made is None:
+            await asyncio.to_thread(importlib.import_module, "proxy.release.service")
+
+    async def _undo(self) -> dict[str, object]:
+        if self._config.mode is not Mode.ENFORCE:
+            raise InputError(f"cannot undo the release: {NOTHING.format(mode=self._config.mode.value)}")
+        await self._load()
+        await self.get().undo()
+        return self.answer()
+
+    def page(self) -> dict[str, object]:
+        """Return what ``topoproxy status`` shows: nothing without a release."""
+        if self._made is None or not self._made.stage:
+            return {}
+        return {"mode": self._made.stage, "release": self._made.page()}
+
+    async def at_stop(self, limit: float) -> None:
+        """Return everything before the daemon ends, within this many seconds; the next takes over again."""
+        if self._config.mode is not Mode.ENFORCE or self._keeper is None:
+            return
+        await self._load()
+        release = self.get()
+        await release.begin(lasting=False)
+        if not await release.finish(limit):
+            left = "; ".join(map(str, release.progress.left.values()))
+            self._keeper.telemetry.problem(
+                "cannot release the node before the shutdown in time", seconds=limit, err=left
+            )
+
+    async def stop(self) -> None:
+        """End what runs; the record has the next daemon go on."""
+        if self._made is not None:
+            await self._made.stop()
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._made is not None:
+            self._made.close()

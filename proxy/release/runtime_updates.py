@@ -1,0 +1,121 @@
+"""The slow part of a release: having the runtime save each container's target.
+
+A container whose target is saved already is skipped: the saved value is known for those that were placed or
+updated since the start, and read for the others. A container with a call at the runtime waits for the next
+sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from proxy.controller.controller import Keeper
+from proxy.controller.worker import Worker
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Container, Phase
+from proxy.release.kernel import Due, Given
+from proxy.telemetry import metrics
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress.
+
+    Attributes:
+        reported: Containers that were updated at the runtime, and with what.
+        left: What could not be done in the last sweep, by container or group, in words.
+        sweeps: How often all containers were checked.
+        pending: Ids that the last sweep found and that are not updated yet.
+    """
+
+    reported: dict[str, Due] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    sweeps: int = 0
+    pending: list[str] = field(default_factory=list)
+
+
+class Telling:
+    """Updates the runtime."""
+
+    def __init__(self, keeper: Keeper, worker: Worker, progress: Progress) -> None:
+        """Take the parts.
+
+        Args:
+            keeper: The node.
+            worker: Where the calls are made.
+            progress: Records what is done.
+        """
+        self._keeper = keeper
+        self._worker = worker
+        self.progress = progress
+
+    def is_due(self, container_id: str, given: Given) -> bool:
+        """Return whether the runtime may have something else saved than a container is to have."""
+        keeper, due = self._keeper, given.due[container_id]
+        container = keeper.state.containers.get(container_id)
+        if container is None:
+            return False
+        if container_id in keeper.quotas.untold or not due.exact or container_id in given.written:
+            return True
+        if keeper.state.node.erases(container.placement) and not container.request.cpuset_cpus:
+            return False  # nothing is saved for it but what its request says
+        reported = self.progress.reported.get(container_id)
+        mems = container.placement.mems if reported is None else reported.mems
+        return keeper.saved.get(container_id) != due.cpus or mems != due.mems
+
+    async def all(self, given: Given, pace: Callable[[], Awaitable[None]]) -> None:
+        """Update all pending containers; one that cannot be updated now is left for the next sweep."""
+        pending = self.progress.pending
+        while pending:
+            container_id = pending[0]
+            try:
+                if await self._update(container_id, given.due[container_id]):
+                    await pace()
+            except UnavailableError as error:
+                self.progress.left["runtime"] = str(error)
+                return  # the others would fail, too
+            except RuntimeCallError as error:
+                self._keeper.quotas.refused(container_id)
+                if error.code != GrpcStatus.NOT_FOUND:
+                    self.progress.left[container_id] = str(error)
+            del pending[0]
+
+    async def _update(self, container_id: str, due: Due) -> bool:
+        """Have the runtime save what a container is to have.
+
+        Returns:
+            True where that was an update; False where it was so, or has to wait for the next sweep.
+
+        Raises:
+            UnavailableError, RuntimeCallError: It does not.
+        """
+        keeper = self._keeper
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or self.is_flying(container):
+            return False
+        quota = keeper.quotas.carried(container)
+        if container_id not in keeper.saved and due.exact and not quota:
+            detail = await self._worker.run(keeper.runtime.detail, container_id)
+            if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
+                keeper.saved[container_id] = due.cpus
+                self.progress.reported[container_id] = due
+                await keeper.lasting.give(container_id, due.cpus, due.mems)
+                return False
+        flight = keeper.flights.depart(container_id, due.cpus)
+        try:
+            keeper.saved.pop(container_id, None)
+            await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
+            keeper.saved[container_id] = due.cpus
+            keeper.quotas.told(container_id, quota)
+            await keeper.lasting.give(container_id, due.cpus, due.mems)
+        finally:
+            keeper.flights.land(flight)
+        self.progress.reported[container_id] = due
+        keeper.telemetry.count(metrics.RELEASE_UPDATES)
+        return True
+
+    def is_flying(self, container: Container) -> bool:
+        """Return whether a call is at the runtime that may bring a container a set."""
+        return container.phase is Phase.CREATING or self._keeper.flights.known(container.id)

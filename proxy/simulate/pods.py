@@ -1,0 +1,79 @@
+"""A pod to be placed: what a scheduler counts, and the request to the machine's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from proxy.backends.kubelet.cri_view import cri_request, pod_of, sandbox_total
+from proxy.backends.kubelet.pod_spec import PodSpec, needed
+from proxy.engine.pod_dry_run import ArrivingPod
+from proxy.model.workload import Request
+
+SOURCE = "the pod's manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A pod that looks for a machine.
+
+    Attributes:
+        arrival: The pod as its machine's engine is asked; the sandbox id is unique among all guests.
+        needs: Resource to amount, as ``Ask`` counts them: what the scheduler takes off a machine.
+        host: The machine that the pod names; empty where any will do.
+        where: File and line that it came from, for messages.
+    """
+
+    arrival: ArrivingPod
+    needs: Mapping[str, int]
+    host: str = ""
+    where: str = ""
+
+    @property
+    def ref(self) -> str:
+        """``namespace/name``."""
+        return self.arrival.pod.ref
+
+
+@dataclass(frozen=True, slots=True)
+class Mould:
+    """What all copies of a pod have in common."""
+
+    spec: PodSpec
+    needs: Mapping[str, int]
+    total: Request
+    requests: tuple[tuple[str, Request], ...]
+    host: str
+    where: str
+
+    def copy(self, name: str, number: int, host: str = "") -> Guest:
+        """Make a pod.
+
+        Args:
+            name: Its name.
+            number: Distinguishes it from all other pods of the rehearsal.
+            host: The machine that it must run on; that of the mould if empty.
+        """
+        uid = f"{self.spec.uid or 'pod'}-{number}"
+        spec = replace(self.spec, uid=uid, name=name, ask=replace(self.spec.ask, uid=uid))
+        arrival = ArrivingPod(pod_of(spec, f"sandbox-{number}", SOURCE), self.total, self.requests)
+        return Guest(arrival, self.needs, host or self.host, self.where)
+
+
+def mould_of(spec: PodSpec, host: str = "", where: str = "") -> Mould:
+    """Work out what a pod asks of a scheduler and of its machine.
+
+    What a scheduler takes off is Kubernetes' sum over the containers; what the pod itself requests
+    (``spec.resources``) replaces it, and the overhead of its runtime class comes on top.
+    """
+    needs = {**needed(spec.ask.containers, lambda ask: ask.requests), **(spec.ask.own or {})}
+    for resource, amount in spec.overhead.items():
+        needs[resource] = needs.get(resource, 0) + amount
+    requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
+    total = sandbox_total(spec.ask, spec.own_limits)
+    wanted = {resource: amount for resource, amount in needs.items() if amount and resource not in _UNCOUNTED}
+    return Mould(spec, wanted, total, requests, host, where)
+
+
+_UNCOUNTED = ("ephemeral-storage",)
+"""Machine descriptions know nothing of disks."""

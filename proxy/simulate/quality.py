@@ -1,0 +1,152 @@
+"""The quality of a simulation's result: what is aligned, and how fragmented the rest is.
+
+Theory. A container that was given CPUs of its own, memory of NUMA nodes, or devices, lies *together* when it
+touches no more NUMA nodes than any placement of it must touch on the empty machine; else it is *spread*. The
+least number is exact (``allocation.demand``): CPUs, memory and devices have to be had on the same nodes.
+Devices that are near to no node count nowhere.
+
+What is left is measured in two units, as the allocators do: CPUs (threads), and whole cores that are entirely
+free. A request fits on one node where one node has as much of it; so the largest such piece, beside the sum
+over all nodes, shows how fragmented a machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from proxy.allocation.demand import Demand, smallest
+from proxy.engine.node import Node
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.requests import in_bytes
+from proxy.model.workload import Container, Phase, Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """Where a container lies.
+
+    Attributes:
+        nodes: NUMA nodes that it was given something on.
+        least: The least number of nodes that could hold it on the empty machine.
+    """
+
+    nodes: Mask
+    least: int
+
+    @property
+    def together(self) -> bool:
+        """True where no placement touches fewer nodes."""
+        return len(self.nodes) <= self.least
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of a machine to be owned, in CPUs.
+
+    Attributes:
+        cpus: All CPUs that could still be given to a container alone.
+        whole: Those of them in cores that are free as a whole.
+        largest: The most CPUs that one NUMA node has left.
+        largest_whole: The same, counting whole cores only.
+        of: The most CPUs that one NUMA node had when the machine was empty.
+    """
+
+    cpus: int
+    whole: int
+    largest: int
+    largest_whole: int
+    of: int
+
+
+def left_of(node: Node, ownable: CpuSet) -> Left:
+    """Measure what is left.
+
+    Args:
+        node: The machine.
+        ownable: CPUs that could still be given to a container alone.
+    """
+    whole = whole_cores(node, ownable)
+    free = [numa.cpus & ownable for numa in node.machine.nodes]
+    empty = [numa.cpus - node.reserved for numa in node.machine.nodes]
+    return Left(
+        len(ownable),
+        len(whole),
+        max(map(len, free), default=0),
+        max((len(cpus & whole) for cpus in free), default=0),
+        max(map(len, empty), default=0),
+    )
+
+
+def whole_cores(node: Node, cpus: CpuSet) -> CpuSet:
+    """Return those of some CPUs whose cores are among them as a whole."""
+    bits = 0
+    for core in node.machine.cores.values():
+        if core <= cpus:
+            bits |= core.bits
+    return CpuSet.from_bits(bits)
+
+
+class Judge:
+    """Finds where containers are; remembers its results for equal requests."""
+
+    def __init__(self) -> None:
+        self._least: dict[object, int] = {}
+
+    def lie(self, node: Node, container: Container) -> Lie | None:
+        """Return where a container lies; None where it was given nothing that lies anywhere."""
+        placement = container.placement
+        bits = 0
+        wants: list[tuple[str, int]] = []
+        if placement.pool is Pool.OWN:
+            bits |= node.machine.nodes_of(placement.own).bits
+            wants.append(("cpu", len(placement.own)))
+        for block in placement.blocks:
+            bits |= block.affinity.bits
+            wants.append((block.resource, block.size))
+        for resource, ids in placement.devices:
+            near = [nodes for name in ids if (nodes := node.devices[resource][name].nodes)]
+            if near:
+                bits |= _touched(bits, near)
+                wants.append((resource, len(near)))
+        if not bits:
+            return None
+        return Lie(Mask.from_bits(bits), self._fewest(node, tuple(wants)))
+
+    def _fewest(self, node: Node, wants: tuple[tuple[str, int], ...]) -> int:
+        key = id(node), wants
+        known = self._least.get(key)
+        if known is None:
+            demands = [Demand(want, _lots(node, resource)) for resource, want in wants]
+            least = smallest([numa.id for numa in node.machine.nodes], demands)
+            known = self._least[key] = len(node.machine.nodes) if least is None else least
+        return known
+
+
+def lies_of(judge: Judge, node: Node, containers: Iterable[Container]) -> list[Lie]:
+    """Return where the containers lie that stay and were given something."""
+    lies = (judge.lie(node, c) for c in containers if c.phase is not Phase.EXITED)
+    return [lie for lie in lies if lie is not None]
+
+
+def _touched(bits: int, near: Iterable[Mask]) -> int:
+    """Return the nodes of devices: of one with several, those that are touched anyway, else the lowest."""
+    for nodes in sorted(((n.bits for n in near)), key=lambda n: (n.bit_count(), n)):
+        if not nodes & bits:
+            bits |= nodes & -nodes
+    return bits
+
+
+def _lots(node: Node, resource: str) -> tuple[tuple[int, int], ...]:
+    """Return what of a resource lies at which nodes when the machine is empty."""
+    machine = node.machine
+    if resource == "cpu":
+        return tuple((1 << n.id, len(n.cpus - node.reserved)) for n in machine.nodes)
+    if in_bytes(resource):
+        tables: Mapping[int, int] = (
+            {n: there.table(resource).allocatable for n, there in node.memory.nodes.items()}
+            if node.memory is not None
+            else {n.id: n.mem_bytes or 0 for n in machine.nodes}
+        )
+        return tuple((1 << n, size) for n, size in tables.items())
+    return tuple((d.nodes.bits, 1) for d in node.devices.get(resource, {}).values() if d.nodes and d.healthy)

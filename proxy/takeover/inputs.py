@@ -1,0 +1,144 @@
+"""The inputs of a takeover: kubelet's file and settings, the owners of CPUs, and whether kubelet runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.backends.kubelet.checkpoint_contents import HeldCpus, held_cpus
+from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
+from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager
+from proxy.model.workload import Phase, Pod, Pool
+
+STRICT = "strict-cpu-reservation"
+
+
+@dataclass(frozen=True, slots=True)
+class Owning:
+    """A container that has CPUs of its own, by our account.
+
+    Attributes:
+        uid, name: As kubelet's file names it.
+        ref: ``namespace/pod/container``.
+        cpus: Those CPUs.
+    """
+
+    uid: str
+    name: str
+    ref: str
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """kubelet's ``cpu_manager_state`` as it was read.
+
+    Attributes:
+        text: What is in it; None where there is none.
+        problem: Why it cannot be used, in words; empty if it can.
+        checkpoint, held: What it says; None where it cannot be used.
+    """
+
+    text: str | None = None
+    problem: str = ""
+    checkpoint: Checkpoint | None = None
+    held: HeldCpus | None = None
+
+    @classmethod
+    def of(cls, text: str | None) -> File:
+        """Read the file's text."""
+        if text is None:
+            return cls(None, "there is none")
+        try:
+            checkpoint = read_cpu(text)
+            held = held_cpus(checkpoint)
+        except CheckpointError as error:
+            return cls(text, str(error))
+        if checkpoint.version is None:
+            return cls(text, "its checksum is wrong")
+        return cls(text, "", checkpoint, held)
+
+    @property
+    def policy(self) -> str:
+        """The policy that it is for; empty where it cannot be used."""
+        return self.checkpoint.policy if self.checkpoint is not None else ""
+
+    @property
+    def version(self) -> int:
+        """Its version; 0 where it cannot be used."""
+        return (self.checkpoint.version or 0) if self.checkpoint is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything that the rules of a takeover depend on, at one moment.
+
+    Attributes:
+        directory: Where kubelet's file is.
+        file: The file.
+        manager: What kubelet's CPU manager does, as far as it is known.
+        running: Signs that kubelet runs, in words; empty where there is none.
+        unwritable: Why the file could not be written, in words; empty if it could.
+        owning: The owners of exclusive CPUs, by our account.
+        pods: Pods that are there: uid to ``namespace/name``.
+        from_files: Uids of pods that kubelet has from files (static pods).
+        elsewhere: Uids of pods whose CPUs a label or the scheduler decides, not kubelet.
+        online, shareable: CPUs of the machine, and those of them that pools may use.
+        configured: Our own ``cpuManagerPolicy`` as configured.
+        ready: The state has been compared with the runtime.
+        enforce: We place containers, and do not only watch.
+        memory_policy: The policy of kubelet's memory manager by its state file; empty where there is none.
+    """
+
+    directory: Path
+    file: File
+    manager: CpuManager
+    running: tuple[str, ...] = ()
+    unwritable: str = ""
+    owning: tuple[Owning, ...] = ()
+    pods: Mapping[str, str] = field(default_factory=dict)
+    from_files: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
+    online: CpuSet = field(default_factory=CpuSet)
+    shareable: CpuSet = field(default_factory=CpuSet)
+    configured: str = "none"
+    ready: bool = True
+    enforce: bool = True
+    memory_policy: str = ""
+
+    @property
+    def owned(self) -> Mapping[tuple[str, str], Owning]:
+        """The owners of exclusive CPUs, by uid and name."""
+        return {(each.uid, each.name): each for each in self.owning}
+
+    def ref(self, uid: str, name: str) -> str:
+        """Name a container of kubelet's file as people do; its uid where the pod is not there."""
+        return f"{self.pods.get(uid) or f'pod {uid}'}/{name}"
+
+
+def owning_of(state: NodeState) -> tuple[Owning, ...]:
+    """List the owners of exclusive CPUs that have not ended."""
+    return tuple(
+        Owning(c.pod.uid, c.name, c.ref, c.placement.own)
+        for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.attempt, c.id))
+        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
+    )
+
+
+def pods_of(state: NodeState) -> dict[str, str]:
+    """List the pods that have a sandbox or a container that has not ended."""
+    live = [c.pod for c in state.containers.values() if c.phase is not Phase.EXITED]
+    return {pod.uid: pod.ref for pod in (*state.pods.values(), *live)}
+
+
+def elsewhere_of(state: NodeState) -> frozenset[str]:
+    """List pods whose CPUs are not decided by kubelet."""
+    return frozenset(pod.uid for pod in state.pods.values() if _elsewhere(pod))
+
+
+def _elsewhere(pod: Pod) -> bool:
+    return pod.qos in NEVER_PINNED_BY_KUBELET or bool(pod.cpuset)

@@ -1,0 +1,92 @@
+"""The takeover of a daemon, loaded on demand or when the ledger has one: most nodes never do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from proxy.model.errors import InputError
+
+if TYPE_CHECKING:
+    from proxy.admin.server import Route
+    from proxy.config.schema import Config
+    from proxy.controller.controller import Keeper
+    from proxy.controller.ports import Ledger
+    from proxy.takeover.service import Takeover
+
+KEY = "t/takeover"
+STEPS = ("start", "finish", "revert")
+
+
+class Late:
+    """Makes the takeover of a daemon on demand."""
+
+    def __init__(self, config: Config, keeper: Keeper | None, ledger: Ledger | None) -> None:
+        """Take the parts; where the ledger has a takeover, the keeper's rules follow it at once.
+
+        Args:
+            config: The paths.
+            keeper: Its rules follow; None in a daemon that decides nothing.
+            ledger: Keeps the record; None where there is none.
+        """
+        self._config = config
+        self._keeper = keeper
+        self._ledger = ledger
+        self._made: Takeover | None = None
+        if ledger is not None and KEY in ledger.entries:
+            self.get()
+
+    def get(self) -> Takeover:
+        """Return the takeover.
+
+        Raises:
+            InputError: Nothing is decided here.
+        """
+        if self._keeper is None:
+            raise InputError("cannot take over: in passthrough mode nothing is decided")
+        if self._made is None:
+            from proxy.takeover.service import Places, Takeover
+            from proxy.takeover.writer import Writer
+
+            directory, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
+            places = Places(directory, self._config.procfs_root)
+            self._made = Takeover(self._keeper, Writer(self._ledger, directory, backups), places)
+            self._made.recover()
+        return self._made
+
+    def routes(self) -> Mapping[str, Route]:
+        """Return what the admin socket answers."""
+        return {"/takeover": self._page}
+
+    def actions(self) -> Mapping[str, Route]:
+        """Return what the admin socket does."""
+        return {f"/takeover/{step}": self._action(step) for step in STEPS}
+
+    def _action(self, step: str) -> Route:
+        async def act(params: Mapping[str, str]) -> dict[str, object]:
+            await self._loaded()
+            return await self.get().act(step, params)
+
+        return act
+
+    async def _page(self, params: Mapping[str, str]) -> dict[str, object]:
+        await self._loaded()
+        return await self.get().page(params)
+
+    async def _loaded(self) -> None:
+        """Import what a takeover needs beside the loop: calls of kubelet must not wait for that."""
+        if self._made is None:
+            await asyncio.to_thread(importlib.import_module, "proxy.takeover.service")
+
+    def page(self) -> dict[str, object]:
+        """Return what ``topoproxy status`` shows: nothing without a takeover."""
+        if self._made is None or not self._made.record.ours:
+            return {}
+        return {"takeover": self._made.record.stage.value}
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._made is not None:
+            self._made.close()

@@ -1,0 +1,172 @@
+"""A takeover as plain data: what ``topoproxy takeover plan`` and ``status`` show."""
+
+from __future__ import annotations
+
+from proxy.model.idset import CpuSet
+from proxy.takeover.inputs import Scene
+from proxy.takeover.record import Record, Stage
+from proxy.takeover.rules import conflicts, left, settings
+
+WAIT = (
+    "wait for the pods of the old allocations to end (topoproxy takeover status names them),"
+    " or finish --with-running"
+)
+STEPS = {
+    "start": (
+        "what kubelet's CPU manager has given stays with its containers until they end",
+        (
+            "pods that come from now on get CPUs that we choose, whichever kubelet names;"
+            " its updates are answered with those that a container really has"
+        ),
+        "nothing is written to kubelet's files, and no container moves",
+    ),
+    "finish": (
+        "writes kubelet's cpu_manager_state for the policy that it starts with next (--kubelet-policy)",
+        "needs kubelet stopped meanwhile: systemctl stop kubelet; containers go on running",
+        "needs the old allocations to have ended, or --with-running: their containers keep their CPUs",
+    ),
+    "revert": (
+        "writes kubelet's cpu_manager_state for policy static with the CPUs that are in effect then",
+        "kubelet's CPU manager decides again; no container moves",
+    ),
+}
+
+
+def plan_page(record: Record, scene: Scene) -> dict[str, object]:
+    """Return what was found and what each step would do."""
+    against = conflicts(scene) if record.stage is Stage.NONE else ()
+    ahead = {
+        Stage.NONE: ("start", "finish", "revert"),
+        Stage.STARTED: ("finish", "revert"),
+        Stage.FINISHED: ("revert",),
+    }[record.stage]
+    return {
+        **head(record, scene),
+        "allocations": allocations(record, scene),
+        "conflicts": list(against),
+        "notes": notes(record, scene),
+        "can_start": record.stage is Stage.NONE and not against,
+        "steps": [{"step": step, "does": list(STEPS[step])} for step in ahead],
+        "kubelet_settings": {target: list(settings(scene, target)) for target in ("none", "static")},
+        "next": next_steps(record, scene),
+    }
+
+
+def status_page(record: Record, scene: Scene) -> dict[str, object]:
+    """Return how far it has come and what remains."""
+    remaining = left(record, scene)
+    return {
+        **head(record, scene),
+        "old": sum(len(names) for names in record.old.values()),
+        "left": [{"container": each.ref, "pod_uid": each.uid, "cpus": str(each.cpus)} for each in remaining],
+        "notes": notes(record, scene),
+        "next": next_steps(record, scene),
+    }
+
+
+def head(record: Record, scene: Scene) -> dict[str, object]:
+    """Return the stage, and what both pages begin with."""
+    file, manager = scene.file, scene.manager
+    return {
+        "stage": record.stage.value,
+        "began": record.began,
+        "since": record.since,
+        "target": record.target,
+        "kubelet": {
+            "policy": manager.policy or file.policy,
+            "options": dict(manager.options),
+            "reserved": str(manager.reserved or record.reserved),
+            "memory_policy": scene.memory_policy,
+            "file": f"{scene.directory}/cpu_manager_state",
+            "file_policy": file.policy,
+            "file_version": file.version,
+            "file_problem": file.problem,
+            "default": str(file.held.default) if file.held is not None else "",
+            "running": list(scene.running),
+            "sources": dict(manager.sources),
+        },
+        "ours": {
+            "cpuManagerPolicy": "static" if record.ours or scene.configured == "static" else "none",
+            "configured": scene.configured,
+        },
+    }
+
+
+def allocations(record: Record, scene: Scene) -> list[dict[str, object]]:
+    """List kubelet's entries and what we know of each."""
+    rows: list[dict[str, object]] = []
+    for uid, names in (scene.file.held.held if scene.file.held is not None else {}).items():
+        for name, cpus in names.items():
+            mine = scene.owned.get((uid, name))
+            state = "waits" if uid in scene.pods else "gone"
+            rows.append(
+                {
+                    "container": mine.ref if mine else scene.ref(uid, name),
+                    "pod_uid": uid,
+                    "cpus": str(cpus),
+                    "in_force": str(mine.cpus) if mine else "",
+                    "state": "runs" if mine else state,
+                    "from_file": uid in scene.from_files,
+                    "old": record.old.get(uid, {}).get(name, CpuSet()) == cpus or not record.ours,
+                }
+            )
+    return sorted(rows, key=lambda row: str(row["container"]))
+
+
+def notes(record: Record, scene: Scene) -> list[str]:
+    """Say what is no obstacle, and good to know."""
+    said = list(scene.manager.problems)
+    if record.ours and scene.configured != "static":
+        said.append(
+            "our configuration says cpuManagerPolicy: none, and the takeover makes it static:"
+            " write static there, so that it stays so without the takeover's record"
+        )
+    if record.stage is Stage.FINISHED and scene.file.policy != record.target:
+        said.append(
+            f"finish wrote kubelet's file for policy {record.target}, and it is"
+            f" {f'for {scene.file.policy}' if scene.file.policy else 'not usable'} now:"
+            " another program wrote it (finish again, with kubelet stopped)"
+        )
+    said += [
+        f"{row['container']} runs on CPUs {row['in_force']}, and kubelet's file says {row['cpus']}"
+        for row in allocations(record, scene)
+        if row["in_force"] not in ("", row["cpus"])
+    ]
+    if scene.from_files:
+        names = sorted(scene.pods.get(uid, uid) for uid in scene.from_files)
+        said.append(
+            f"static pods keep their uid over kubelet's restart, and so their CPUs: {', '.join(names)}"
+        )
+    if scene.memory_policy == "Static":
+        said.append(
+            "kubelet's memory manager is Static: its file is left alone, and its policy must stay as it is"
+        )
+    if scene.unwritable:
+        said.append(f"finish could not write kubelet's file: {scene.unwritable}")
+    return said
+
+
+def after_revert(scene: Scene) -> list[str]:
+    """Say what remains to be done when the takeover has been reverted."""
+    return [] if scene.running else [*settings(scene, "static"), "systemctl start kubelet"]
+
+
+def next_steps(record: Record, scene: Scene) -> list[str]:
+    """Say what remains to be done."""
+    if record.stage is Stage.NONE:
+        return ["topoproxy takeover start"] if not conflicts(scene) else ["remove what stands against it"]
+    if record.stage is Stage.STARTED:
+        stop = ["systemctl stop kubelet"] if scene.running else []
+        wait = [WAIT] if left(record, scene) else []
+        return [
+            *wait,
+            *stop,
+            "topoproxy takeover finish",
+            *settings(scene, "none"),
+            "systemctl start kubelet",
+        ]
+    if scene.file.policy != record.target:
+        return ["systemctl stop kubelet", f"topoproxy takeover finish --kubelet-policy {record.target}"]
+    if not scene.running:
+        return [*settings(scene, record.target), "systemctl start kubelet"]
+    return [] if scene.configured == "static" else ["write cpuManagerPolicy: static into our configuration"]

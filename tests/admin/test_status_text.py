@@ -1,0 +1,220 @@
+"""The page of ``topoproxy status``."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.admin.status_text import render
+
+STATUS = {
+    "version": "1.2.3",
+    "mode": "enforce",
+    "pid": 42,
+    "listen": "/run/topoproxy/cri.sock",
+    "runtime": {
+        "endpoint": "/run/c.sock",
+        "connected": True,
+        "version": "containerd 1.6.20",
+        "events": "off",
+    },
+    "uptime_s": 93784.2,
+    "ready": True,
+    "pools": {
+        "shared": "4-7",
+        "be": "2-7",
+        "nodes": [{"node": 0, "shared": "", "be": "2-3"}, {"node": 1, "shared": "4-7", "be": "4-7"}],
+    },
+    "exclusive": [
+        {"owner": "u1", "cpus": "0-1", "pod": "ns/hard", "container": "", "hard": True},
+        {"owner": "u2/c", "cpus": "2-3", "pod": "ns/soft", "container": "c", "hard": False},
+        {"owner": "u3", "cpus": "9", "pod": "", "container": ""},
+    ],
+    "containers": [
+        {
+            "id": "0123456789abcdef",
+            "ref": "ns/web/app",
+            "qos": "LS",
+            "pool": "shared",
+            "cpus": "4-7",
+            "mems": "",
+            "phase": "running",
+            "reason": "runs on the shared pool",
+        },
+        {
+            "id": "ff",
+            "ref": "ns/a/b",
+            "qos": "LSE",
+            "pool": "own",
+            "cpus": "0-1",
+            "mems": "0",
+            "phase": "created",
+        },
+    ],
+    "problems": [{"count": 3, "what": "ns/x: the annotation is malformed"}, {"count": 1, "what": "once"}],
+    "violations": [],
+    "counters": {"creates": 4},
+    "cgroups": {"version": 2, "driver": "systemd", "driver_from": "the runtime"},
+}
+
+PAGE = """\
+topoproxy 1.2.3, mode enforce, pid 42, up 1d 2h, ready
+/run/topoproxy/cri.sock -> /run/c.sock (containerd 1.6.20, connected, events off, cgroup v2, systemd driver)
+
+POOL    CPUS  NODE 0  NODE 1
+shared  4-7   -       4-7
+BE      2-7   2-3     4-7
+
+Exclusive CPUs
+CPUS  OWNER      BE MAY USE THEM
+0-1   ns/hard    no
+2-3   ns/soft/c  yes
+9     u3
+
+Containers (2)
+CONTAINER   QOS  POOL    CPUS  MEMS  PHASE    ID
+ns/a/b      LSE  own     0-1   0     created  ff
+ns/web/app  LS   shared  4-7   -     running  0123456789abc
+    runs on the shared pool
+
+Problems (2)
+  ns/x: the annotation is malformed (3 times)
+  once
+"""
+
+
+def test_the_whole_page() -> None:
+    assert render(STATUS) == PAGE
+
+
+def test_an_idle_node() -> None:
+    page = render(
+        {
+            "version": "1",
+            "ready": False,
+            "runtime": {"connected": False},
+            "pools": {"shared": "0", "nodes": []},
+        }
+    )
+    assert page == (
+        "topoproxy 1, NOT READY\n? -> ? (NOT CONNECTED)\n\n"
+        "POOL    CPUS\nshared  0\n\nNo containers.\n\nNo problems.\n"
+    )
+
+
+def test_broken_rules_stand_out() -> None:
+    assert "Problems (1)\n  RULE BROKEN: 0 is owned twice\n" in render({"violations": ["0 is owned twice"]})
+
+
+def test_when_a_problem_was_last_seen() -> None:
+    page = render(
+        {"problems": [{"what": "w", "count": 2, "last": time.time() - 125}, {"what": "v", "last": "noon"}]}
+    )
+    assert "w (2 times, last 2m 5s ago)" in page
+    assert "v (last noon)" in page
+
+
+def test_no_control_character_gets_to_the_terminal() -> None:
+    page = render({"containers": [{"ref": "a\x1b[2Jb\nc", "reason": "x\x9b"}], "problems": [{"what": "p\r"}]})
+    assert all(c.isprintable() or c == "\n" for c in page)
+    assert "a [2Jb c" in page
+
+
+def test_long_reasons_are_cut_at_the_terminal() -> None:
+    page = render({"containers": [{"ref": "a", "reason": "r" * 200}]}, width=40)
+    assert "    " + "r" * 33 + "...\n" in page
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1e9) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*STATUS, "what", "nodes"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(list(STATUS)), JSON) | JSON)
+def test_whatever_the_daemon_says_there_is_a_page(status: object) -> None:
+    assert render(status).startswith("topoproxy")
+
+
+def test_rules_memory_and_what_is_set_aside() -> None:
+    settings = {
+        "cpuManagerPolicy": "static",
+        "cpuManagerPolicyOptions": ["full-pcpus-only"],
+        "topologyManagerPolicy": "restricted",
+        "topologyManagerScope": "pod",
+        "memoryManagerPolicy": "Static",
+        "reservedSystemCPUs": "0",
+    }
+    amounts = {"allocatable": 3 << 30, "given": 1 << 29, "free": 512}
+    page = render(
+        {
+            "settings": settings,
+            "memory": [{"node": 0, "group": "0-1", "resources": {"memory": amounts}}],
+            "reservations": [
+                {"pod": "ns/p", "cpus": "2-3", "nodes": "1"},
+                {"pod": "ns/q", "cpus": "", "nodes": ""},
+            ],
+        }
+    )
+    assert (
+        "CPUs static (full-pcpus-only); topology restricted, scope pod; memory Static; reserved CPUs 0"
+        in page
+    )
+    assert "0     memory    3.0Gi        512.0Mi  512   0-1" in page
+    assert "Set aside for pods\nCPUS  POD   NUMA NODES\n2-3   ns/p  1\n-     ns/q  any\n" in page
+
+
+def test_rules_without_effect_are_not_reported() -> None:
+    assert "rules" not in render({"settings": {"cpuManagerPolicy": "none", "topologyManagerPolicy": "none"}})
+
+
+def test_a_takeover_is_one_of_the_rules() -> None:
+    page = render({"settings": {"cpuManagerPolicy": "static"}, "takeover": "started"})
+    assert "rules: CPUs static; takeover from kubelet started\n" in page
+
+
+def test_a_systemd_that_is_away_is_reported() -> None:
+    groups = {"version": 2, "driver": "systemd", "systemd": {"connected": False}}
+    head = render({**STATUS, "cgroups": groups}).splitlines()[1]
+    assert head.endswith("cgroup v2, systemd driver, systemd NOT CONNECTED)")
+    there = {**groups, "systemd": {"connected": True}}
+    assert "NOT CONNECTED" not in render({**STATUS, "cgroups": there})
+
+
+def test_a_stuck_worker_is_visible() -> None:
+    workers = {"kernel": {"stuck_s": 12.5, "waiting": 4}, "ledger": {"stuck_s": 0.0, "waiting": 0}}
+    page = render({**STATUS, "workers": workers}, 100)
+    assert "STUCK: the kernel worker, at one job for 12 s (4 jobs wait)" in page
+    assert "ledger worker" not in page
+
+
+@pytest.mark.parametrize(
+    ("floor", "nodes", "words"),
+    [
+        (4, {"0": 2, "1": 2}, "shared pool keeps 4 CPUs (2 of each NUMA node)\n"),
+        (4, {"0": 1, "1": 3}, "shared pool keeps 4 CPUs (1 to 3 of each NUMA node)\n"),
+        (4, {}, "shared pool keeps 4 CPUs\n"),
+        (0, {"0": 2}, "shared pool keeps 2 CPUs of each NUMA node\n"),
+        (1, {"0": 1}, "shared pool keeps 1 CPU (1 of each NUMA node)\n"),
+        (0, {"0": 1}, "shared pool keeps 1 CPU of each NUMA node\n"),
+        (0, {}, ""),
+        ("x", [3], ""),
+    ],
+)
+def test_the_floor_of_the_shared_pool_is_one_of_the_rules(floor: object, nodes: object, words: str) -> None:
+    rules = {"sharedFloor": floor, "sharedFloorPerNUMANode": nodes}
+    page = render({"settings": {"admission": rules}})
+    assert ("rules: " in page) is bool(words)
+    assert words in page
+
+
+def test_limits_of_owners_are_among_the_rules() -> None:
+    rules = {"maxCPUsPerPod": 4, "maxCPUsPerNamespace": "y", "maxCPUsPerNode": 9}
+    page = render({"settings": {"admission": rules}})
+    assert "rules: at most 4 CPUs owned by a pod; at most 9 CPUs owned\n" in page

@@ -1,0 +1,178 @@
+"""The device manager rule by rule: what counts, what is taken first, and who lets go of what."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.allocation.devices.allocate import DeviceRefused, allocate
+from proxy.allocation.devices.hints import container_hints, family, pod_hints
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.hint_family import Family
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.requests import Ask, Kind, PodAsk
+from tests.oracles.device_manager import unregistered, without_pod
+
+NODES = Mask([0, 1, 2])
+R, S = "vendor/dev", "vendor/other"
+OPEN = TopologyHint(None, preferred=False)
+
+
+def devices(**places: int) -> list[RegisteredDevice]:
+    """Devices by name and node; a node below 0: none told."""
+    return [RegisteredDevice(name, None if node < 0 else Mask([node])) for name, node in places.items()]
+
+
+def pod(*counts: int, init: int = 0) -> PodAsk:
+    """A pod of containers c0, c1 and so on, the first ``init`` of them init containers."""
+    kinds = [Kind.INIT if i < init else Kind.APP for i in range(len(counts))]
+    return PodAsk("p", tuple(Ask(f"c{i}", kinds[i], limits={R: n}) for i, n in enumerate(counts)))
+
+
+def near(*ids: int) -> TopologyHint:
+    return TopologyHint(Mask(ids), preferred=True)
+
+
+def said(hints: object) -> list[tuple[str, bool]]:
+    assert isinstance(hints, tuple)
+    return [(str(h.affinity), h.preferred) for h in hints]
+
+
+def test_what_a_container_holds_is_all_that_counts_for_it() -> None:
+    state = DeviceState().register(R, devices(a=0, b=1, c=2))
+    state = state.give("p", "c0", R, frozenset("a")).give("p", "c1", R, frozenset("b"))
+    both = pod(1, 1, init=1)
+    expected = [("1", True), ("0-1", False), ("1-2", False), ("0-2", False)]
+    assert said(container_hints(state, both, "c1", NODES)[R]) == expected, "what c0 left does not matter"
+    fewer = PodAsk("p", (both.containers[0], Ask("c1", limits={R: 0})))
+    assert container_hints(state, fewer, "c1", NODES)[R] == (), "it holds more than it asks for"
+    new = container_hints(state, both, "c0", NODES)[R]
+    assert said(new)[0] == ("0", True)
+
+
+def test_reusable_devices_have_to_be_near() -> None:
+    state = DeviceState().register(R, [*devices(a=0, b=1, c=1, z=-1), RegisteredDevice("n", Mask())])
+    held = state.give("p", "c0", R, frozenset("a"))
+    assert said(container_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [("0", True), ("0-1", False)]
+    assert said(container_hints(held, pod(1, 2, init=1), "c1", NODES)[R]) == [("0-1", False)], (
+        "node 1 could do alone, but a is to be used again"
+    )
+    untold = state.give("p", "c0", R, frozenset("z"))
+    assert said(container_hints(untold, pod(1, 2, init=1), "c1", NODES)[R])[0] == ("1", True)
+    nowhere = state.give("p", "c0", R, frozenset("n"))
+    assert container_hints(nowhere, pod(1, 2, init=1), "c1", NODES)[R] == (), "near to no node that is told"
+    gone = held.register(R, devices(b=1, c=1))
+    assert said(container_hints(gone, pod(1, 2, init=1), "c1", NODES)[R]) == [("1", True)]
+
+
+def test_nodes_that_count() -> None:
+    far = {d.id: d for d in devices(a=7)}
+    assert family(far, 1, NODES, frozenset("a")).nodes == (0, 1, 2), "none of them is on the machine"
+    mixed = {d.id: d for d in devices(a=7, b=2)}
+    found = family(mixed, 1, NODES, frozenset("ab"))
+    assert (found.nodes, found.size) == ((2,), 1)
+    assert family(mixed, 3, NODES, frozenset("ab")).size == 1, "no number of nodes could do"
+    untold = {d.id: d for d in devices(a=2, b=-1)}
+    assert family(untold, 1, NODES, frozenset("ab")).nodes == (2,)
+    wide = {d.id: d for d in devices(a=0, b=1, c=2)}
+    assert family(wide, 9, NODES, frozenset("abc")).size == 3
+    assert family(wide, 2, NODES, frozenset("abx")).size == 2
+    assert isinstance(family(wide, 0, NODES, frozenset()), Family)
+    assert family(wide, 0, NODES, frozenset()).size == 1
+
+
+def test_pods_of_two_that_share_no_device() -> None:
+    state = DeviceState().register(R, devices(a=0, b=1)).register(S, devices(x=-1))
+    asks = PodAsk("p", (Ask("c0", limits={R: 1, S: 1}), Ask("c1", limits={R: 1, "cpu": 9})))
+    hints = pod_hints(state, asks, NODES)
+    assert hints == {R: (TopologyHint(Mask([0, 1]), True),), S: None}
+    assert pod_hints(state.give("q", "c", S, frozenset("x")), asks, NODES)[S] is None
+    assert state.has_topology(R)
+    assert not state.has_topology(S)
+    assert not state.has_topology("vendor/unknown")
+
+
+def test_released_memory() -> None:
+    state = DeviceState().register(R, devices(a=0, b=0)).register(S, devices(x=0))
+    full = state.give("p", "c", R, frozenset("a")).give("p", "c", S, frozenset("x"))
+    full = full.give("p", "d", R, frozenset("b")).give("q", "c", R, frozenset())
+    assert full.of_container("p", "c", R) == {"a"}
+    assert full.of_container("p", "c", S) == {"x"}
+    assert [full.of_pod(*each) for each in (("p", R), ("p", S), ("z", R))] == [set("ab"), {"x"}, set()]
+    assert [full.in_use(R), full.in_use(S), full.available(R)] == [set("ab"), {"x"}, set()]
+    one = full.release("p", "c")
+    assert [one.in_use(R), one.in_use(S)] == [{"b"}, set()]
+    assert set(one.held) == {"p", "q"}
+    assert set(one.release("p", "d").held) == {"q"}, "no empty entry stays"
+    assert set(without_pod(full, "p").held) == {"q"}
+    assert unregistered(full, S).healthy(S) == set()
+    assert S in unregistered(full, S).registered
+
+
+def test_devices_of_init_containers_are_reusable_unless_kept() -> None:
+    state = DeviceState().register(R, devices(a=0, b=0, c=0, d=1))
+    state = state.give("p", "c0", R, frozenset("ab")).give("p", "c1", R, frozenset("bd"))
+    state = state.give("p", "c2", R, frozenset("d"))
+    assert state.reusable(pod(2, 2, 1, init=2), R) == set("ab")
+    assert state.reusable(pod(2, 2, 1, init=1), R) == {"a"}
+
+
+def test_reusable_ones_near_to_the_nodes_come_first() -> None:
+    state = DeviceState().register(R, devices(a=0, b=1, c=1, d=1)).give("p", "c0", R, frozenset("ab"))
+    asks = pod(2, 1, init=1)
+    one = allocate(state, asks, "c1", near(1))
+    assert (one.devices[R], one.reasons) == (("b",), ("vendor/dev: b: taken over from init containers",))
+    two = allocate(state, pod(2, 2, init=1), "c1", near(1))
+    assert two.devices[R] == ("a", "b"), "then the others, before new ones"
+    three = allocate(state, pod(2, 3, init=1), "c1", near(1))
+    assert three.reasons == (
+        "vendor/dev: b, a: taken over from init containers",
+        "vendor/dev: c: near to NUMA node 1",
+    )
+    gone = state.register(R, devices(b=1, c=1))
+    assert allocate(gone, pod(2, 2, init=1), "c1", near(1)).devices[R] == ("a", "b")
+
+
+def test_reasons_of_each_step() -> None:
+    state = DeviceState().register(R, devices(a=0, b=1, c=2, d=-1))
+    assert allocate(state, pod(4), "c0", near(1)).reasons == (
+        "vendor/dev: b: near to NUMA node 1",
+        "vendor/dev: a, c: near to others than NUMA node 1",
+        "vendor/dev: d: any will do",
+    )
+    assert allocate(state, pod(1), "c0", near(0, 1)).reasons == ("vendor/dev: a: near to NUMA nodes 0-1",)
+    assert allocate(state, pod(2), "c0", OPEN).reasons == ("vendor/dev: a, b: any will do",)
+    held = allocate(state, pod(2), "c0", OPEN).state
+    assert allocate(held, pod(2), "c0", OPEN).reasons == ("vendor/dev: it holds its devices already",)
+    none = allocate(state, pod(0), "c0", OPEN)
+    assert (none.reasons, none.devices, none.state) == ((), {R: ()}, state)
+
+
+def test_a_preference_counts_in_its_place() -> None:
+    state = DeviceState().register(R, devices(a=0, b=0, c=0, d=1, e=1))
+
+    def take(count: int, *wish: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        got = allocate(state, pod(count), "c0", near(0), {R: lambda *_: wish, S: lambda *_: "bc"})
+        return got.devices[R], tuple(reason.partition(": ")[2] for reason in got.reasons)
+
+    words = "the plugin prefers them among those near to the nodes decided on"
+    assert take(2, "c", "d") == (("a", "c"), (f"c: {words}", "a: near to NUMA node 0"))
+    assert take(2, "c", "b", "a") == (("a", "b"), (f"a, b: {words}",)), "by id"
+    assert take(4, "e") == (
+        ("a", "b", "c", "e"),
+        ("a, b, c: near to NUMA node 0", "e: the plugin prefers them"),
+    )
+    assert take(5, "e")[1][1:] == ("e: the plugin prefers them", "d: near to others than NUMA node 0")
+    assert take(3, "e") == (("a", "b", "c"), ("a, b, c: near to NUMA node 0",))
+
+
+def test_two_resources_of_one_container() -> None:
+    state = DeviceState().register(R, devices(a=0)).register(S, devices(x=0, y=1))
+    asks = PodAsk("p", (Ask("c", limits={"cpu": 1, R: 1, S: 1}),))
+    got = allocate(state, asks, "c", near(1))
+    assert got.devices == {R: ("a",), S: ("y",)}
+    assert got.state.held == {"p": {"c": {R: {"a"}, S: {"y"}}}}
+    with pytest.raises(DeviceRefused, match=r"unavailable for vendor/dev. Requested: 1, Available: 0"):
+        allocate(got.state, PodAsk("q", asks.containers), "c", near(1))
+    with pytest.raises(KeyError):
+        allocate(state, asks, "d", OPEN)

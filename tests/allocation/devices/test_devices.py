@@ -1,0 +1,206 @@
+"""The device manager: hints against the plainly written rules, choices under a hint, and who holds what."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation.devices.allocate import DeviceRefused, allocate
+from proxy.allocation.devices.hints import container_hints, pod_hints
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.hint_family import Family
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.requests import Ask, Kind, PodAsk
+from tests.oracles.device_manager import unregistered, without_pod
+
+OPEN = TopologyHint(None, preferred=False)
+NODES = Mask([0, 1, 3])
+R = "vendor/dev"
+
+PLACES = st.none() | st.sets(st.sampled_from([0, 1, 3, 6]), max_size=2).map(Mask)
+DEVICES = st.lists(st.tuples(PLACES, st.booleans()), max_size=6).map(
+    lambda all_: [RegisteredDevice(f"d{i}", nodes, healthy) for i, (nodes, healthy) in enumerate(all_)]
+)
+
+
+def ask(count: int, name: str = "c", kind: Kind = Kind.APP) -> Ask:
+    return Ask(name, kind, limits={R: count, "cpu": 1000})
+
+
+def pod(*asks: Ask, uid: str = "p") -> PodAsk:
+    return PodAsk(uid, asks)
+
+
+def plain(
+    devices: Sequence[RegisteredDevice], count: int, available: frozenset[str], reusable: frozenset[str]
+) -> list[TopologyHint]:
+    """kubernetes v1.36 pkg/kubelet/cm/devicemanager/topology_hints.go, step by step."""
+    named = sorted({n for d in devices for n in d.nodes or ()} & set(NODES)) or sorted(NODES)
+    least, found = len(named), []
+    for size in range(1, len(named) + 1):
+        for taken in itertools.combinations(named, size):
+            near = {d.id for d in devices if set(d.nodes or ()) & set(taken)}
+            if len(near) >= count:
+                least = min(least, size)
+            told = {d.id for d in devices if d.id in reusable and d.nodes is not None}
+            if told <= near and len(told) + len(near & available) >= count:
+                found.append(Mask(taken))
+    return [TopologyHint(mask, len(mask) == least) for mask in found]
+
+
+@given(DEVICES, st.integers(0, 4), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)))
+def test_hints_are_those_of_the_rules(
+    devices: list[RegisteredDevice], count: int, others: set[int], init: set[int]
+) -> None:
+    ids = [d.id for d in devices]
+    reusable = frozenset(ids[i] for i in init if i < len(ids))
+    taken = frozenset(ids[i] for i in others if i < len(ids)) - reusable
+    state = DeviceState().register(R, devices).give("other", "c", R, taken).give("p", "i", R, reusable)
+    both = pod(ask(0, "i", Kind.INIT), ask(count))
+    got = container_hints(state, both, "c", NODES)
+    assert set(got) == {R}, "what no plugin registered is nobody's"
+    available = frozenset(d.id for d in devices if d.healthy) - taken - reusable
+    if not any(d.nodes for d in devices):
+        assert got[R] is None
+    elif len(available | reusable) < count:
+        assert got[R] == ()
+    else:
+        assert list(got[R] or ()) == plain(devices, count, available, reusable)
+
+
+def test_what_is_held_is_hinted_at() -> None:
+    state = DeviceState().register(
+        R, [RegisteredDevice("a", Mask([0])), RegisteredDevice("b", Mask([1]), healthy=False)]
+    )
+    state = state.give("p", "c", R, frozenset("b"))
+    expected = (TopologyHint(Mask([1]), True), TopologyHint(Mask([0, 1]), False))
+    assert container_hints(state, pod(ask(1)), "c", NODES) == {R: expected}
+    assert pod_hints(state, pod(ask(1)), NODES) == {R: expected}
+    assert container_hints(state, pod(ask(2)), "c", NODES) == {R: ()}
+    assert pod_hints(state, pod(ask(1), ask(1, "x")), NODES) == {R: ()}
+
+
+def test_a_pods_devices_are_not_reused_in_pod_scope() -> None:
+    state = DeviceState().register(R, [RegisteredDevice("a", Mask([0]))])
+    both = pod(ask(1, "i", Kind.INIT), ask(1))
+    assert pod_hints(state, both, NODES) == {R: (TopologyHint(Mask([0]), True),)}, "one after the other"
+    state = state.give("q", "c", R, frozenset("a"))
+    assert pod_hints(state, both, NODES) == {R: ()}
+
+
+def test_many_nodes() -> None:
+    devices = [RegisteredDevice(f"d{i:02}", Mask([i // 2, 63])) for i in range(80)]
+    hints = container_hints(DeviceState().register(R, devices), pod(ask(3)), "c", Mask(range(64)))[R]
+    assert isinstance(hints, Family)
+    assert hints[0] == TopologyHint(Mask([63]), True)
+
+
+@given(DEVICES, st.integers(1, 4), st.none() | st.sets(st.sampled_from([0, 1, 3]), min_size=1).map(Mask))
+def test_aligned_devices_come_first(devices: list[RegisteredDevice], count: int, mask: Mask | None) -> None:
+    state = DeviceState().register(R, devices)
+    healthy = [d for d in devices if d.healthy]
+    if len(healthy) < count:
+        with pytest.raises(DeviceRefused):
+            allocate(state, pod(ask(count)), "c", TopologyHint(mask, False))
+        return
+    given_ = allocate(state, pod(ask(count)), "c", TopologyHint(mask, False))
+    got = given_.devices[R]
+    assert len(set(got)) == count
+
+    def rank(device: RegisteredDevice) -> int:
+        if mask is None or not device.nodes:
+            return 2 if mask is not None else 0
+        return 1 if device.nodes.isdisjoint(mask) else 0
+
+    chosen = [d for d in healthy if d.id in got]
+    assert sorted(map(rank, chosen)) == sorted(map(rank, healthy))[:count]
+    assert given_.state.available(R) == {d.id for d in healthy} - set(got)
+    assert without_pod(given_.state, "p") == state
+
+
+def test_init_containers_hand_their_devices_on() -> None:
+    state = DeviceState().register(
+        R, [RegisteredDevice(i, Mask([n])) for i, n in zip("abcd", (0, 0, 1, 1), strict=True)]
+    )
+    asks = (ask(2, "i", Kind.INIT), ask(1, "s", Kind.SIDECAR), ask(2, "j", Kind.INIT), ask(2))
+    whole, held = pod(*asks), []
+    for each, node in zip(asks, (0, 1, 0, 1), strict=True):
+        done = allocate(state, whole, each.name, TopologyHint(Mask([node]), preferred=True))
+        state = done.state
+        held.append("".join(done.devices[R]))
+    assert held == ["ab", "a", "bc", "bc"], "what the sidecar keeps is not handed on"
+    assert state.in_use(R) == set("abc")
+    assert state.release("p", "i").release("p", "j").in_use(R) == set("abc"), "others still hold them"
+    assert "taken over from init containers" in done.reasons[0]
+
+
+def test_a_plugin_may_prefer() -> None:
+    asked: list[tuple[Sequence[str], Sequence[str], int]] = []
+
+    def prefer(ids: Sequence[str], must: Sequence[str], count: int) -> list[str]:
+        asked.append((ids, must, count))
+        return ["d", "z", "a"]
+
+    places = zip("abcd", ([0], [0], [0], [1]), strict=True)
+    state = DeviceState().register(R, [RegisteredDevice(i, Mask(n)) for i, n in places])
+    near = TopologyHint(Mask([0]), preferred=True)
+    one = allocate(state, pod(ask(1)), "c", near, {R: prefer})
+    assert (one.devices[R], asked.pop()) == (("a",), (("a", "b", "c"), (), 1)), "only among the aligned"
+    three = allocate(state, pod(ask(3)), "c", near, {R: prefer})
+    assert (three.devices[R], asked) == (("a", "b", "c"), []), "nothing to choose"
+    state = state.register(
+        R, [RegisteredDevice(i, Mask(n)) for i, n in zip("abcd", ([0], [1], [1], [1]), strict=True)]
+    )
+    two = allocate(state, pod(ask(2)), "c", near, {R: prefer})
+    assert (two.devices[R], asked.pop()) == (("a", "d"), (("a", "b", "c", "d"), ("a",), 2))
+    blind = allocate(state, pod(ask(1)), "c", OPEN, {R: lambda *_: []})
+    assert blind.devices[R] == ("a",)
+
+
+def test_what_is_held_already_stays() -> None:
+    state = DeviceState().register(R, [RegisteredDevice("a"), RegisteredDevice("b")])
+    first = allocate(state, pod(ask(1)), "c", OPEN)
+    again = allocate(first.state, pod(ask(1)), "c", OPEN)
+    assert (again.state, again.devices) == (first.state, first.devices)
+    assert allocate(state, pod(ask(0)), "c", OPEN) == allocate(state, pod(ask(0), ask(1, "x")), "c", OPEN)
+    assert allocate(state, pod(Ask("c", limits={"other/dev": 1})), "c", OPEN).devices == {}
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "words"),
+    [
+        (
+            [RegisteredDevice("a")],
+            2,
+            "requested number of devices unavailable for vendor/dev. Requested: 2, Available: 1",
+        ),
+        ([], 1, "no healthy devices present; cannot allocate unhealthy devices vendor/dev"),
+        ([RegisteredDevice("a", healthy=False)], 1, "no healthy devices present"),
+    ],
+)
+def test_refusals(devices: list[RegisteredDevice], count: int, words: str) -> None:
+    with pytest.raises(DeviceRefused) as refused:
+        allocate(DeviceState().register(R, devices), pod(ask(count)), "c", OPEN)
+    assert str(refused.value).startswith(words)
+
+
+def test_refusals_of_what_is_held() -> None:
+    state = (
+        DeviceState()
+        .register(R, [RegisteredDevice("a"), RegisteredDevice("b")])
+        .give("p", "c", R, frozenset("a"))
+    )
+    with pytest.raises(DeviceRefused, match=r'pod "p" container "c" changed request for .* from 1 to 2'):
+        allocate(state, pod(ask(2)), "c", OPEN)
+    sick = state.register(R, [RegisteredDevice("a", healthy=False), RegisteredDevice("b")])
+    with pytest.raises(DeviceRefused, match="previously allocated devices are no longer healthy; cannot"):
+        allocate(sick, pod(ask(1)), "c", OPEN)
+    with pytest.raises(DeviceRefused, match="no healthy devices present"):
+        allocate(unregistered(state, R), pod(ask(1)), "c", OPEN)
+    with pytest.raises(DeviceRefused, match="cannot allocate unregistered device vendor/dev"):
+        allocate(DeviceState({}, state.held), pod(ask(1)), "c", OPEN)

@@ -1,0 +1,218 @@
+"""The accumulator where the tables do not reach: its own rules, odd machines, and random requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation.cpu_topology import CpuRow, CpuTopology
+from proxy.allocation.koordinator.accumulator import accumulate
+from proxy.allocation.koordinator.bind import holds
+from proxy.allocation.koordinator.bind_request import Allocated, BindRequest
+from proxy.allocation.packed import NotEnoughCpus
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
+
+FULL, SPREAD = BindRequest(), BindRequest(BindPolicy.SPREAD_BY_PCPUS)
+CORE, NODE = ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL
+
+
+def machine(sockets: int, nodes: int, cores: int, threads: int = 2, offline: str = "") -> CpuTopology:
+    """Build a machine whose CPU ids count up by thread, core, node and socket; some CPUs may be offline."""
+    missing = CpuSet.parse(offline)
+    rows = []
+    for cpu in range(sockets * nodes * cores * threads):
+        core = cpu // threads
+        node = core // cores
+        if cpu not in missing:
+            rows.append(CpuRow(cpu, core, node // nodes, node, node // nodes))
+    return CpuTopology.of_rows(rows)
+
+
+def held(text: str, policy: ExclusivePolicy) -> Allocated:
+    return Allocated().add(CpuSet.parse(text), policy)
+
+
+def take(topo: CpuTopology, n: int, wish: BindRequest, taken: Allocated | None = None, **more: bool) -> str:
+    taken = taken or Allocated()
+    free = taken.available(topo.cpus, wish.max_ref_count)
+    return str(accumulate(topo, free, n, wish, taken, **more))
+
+
+def test_takes_no_more_than_was_asked_for() -> None:
+    assert take(machine(3, 1, 4), 11, FULL) == "0-10"
+    assert take(machine(4, 1, 4), 13, FULL, held("8", ExclusivePolicy.NONE)) == "0-7,9-13", (
+        "the rest is a broken core"
+    )
+
+
+def test_the_last_core_fits_exactly() -> None:
+    assert take(machine(3, 1, 4), 10, FULL) == "0-9"
+
+
+def test_cores_are_avoided_in_a_socket_and_everywhere() -> None:
+    topo, free = machine(1, 2, 2), CpuSet.parse("1-2,4,6")
+    for level in (CORE, NODE):
+        wish, others = replace(SPREAD, exclusive=level), held("0", level)
+        assert str(accumulate(topo, free, 3, wish, others)) == "2,4,6"
+        literal = accumulate(topo, free, 3, wish, others, degrade=False)
+        assert str(literal) == {CORE: "2,4,6", NODE: "1-2,4"}[level], "only PCPULevel, as Koordinator's code"
+    wish, others = replace(FULL, exclusive=CORE), held("0", CORE)
+    assert take(machine(2, 1, 2), 6, wish, others) == "2-7"
+    assert take(machine(2, 1, 2), 7, wish, others) == "1-7", "what is avoided is taken at last"
+
+
+def test_threads_that_fewer_pods_have() -> None:
+    wish = replace(SPREAD, max_ref_count=2)
+    assert take(machine(1, 1, 2), 2, wish, Allocated({0: 1, 2: 1})) == "1,3"
+
+
+@pytest.mark.parametrize(
+    ("topo", "free", "n", "policy", "most", "least"),
+    [
+        (machine(2, 1, 2), "1-7", 5, BindPolicy.SPREAD_BY_PCPUS, "1-4,6", "1-2,4-6"),
+        (machine(1, 2, 2), "0,2,4,6-7", 3, BindPolicy.FULL_PCPUS, "4,6-7", "0,6-7"),
+    ],
+)
+def test_single_threads_come_from_where_the_strategy_says(
+    topo: CpuTopology, free: str, n: int, policy: BindPolicy, most: str, least: str
+) -> None:
+    for strategy, expected in ((NumaStrategy.MOST_ALLOCATED, most), (NumaStrategy.LEAST_ALLOCATED, least)):
+        wish = BindRequest(policy, strategy=strategy)
+        assert str(accumulate(topo, CpuSet.parse(free), n, wish, Allocated())) == expected
+
+
+@pytest.mark.parametrize(
+    ("offline", "n", "expected", "why"),
+    [
+        ("1", 3, "2-4", "whole cores first: those of two threads before the one that has one"),
+        ("1", 7, "0,2-7", "a core with one thread is whole too"),
+        ("8-15", 8, "0-7", "a node without CPUs is no node"),
+        ("9,11,13,15", 4, "8,10,12,14", "the node with fewer CPUs is the fuller one"),
+    ],
+)
+def test_units_have_their_true_sizes(offline: str, n: int, expected: str, why: str) -> None:
+    assert take(machine(2, 1, 4, offline=offline), n, FULL) == expected, why
+
+
+def test_without_a_free_node_cores_are_avoided() -> None:
+    topo, others = machine(1, 2, 4), held("0,8", NODE)
+    wish = replace(SPREAD, exclusive=NODE)
+    assert take(topo, 3, wish, others) == "2,4,6"
+    assert take(topo, 3, wish, others, degrade=False) == "1-2,4", "as Koordinator's code"
+    assert take(topo, 12, wish, others) == "1-7,9-12,14", "if need be anything"
+
+
+def test_cores_of_the_same_policy_are_avoided_by_whole_cores_too() -> None:
+    topo, others = machine(1, 1, 3), held("0-1", CORE)
+    wish = replace(FULL, exclusive=CORE, max_ref_count=2)
+    assert take(topo, 2, replace(wish, exclusive=ExclusivePolicy.NONE), others) == "2-3", "fewer pods have it"
+    both = others.add(CpuSet.parse("2-5")).add(CpuSet())
+    assert take(topo, 4, wish, both) == "2-5"
+    assert take(topo, 4, wish, both, degrade=False) == "0-3"
+    assert take(topo, 6, wish, both) == "0-5", "only preferred"
+
+
+def test_the_second_half_of_a_request_does_not_shun_the_first() -> None:
+    topo = machine(2, 1, 2)
+    wish = replace(FULL, exclusive=NODE)
+    assert take(topo, 3, wish, held("0,4", ExclusivePolicy.NONE)) == "1-3"
+
+
+def test_says_what_it_did() -> None:
+    steps: list[str] = []
+    topo = machine(3, 1, 4)
+    accumulate(topo, topo.cpus, 11, FULL, Allocated(), steps=steps)
+    assert steps == [
+        "8 CPUs: all whole cores of socket 0: CPUs 0-7",
+        "2 CPUs: as many whole cores as fit, of socket 1: CPUs 8-9",
+        "1 CPU: single CPUs, one of each core in turn: CPU 10",
+    ]
+    steps.clear()
+    wish = replace(SPREAD, strategy=NumaStrategy.LEAST_ALLOCATED)
+    accumulate(topo, topo.cpus, 3, wish, Allocated(), steps=steps)
+    assert steps == [
+        "3 CPUs: one thread of each core of NUMA node 0, which has the most free (4): CPUs 0,2,4"
+    ]
+
+
+def test_too_few() -> None:
+    topo = machine(1, 1, 2)
+    with pytest.raises(NotEnoughCpus, match="requested=5, available=4"):
+        accumulate(topo, CpuSet.parse("0-3,70"), 5, FULL, Allocated())
+    assert accumulate(topo, CpuSet(), 0, FULL, Allocated()) == CpuSet()
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindRequest, Allocated]:
+    size = [draw(st.integers(1, most)) for most in (3, 2, 4, 3)]
+    total = size[0] * size[1] * size[2] * size[3]
+    ids = st.integers(0, total - 1)
+    offline = CpuSet(draw(st.sets(ids, max_size=3)))
+    topo = machine(*size, offline=str(offline)) if len(offline) < total else machine(*size)
+    most = draw(st.integers(1, 2))
+    counts = draw(st.dictionaries(ids, st.integers(1, most)))
+    policies = {cpu: draw(st.sampled_from(ExclusivePolicy)) for cpu in counts}
+    wish = BindRequest(
+        draw(st.sampled_from((BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS))),
+        exclusive=draw(st.sampled_from(ExclusivePolicy)),
+        strategy=draw(st.sampled_from(NumaStrategy)),
+        max_ref_count=most,
+    )
+    taken = Allocated(counts, policies)
+    free = taken.available(topo.cpus, most)
+    return topo, free, draw(st.integers(0, len(free))), wish, taken
+
+
+@given(requests(), st.booleans())
+def test_exactly_n_of_what_is_free_and_always_the_same(
+    request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated], degrade: bool
+) -> None:
+    topo, free, n, wish, taken = request
+    steps: list[str] = []
+    found = accumulate(topo, free, n, wish, taken, degrade=degrade, steps=steps)
+    assert len(found) == n
+    assert found <= free
+    assert found == accumulate(topo, free, n, wish, taken, degrade=degrade)
+    assert bool(steps) == (n > 0)
+
+
+@given(requests())
+def test_no_pod_is_met_where_a_node_has_room_for_all(
+    request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
+) -> None:
+    topo, free, n, wish, taken = request
+    if wish.exclusive not in (CORE, NODE):
+        return
+    theirs = taken.under(wish.exclusive)
+    units = topo.cores if wish.exclusive is CORE else topo.nodes
+    shunned = CpuSet()
+    for bits in units.values():
+        if bits & theirs.bits:
+            shunned |= CpuSet.from_bits(bits)
+    clean = free - shunned
+    whole = [c for c in topo.cores.values() if not c & ~clean.bits]
+    spread = wish.policy is BindPolicy.SPREAD_BY_PCPUS and topo.cpus_per_core > 1
+    pieces = [c & clean.bits & -(c & clean.bits) for c in topo.cores.values()] if spread else whole
+    if any(sum((piece & node).bit_count() for piece in pieces) >= n for node in topo.nodes.values()):
+        assert accumulate(topo, free, n, wish, taken).isdisjoint(shunned)
+
+
+@given(requests())
+def test_the_policy_holds_where_a_node_has_room_for_it(
+    request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
+) -> None:
+    topo, free, n, wish, taken = request
+    wish = replace(wish, exclusive=ExclusivePolicy.NONE)
+    if wish.policy is BindPolicy.FULL_PCPUS:
+        sizes = {c.bit_count() for c in topo.cores.values()}
+        pieces = [c for c in topo.cores.values() if not c & ~free.bits]
+        possible = len(sizes) == 1 and n % topo.cpus_per_core == 0
+    else:
+        pieces = [c & free.bits & -(c & free.bits) for c in topo.cores.values()]
+        possible = topo.cpus_per_core > 1
+    if possible and any(sum((p & node).bit_count() for p in pieces) >= n for node in topo.nodes.values()):
+        assert holds(topo, accumulate(topo, free, n, wish, taken), wish.policy)

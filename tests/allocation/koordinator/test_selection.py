@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.create import Plan, place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
+from proxy.model.options import Policy
+from proxy.model.requests import Ask, PodAsk
+from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, Request
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
+
+
+def whole(count: int, **more: object) -> Request:
+    return Request(count * 1024, count * 100_000, 100_000, **more)  # type: ignore[arg-type]
+
+
+def pod(uid: str, **wishes: object) -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, **wishes)  # type: ignore[arg-type]
+
+
+def on(state: NodeState, who: Pod, count: int, **more: object) -> Plan:
+    return place(state, who, "c", 0, whole(count, **more), f"t-{who.uid}")
+
+
+def cpus(node: Node, count: int, **wishes: object) -> str:
+    plan = on(NodeState.empty(node), pod("a", **wishes), count)
+    assert plan.container is not None, plan.verdict
+    assert plan.container.placement.pool is Pool.OWN
+    return str(plan.container.placement.own)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "prescribed", "expected"),
+    [
+        ({}, NodeBindPolicy.NONE, "0-1,8-9"),
+        ({"bind_preferred": SPREAD}, NodeBindPolicy.NONE, "0-3"),
+        ({"bind_required": SPREAD}, NodeBindPolicy.NONE, "0-3"),
+        ({"bind_preferred": FULL}, NodeBindPolicy.NONE, "0-1,8-9"),
+        ({}, NodeBindPolicy.SPREAD_BY_PCPUS, "0-3"),
+        ({"bind_preferred": SPREAD}, NodeBindPolicy.FULL_PCPUS_ONLY, "0-1,8-9"),
+        ({"bind_preferred": BindPolicy.CONSTRAINED_BURST}, NodeBindPolicy.NONE, "0-1,8-9"),
+    ],
+)
+def test_the_policy_that_holds(wishes: dict[str, object], prescribed: NodeBindPolicy, expected: str) -> None:
+    assert cpus(dataclasses.replace(NODE, bind=prescribed), 4, **wishes) == expected
+
+
+def test_a_pod_without_alignment_fills_one_node_before_the_next() -> None:
+    node = dataclasses.replace(NODE, policy=Policy.BEST_EFFORT)
+    given = CpuSet.parse(cpus(node, 12, bind_required=FULL))
+    assert sorted(len(given & each.cpus) for each in MACHINE.nodes) == [4, 8]
+
+
+def test_a_required_policy_that_cannot_hold_refuses() -> None:
+    state = NodeState.empty(dataclasses.replace(NODE, bind=NodeBindPolicy.FULL_PCPUS_ONLY))
+    plan = on(state, pod("a"), 3)
+    assert (plan.verdict.code, plan.verdict.reason, plan.state) == (9, "CPUBindPolicyError", state)
+    assert plan.verdict.message.endswith("requested=3, cpus per core=2 (ns/a/c)")
+    assert cpus(NODE, 3, bind_preferred=FULL) == "0-1,8", "what is preferred yields"
+    clash = on(state, pod("a", bind_required=SPREAD), 4)
+    assert "the pod requires SpreadByPCPUs and the node requires FullPCPUs" in clash.verdict.message
+    assert (clash.verdict.code, clash.container, clash.state) == (9, None, state)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (NumaStrategy.MOST_ALLOCATED, "1-2,9-10"),
+        (NumaStrategy.LEAST_ALLOCATED, "4-5,12-13"),
+        (NumaStrategy.DISTRIBUTE_EVENLY, "4-5,12-13"),
+    ],
+)
+def test_the_nodes_strategy_says_which_numa_node_is_filled(strategy: NumaStrategy, expected: str) -> None:
+    node = dataclasses.replace(NODE, strategy=strategy)
+    state = on(NodeState.empty(node), pod("first", bind_preferred=FULL), 2).state
+    assert next(iter(state.owners.values())).cpus == CpuSet((0, 8))
+    if strategy is NumaStrategy.DISTRIBUTE_EVENLY:
+        assert cpus(node, 12) == "0-2,4-6,8-10,12-14", "what needs two nodes takes the same of both"
+    plan = on(state, pod("second"), 4)
+    assert plan.container is not None
+    assert str(plan.container.placement.own) == expected
+
+
+def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
+    shy = {"bind_preferred": SPREAD, "exclusive": ExclusivePolicy.PCPU_LEVEL}
+    state = NodeState.empty(NODE)
+    for uid, expected in (("a", "0-1"), ("b", "2-3")):
+        plan = on(state, pod(uid, **shy), 2)
+        assert plan.container is not None
+        assert str(plan.container.placement.own) == expected
+        state = plan.state.changed(put=[plan.container.in_phase(Phase.RUNNING)])
+    bold = on(state, pod("c", bind_preferred=SPREAD), 2).container
+    assert bold is not None
+    assert str(bold.placement.own) == "8-9", "only those of the same wish are shunned"
+    gone = state.changed(put=[c.in_phase(Phase.EXITED) for c in state.containers.values()])
+    again = on(gone, pod("d", **shy), 8).container
+    assert again is not None
+    assert len(again.placement.own) == 8
+
+
+def test_numa_nodes_that_were_decided_on_come_first() -> None:
+    node = dataclasses.replace(NODE, policy=Policy.RESTRICTED, bind=NodeBindPolicy.SPREAD_BY_PCPUS)
+    gpu = Near("g0", "gpu", Mask((1,)))
+    plan = on(NodeState.empty(node), pod("a"), 4, devices=(gpu,))
+    assert plan.container is not None
+    assert str(plan.container.placement.own) == "4-7"
+    told = [step.what for step in plan.explanation.steps if step.provider == "cpu"]  # type: ignore[union-attr]
+    assert told[0] == "bind policy SpreadByPCPUs, required"
+    few = dataclasses.replace(node, policy=Policy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
+    wide = on(NodeState.empty(few), pod("a", bind_preferred=FULL), 4, devices=(gpu,))
+    assert wide.verdict.admitted
+    assert any("had only 2 free" in step.what for step in wide.explanation.steps)  # type: ignore[union-attr]
+
+
+def test_a_restart_keeps_the_cpus_whatever_the_policy_says_today() -> None:
+    first = on(NodeState.empty(NODE), pod("a"), 4)
+    assert first.container is not None
+    ended = first.state.changed(put=[first.container.in_phase(Phase.EXITED)]).with_pod(pod("a"))
+    spread = dataclasses.replace(ended, node=dataclasses.replace(NODE, bind=NodeBindPolicy.SPREAD_BY_PCPUS))
+    again = place(spread, pod("a"), "c", 1, whole(4), "t2")
+    assert again.container is not None
+    assert again.container.placement.own == first.container.placement.own
+
+
+BURST = {"bind_preferred": BindPolicy.CONSTRAINED_BURST, "kube_qos": KubeQos.BURSTABLE}
+
+
+def shared(state: NodeState, who: Pod, milli: int, name: str = "c") -> Plan:
+    request = Request(512, milli * 100, 100_000)
+    plan = place(state, who, name, 0, request, f"t-{who.uid}-{name}")
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+    return plan
+
+
+def runs_on(plan: Plan) -> str:
+    assert plan.container is not None
+    return str(plan.state.wanted(plan.container))
+
+
+def test_constrained_burst_keeps_a_pod_on_as_few_nodes_as_its_limit_needs() -> None:
+    state = on(NodeState.empty(NODE), pod("owner"), 2).state  # 6 CPUs left on node 0, 8 on node 1
+    assert runs_on(shared(state, pod("a", **BURST), 6000)) == "1-3,9-11"
+    plan = shared(state, pod("b", **BURST), 6001)
+    assert runs_on(plan) == "4-7,12-15"
+    assert plan.container is not None
+    assert plan.container.placement.mems == Mask((1,))
+    assert plan.container.placement.reasons[0].endswith("of NUMA node 1 (ConstrainedBurst)")
+    for milli in (0, 8001, 99_000):
+        assert runs_on(shared(state, pod("c", **BURST), milli)) == "1-7,9-15"
+    assert runs_on(shared(state, pod("d", kube_qos=KubeQos.BURSTABLE), 1000)) == "1-7,9-15"
+    emptiest = NodeState.of(
+        dataclasses.replace(NODE, strategy=NumaStrategy.LEAST_ALLOCATED), (), state.containers.values()
+    )
+    assert runs_on(shared(emptiest, pod("e", **BURST), 6000)) == "4-7,12-15"
+
+
+def test_all_containers_of_a_pod_are_narrowed_alike() -> None:
+    state = on(NodeState.empty(NODE), pod("owner"), 2).state
+    first = shared(state, pod("a", **BURST), 1000)
+    second = shared(first.state, pod("a", **BURST), 8000, "d")
+    assert runs_on(second) == runs_on(first) == "1-3,9-11"
+    asks = PodAsk("b", tuple(Ask(name, limits={"cpu": 3500}) for name in ("c", "d")), guaranteed=False)
+    known = pod("b", **BURST, asks=asks)
+    assert runs_on(shared(state, known, 1000)) == "4-7,12-15", "7 CPUs are the pod's limit"
+    loose = dataclasses.replace(asks, containers=(*asks.containers, Ask("e")))
+    assert runs_on(shared(state, pod("b", **BURST, asks=loose), 1000)) == "1-7,9-15"
+
+
+def on_arm(node: Node) -> Node:
+    return dataclasses.replace(node, machine=dataclasses.replace(node.machine, extra={"arch": "aarch64"}))
+
+
+def test_arm_binds_whole_cores_only_and_says_so() -> None:
+    node = on_arm(NODE)
+    plan = on(NodeState.empty(node), pod("a", bind_preferred=SPREAD), 4)
+    assert plan.container is not None
+    assert str(plan.container.placement.own) == "0-1,8-9", "0-3 elsewhere"
+    assert plan.explanation is not None
+    steps = [step.what for step in plan.explanation.steps]
+    assert "FullPCPUs instead of SpreadByPCPUs: aarch64 offers nothing else" in steps
+    refused = on(NodeState.empty(node), pod("b", bind_required=SPREAD), 4)
+    assert refused.container is None
+    assert refused.verdict.code == 9
+    assert "SpreadByPCPUs is required, which aarch64 does not offer" in refused.verdict.message
+    assert on(NodeState.empty(NODE), pod("b", bind_required=SPREAD), 4).container is not None
+
+
+def test_arm_keeps_apart_by_node_and_not_by_core() -> None:
+    level = ExclusivePolicy.PCPU_LEVEL
+    node = on_arm(NODE)
+    plan = on(NodeState.empty(node), pod("a", exclusive=level), 2)
+    assert plan.container is not None
+    assert plan.explanation is not None
+    assert any(step.what.startswith("PCPULevel left out") for step in plan.explanation.steps)

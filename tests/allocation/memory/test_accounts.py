@@ -1,0 +1,264 @@
+"""Who holds which memory, as containers come, end, take over and go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.providers.devices import DeviceProvider, devices_held
+from proxy.engine.adoption import adopt
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Block
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True, reserved_memory={0: {"memory": 10 * MIB}})
+RUNNING, EXITED, CREATING = Phase.RUNNING, Phase.EXITED, Phase.CREATING
+
+
+def asking(uid: str, *containers: tuple[str, Kind, int]) -> Pod:
+    asks = [Ask(n, kind, {"memory": mib * MIB}, {"memory": mib * MIB}) for n, kind, mib in containers]
+    return Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, tuple(asks)))
+
+
+def holding(
+    pod: Pod, name: str, mib: int, nodes: tuple[int, ...] = (0,), phase: Phase = RUNNING, attempt: int = 0
+) -> Container:
+    blocks = (Block(Mask(nodes), "memory", mib * MIB),)
+    placement = Placement(Pool.SHARED, CpuSet(), Mask(nodes), blocks=blocks)
+    return Container(f"{pod.uid}-{name}-{attempt}", name, pod, Request(), placement, phase, attempt)
+
+
+def reserved(state: NodeState) -> tuple[int, ...]:
+    """Give what is reserved on each node, in MiB."""
+    assert state.memory is not None
+    return tuple(node.table("memory").reserved // MIB for node in state.memory.nodes.values())
+
+
+def held(state: NodeState) -> dict[tuple[str, str], list[tuple[str, int]]]:
+    assert state.memory is not None
+    return {
+        (uid, name): [(str(b.affinity), b.size // MIB) for b in blocks]
+        for uid, pod in state.memory.assignments.items()
+        for name, blocks in pod.items()
+    }
+
+
+def create(state: NodeState, pod: Pod, name: str, mib: int, attempt: int = 0) -> NodeState:
+    plan = place(state, pod, name, attempt, Request(memory_limit=mib * MIB), f"{pod.uid}-{name}-{attempt}")
+    assert plan.verdict.admitted, plan.verdict
+    return plan.state
+
+
+def end(state: NodeState, key: str) -> NodeState:
+    return state.changed(put=[state.containers[key].in_phase(EXITED)])
+
+
+def run(state: NodeState, key: str) -> NodeState:
+    container = state.containers[key].in_phase(RUNNING)
+    return state.changed(put=[container]).started(container)
+
+
+def held_devices(state: NodeState) -> DeviceState:
+    return devices_held(state.node.devices, state.pods.values(), state.containers.values())
+
+
+POD = asking("p", ("init", Kind.INIT, 80), ("app", Kind.APP, 60))
+INIT, APP = ("p", "init"), ("p", "app")
+
+
+def test_what_an_init_container_leaves_is_taken_over_and_counted_once() -> None:
+    state = create(NodeState.empty(NODE).with_pod(POD), POD, "init", 80)
+    assert (held(state), reserved(state)) == ({INIT: [("0", 80)]}, (80, 0))
+    state = end(run(state, "p-init-0"), "p-init-0")
+    assert reserved(state) == (80, 0), "it may come back until a later one has started"
+    state = create(state, POD, "app", 60)
+    assert (held(state), reserved(state)) == ({INIT: [("0", 20)], APP: [("0", 60)]}, (80, 0))
+    failed = state.changed(drop=["p-app-0"])
+    assert (held(failed), reserved(failed)) == ({INIT: [("0", 80)]}, (80, 0)), "nobody has taken it over"
+    state = run(state, "p-app-0")
+    assert (held(state), reserved(state)) == ({APP: [("0", 60)]}, (60, 0))
+    state = create(end(state, "p-app-0"), POD, "app", 60, attempt=1)
+    assert (held(state), reserved(state)) == ({APP: [("0", 60)]}, (60, 0)), "a restart keeps its memory"
+    state = state.changed(drop=["p-app-1"]).without_pod("s-p")
+    assert (held(state), reserved(state)) == ({}, (0, 0))
+
+
+def test_several_take_over_from_one_and_one_from_several() -> None:
+    pod = asking(
+        "p", ("i", Kind.INIT, 50), ("j", Kind.INIT, 70), ("s", Kind.SIDECAR, 10), ("a", Kind.APP, 65)
+    )
+    state = NodeState.empty(NODE).with_pod(pod)
+    for name, mib, ends in (("i", 50, True), ("j", 70, True), ("s", 10, False), ("a", 65, False)):
+        state = create(state, pod, name, mib)
+        state = end(state, f"p-{name}-0") if ends else state
+        assert reserved(state) == {"i": (50, 0), "j": (70, 0), "s": (70, 0), "a": (75, 0)}[name]
+    assert held(state) == {
+        ("p", "i"): [("0", 0)],
+        ("p", "j"): [("0", 0)],
+        ("p", "s"): [("0", 10)],
+        ("p", "a"): [("0", 65)],
+    }
+
+
+def test_nothing_is_taken_over_from_those_that_stay_or_have_other_nodes() -> None:
+    pod = asking("p", ("s", Kind.SIDECAR, 10), ("i", Kind.INIT, 20), ("a", Kind.APP, 30))
+    containers = [holding(pod, "s", 10), holding(pod, "i", 20, (1,), EXITED), holding(pod, "a", 30)]
+    state = NodeState.of(NODE, [pod], containers)
+    assert reserved(state) == (40, 20)
+    assert held(state)["p", "i"] == [("1", 20)]
+    pages = dataclasses.replace(holding(pod, "i", 20, (0,), EXITED))
+    blocks = (Block(Mask([0]), "hugepages-2Mi", 20 * MIB),)
+    pages = dataclasses.replace(pages, placement=dataclasses.replace(pages.placement, blocks=blocks))
+    assert held(state.changed(put=[pages]))["p", "i"] == [("0", 20)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "known", "sandbox", "counts"),
+    [
+        (CREATING, False, True, True),
+        (RUNNING, False, False, True),
+        (EXITED, True, True, True),
+        (EXITED, True, False, False),
+        (EXITED, False, True, False),
+    ],
+)
+def test_ended_containers_keep_their_cpus_while_they_may_return(
+    phase: Phase, *, known: bool, sandbox: bool, counts: bool
+) -> None:
+    pod = POD if known else dataclasses.replace(POD, asks=None)
+    state = NodeState.of(NODE, [pod] if sandbox else [], [holding(pod, "app", 60, phase=phase)])
+    assert reserved(state) == ((60, 0) if counts else (0, 0))
+
+
+def test_a_sandbox_that_comes_back_counts_what_its_ended_containers_hold() -> None:
+    state = NodeState.of(NODE, [POD], [holding(POD, "app", 60, phase=EXITED)])
+    gone = state.without_pod("s-p")
+    assert reserved(gone) == (0, 0)
+    assert reserved(gone.with_pod(POD)) == (60, 0)
+
+
+def test_of_several_attempts_the_newest_counts() -> None:
+    both = [holding(POD, "app", 60, (1,), RUNNING, 1), holding(POD, "app", 50, (0,), EXITED, 0)]
+    for containers in (both, both[::-1]):
+        assert reserved(NodeState.of(NODE, [POD], containers)) == (0, 60)
+
+
+def test_an_overcommitted_node_takes_no_memory_from_containers() -> None:
+    state = NodeState.empty(NODE)
+    for uid in "ab":
+        pod = Pod(f"s-{uid}", uid, "ns", uid)
+        request = Request(memory_limit=80 * MIB, cpuset_mems="0")
+        state = adopt(state, uid, pod, "c", 0, request, RUNNING).state
+    assert reserved(state) == (90, 0), "all there is"
+    state = state.changed(drop=["a"])
+    assert (held(state), reserved(state)) == ({("b", "c"): [("0", 80)]}, (80, 0))
+    assert reserved(state.changed(drop=["b"])) == (0, 0)
+
+
+def test_a_group_beside_single_nodes_may_run_already() -> None:
+    a, b = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "ab")
+    for first, second in ((0, 1), (1, 0)):
+        containers = [holding(a, "c", 40, (0,)), holding(b, "c", 100, (0, 1))]
+        state = NodeState.empty(NODE).changed(put=[containers[first]]).changed(put=[containers[second]])
+        assert reserved(state) == (90, 50)
+        alone = state.changed(drop=["b-c-0"])
+        assert reserved(alone) == (40, 0)
+        assert alone.memory == NodeState.of(NODE, (), [containers[0]]).memory
+        alone = state.changed(drop=["a-c-0"])
+        assert alone.memory == NodeState.of(NODE, (), [containers[1]]).memory
+
+
+def test_memory_of_a_lost_node_is_counted_on_its_group() -> None:
+    a, b, c = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "abc")
+    blocks = [holding(a, "c", 40, (0, 7)), holding(b, "c", 50), holding(c, "c", 30, (7,))]
+    state = NodeState.of(NODE, (), blocks)
+    assert reserved(state) == (90, 0), "what was only there is charged to nobody"
+    assert reserved(state.changed(drop=["a-c-0"])) == (50, 0)
+    assert reserved(state.changed(drop=["c-c-0"])) == (90, 0)
+
+
+def aside(*parts: tuple[str, int], whole: int = 0) -> SetAside:
+    def block(mib: int) -> tuple[Block, ...]:
+        return (Block(Mask([0]), "memory", mib * MIB),) if mib else ()
+
+    found = tuple(Part(name, CpuSet(), block(mib)) for name, mib in parts)
+    return SetAside(Mask([0]), True, CpuSet(), block(whole), found)
+
+
+def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
+    pod = dataclasses.replace(POD, aside=aside(("init", 20), ("app", 60)))
+    state = NodeState.empty(NODE).with_pod(pod)
+    assert (held(state), reserved(state)) == ({INIT: [("0", 20)], APP: [("0", 60)]}, (80, 0))
+    state = state.changed(put=[holding(pod, "init", 20)])
+    assert reserved(state) == (80, 0)
+    state = end(state, "p-init-0").changed(put=[holding(pod, "app", 60)])
+    assert reserved(state) == (80, 0), "the parts are what is left of them already"
+    state = run(state, "p-app-0")
+    assert (held(state), reserved(state)) == ({APP: [("0", 60)]}, (60, 0))
+    assert state.pods["s-p"].aside.part("init").blocks == ()
+    assert state.pods["s-p"].aside.part("app").blocks != ()
+    whole = NodeState.empty(NODE).with_pod(dataclasses.replace(POD, aside=aside(whole=70)))
+    assert held(whole) == {("p", ""): [("0", 70)]}
+    assert reserved(whole.without_pod("s-p")) == (0, 0)
+
+
+def test_only_init_containers_before_a_started_one_have_released() -> None:
+    pod = asking(
+        "p", ("i", Kind.INIT, 10), ("s", Kind.SIDECAR, 10), ("j", Kind.INIT, 10), ("a", Kind.APP, 10)
+    )
+    inits = [holding(pod, "i", 10, (0,), EXITED), holding(pod, "j", 10, (1,), EXITED)]
+    state = NodeState.of(NODE, [pod], [*inits, holding(pod, "s", 10, (1,), EXITED)])
+    started = holding(pod, "s", 10, (1,), RUNNING, 1)
+    state = state.changed(put=[started]).started(started)
+    assert set(held(state)) == {("p", "j"), ("p", "s")}
+    started = holding(pod, "a", 10, (1,))
+    state = state.changed(put=[started]).started(started)
+    assert set(held(state)) == {("p", "a"), ("p", "s")}
+    other = holding(pod, "unknown", 10, (1,))
+    assert held(state.changed(put=[*inits, other]).started(other)).keys() >= {("p", "i"), ("p", "j")}
+
+
+def test_devices_are_held_until_the_pod_is_gone() -> None:
+    node = dataclasses.replace(NODE, devices={"gpu": {i: RegisteredDevice(i) for i in "abc"}})
+    containers = [
+        dataclasses.replace(
+            holding(POD, name, 1, phase=phase),
+            placement=Placement(Pool.SHARED, CpuSet(), Mask(), devices=(("gpu", (device,)),)),
+        )
+        for name, phase, device in (("init", EXITED, "a"), ("app", RUNNING, "b"))
+    ]
+    there = held_devices(NodeState.of(node, [POD], containers))
+    assert there.available("gpu") == {"c"}
+    assert there.of_container("p", "init", "gpu") == {"a"}
+    assert held_devices(NodeState.of(node, (), containers)).available("gpu") == {"a", "c"}
+    providers = NodeState.of(NODE, (), containers).providers
+    assert not any(isinstance(each, DeviceProvider) for each in providers), "a node without devices"
+
+
+def test_a_part_ends_with_its_container_whatever_its_class() -> None:
+    """kubelet's word and the cgroup parent may contradict each other."""
+    pod = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT, aside=aside(("init", 20), ("app", 60)))
+    state = NodeState.empty(NODE).with_pod(pod)
+    plan = place(state, pod, "app", 0, Request(cpu_shares=2), "t")
+    again = NodeState.of(NODE, plan.state.pods.values(), plan.state.containers.values())
+    assert held(plan.state) == held(again) == {INIT: [("0", 20)]}
+    assert reserved(plan.state) == (20, 0)
+
+
+def test_a_newer_attempt_without_memory_ends_what_an_older_one_held() -> None:
+    state = NodeState.of(NODE, [POD], [holding(POD, "app", 60)])
+    bare = dataclasses.replace(
+        holding(POD, "app", 0, attempt=1), placement=Placement(Pool.SHARED, CpuSet(), Mask())
+    )
+    assert reserved(state.changed(put=[bare])) == (0, 0)
+    assert reserved(state.changed(put=[bare]).changed(drop=[bare.id])) == (60, 0)

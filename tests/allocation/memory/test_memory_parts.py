@@ -1,0 +1,205 @@
+"""Single rules of the memory manager that tables and properties do not reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.allocation.hint_family import Family
+from proxy.allocation.memory.allocate import allocate
+from proxy.allocation.memory.hints import container_hints, pod_hints
+from proxy.allocation.memory.request import pod_amounts, split_problem
+from proxy.allocation.memory.state import (
+    Block,
+    MemoryRefused,
+    MemoryState,
+    NodeMemory,
+    initial,
+    node_memory,
+    page_resource,
+)
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import HugePages, Machine, NumaNode
+from proxy.model.requests import Ask, Kind, PodAsk
+from tests.oracles.memory_manager import release, start
+from tests.oracles.memory_manager_state import validated
+
+GI = 1 << 30
+KEPT = {0: {"memory": GI}}
+OPEN = TopologyHint(None, preferred=False)
+
+
+def nodes(*sizes: int) -> tuple[NodeMemory, ...]:
+    return tuple(NodeMemory(i, size * GI) for i, size in enumerate(sizes))
+
+
+def one(amount: int, uid: str = "p", **more: int) -> PodAsk:
+    return PodAsk(uid, (Ask("c", requests={"cpu": 1000, "memory": amount * GI, **more}),))
+
+
+def test_names_of_huge_pages() -> None:
+    sizes = {2048: "2Mi", 1048576: "1Gi", 64: "64Ki", 16 << 20: "16Gi", 524288: "512Mi", 1: "1Ki"}
+    assert {kib: page_resource(kib) for kib in sizes} == {k: f"hugepages-{v}" for k, v in sizes.items()}
+
+
+def test_memory_of_a_machine() -> None:
+    node = NumaNode(1, CpuSet(), 4 * GI, {2048: HugePages(512)})
+    machine = Machine((), (NumaNode(0, CpuSet()), node), CpuSet(), CpuSet())
+    assert node_memory(machine) == (NodeMemory(0, 0), NodeMemory(1, 4 * GI, {2048: 512}))
+    tables = initial(node_memory(machine), {1: {"memory": GI}}).nodes[1].tables
+    assert tables["memory"].free == 2 * GI, "neither the reserve nor the huge pages"
+    assert tables["hugepages-2Mi"].free == GI
+
+
+def test_reserves_that_do_not_fit() -> None:
+    with pytest.raises(
+        MemoryRefused, match=r"^\[memorymanager\] you should specify the system reserved memory$"
+    ):
+        initial(nodes(4), {0: {"memory": 0, "hugepages-2Mi": 5}})
+    assert initial(nodes(1), {0: {"memory": 2 * GI}}).nodes[0].tables["memory"].free == 0
+
+
+@pytest.mark.parametrize(
+    ("pod", "why"),
+    [
+        (PodAsk("p", (Ask("c", requests={"memory": GI}),), guaranteed=False), "Guaranteed"),
+        (PodAsk("p", (Ask("c", requests={"memory": GI}),), own={"memory": GI}), "Guaranteed"),
+        (PodAsk("p", (Ask("c", requests={"cpu": 1000}),)), "asks for no memory"),
+    ],
+)
+def test_a_container_without_memory_of_its_own(pod: PodAsk, why: str) -> None:
+    state = initial(nodes(4), KEPT)
+    granted = allocate(state, pod, "c", OPEN)
+    assert (granted.state, granted.blocks, granted.mems) == (state, (), None)
+    assert why in granted.reasons[0]
+    assert not container_hints(state, pod, "c")
+    assert not pod_hints(state, pod)
+
+
+def test_what_is_held_is_hinted_at() -> None:
+    pod = one(2)
+    granted = allocate(initial(nodes(4, 4), KEPT), pod, "c", TopologyHint(Mask([1]), preferred=True))
+    held = (TopologyHint(Mask([1]), preferred=True),)
+    assert container_hints(granted.state, pod, "c") == {"memory": held}
+    assert pod_hints(granted.state, pod) == {"memory": held}
+    assert container_hints(granted.state, one(3), "c") is None, "another amount: no preference"
+    assert allocate(granted.state, pod, "c", OPEN).state is granted.state
+    assert granted.mems == Mask([1])
+
+
+def test_a_decision_without_free_memory_is_extended() -> None:
+    state = allocate(initial(nodes(9, 8, 8), KEPT), one(10, "q"), "c", TopologyHint(Mask([1, 2]), True)).state
+    granted = allocate(state, one(3), "c", TopologyHint(Mask([1, 2]), preferred=False))
+    assert granted.mems == Mask([1, 2]), "the group still has 6 Gi"
+    with pytest.raises(MemoryRefused, match="failed to find NUMA nodes to extend the current topology hint"):
+        allocate(state, one(30), "c", TopologyHint(Mask([0, 1]), preferred=False))
+    alone = allocate(state, one(3), "c", TopologyHint(Mask([2]), preferred=False))
+    assert alone.mems == Mask([1, 2]), "a node of a group is not given out alone"
+    assert "serves a group" in alone.reasons[1]
+    with pytest.raises(MemoryRefused, match="preferred hint violates NUMA node allocation"):
+        allocate(state, one(1), "c", TopologyHint(Mask([0, 1]), preferred=False))
+
+
+def test_extension_says_so() -> None:
+    granted = allocate(initial(nodes(4, 4), KEPT), one(5), "c", TopologyHint(Mask([1]), preferred=True))
+    assert granted.mems == Mask([0, 1])
+    assert granted.reasons == (
+        "decided on: NUMA node 1",
+        "too little free memory there; enough on NUMA nodes 0-1",
+    )
+
+
+def test_start_gives_back_what_init_containers_held() -> None:
+    asks = (
+        Ask("i1", Kind.INIT, {"memory": 3 * GI}),
+        Ask("s", Kind.SIDECAR, {"memory": GI}),
+        Ask("i2", Kind.INIT, {"memory": GI}),
+        Ask("a", Kind.APP, {"memory": GI}),
+    )
+    pod, state = PodAsk("p", asks), initial(nodes(9), KEPT)
+    for ask in asks:
+        state = allocate(state, pod, ask.name, OPEN).state
+    assert state.nodes[0].tables["memory"].reserved == 3 * GI
+    assert set(start(state, pod, "i2").assignments["p"]) == {"s", "i2", "a"}
+    after = start(state, pod, "a")
+    assert set(after.assignments["p"]) == {"s", "a"}
+    assert after.nodes[0].tables["memory"].reserved == 2 * GI
+    assert release(after, "p", "i1") is after
+
+
+def test_one_of_two_blocks_on_a_group_goes() -> None:
+    group = Mask([0, 1])
+    first, second = Block(group, "memory", 6 * GI), Block(group, "memory", GI)
+    both = initial(nodes(4, 4, 4), KEPT).charged(first, first.size).charged(second, second.size)
+    assert [both.nodes[i].tables["memory"].reserved // GI for i in range(3)] == [3, 4, 0]
+    left = both.discharged(first)
+    assert [left.nodes[i].tables["memory"].reserved // GI for i in range(3)] == [0, 1, 0]
+    assert (left.nodes[0].cells, left.nodes[0].assignments) == (group, 1)
+
+
+def test_what_a_pods_own_requests_leave() -> None:
+    def pod(own: int, *asks: Ask) -> PodAsk:
+        return PodAsk("p", asks, own={"memory": own, "cpu": 1}, own_managed=True)
+
+    def exact(name: str, kind: Kind, size: int) -> Ask:
+        return Ask(name, kind, {"cpu": 1, "memory": size}, {"cpu": 1, "memory": size})
+
+    def shared(kind: Kind) -> Ask:
+        return Ask("s", kind, {"memory": 1}, {"memory": 2})
+
+    assert pod_amounts(pod(4, shared(Kind.APP))) == {"memory": 4}
+    assert split_problem(pod(4, exact("a", Kind.APP, 4))) == ""
+    assert split_problem(pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))) == ""
+    assert "leaving no memory for shared containers" in split_problem(
+        pod(4, exact("a", Kind.APP, 4), shared(Kind.APP))
+    )
+    assert "requests 5 of memory, but only 4" in split_problem(pod(4, exact("i", Kind.INIT, 5)))
+    sidecar = exact("x", Kind.SIDECAR, 4)
+    assert "shared init containers but no memory" in split_problem(pod(4, sidecar, shared(Kind.INIT)))
+    full = pod(4, exact("a", Kind.APP, 4), shared(Kind.APP))
+    assert pod_hints(initial(nodes(4), KEPT), full) == {"memory": ()}, "impossible"
+    some = pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))
+    assert pod_hints(initial(nodes(4), KEPT), some) == {"memory": (TopologyHint(Mask([0]), preferred=True),)}
+
+
+def test_a_state_that_is_not_true() -> None:
+    ghost = {"p": {"c": (Block(Mask([0]), "hugepages-1Gi", 1),)}}
+    read = MemoryState(initial(nodes(4), KEPT).nodes, ghost)
+    with pytest.raises(MemoryRefused, match="uses memory resource that does not exist"):
+        validated(read, nodes(4), KEPT)
+    with pytest.raises(MemoryRefused) as refused:
+        validated(initial(nodes(4, 4), KEPT), nodes(4), KEPT)
+    assert refused.value.detail == "nodes [0, 1] are not [0]"
+    with pytest.raises(MemoryRefused) as refused:
+        validated(initial(nodes(4), KEPT), nodes(5), KEPT)
+    assert refused.value.detail == "node 0 has other amounts of memory"
+
+
+def test_many_nodes() -> None:
+    state = initial(nodes(*[4] * 64), KEPT)
+    hints = container_hints(state, one(100), "c") or {}
+    family = hints["memory"]
+    assert isinstance(family, Family)
+    assert len(family[0].affinity or ()) == family.size == 25
+    granted = allocate(state, one(100), "c", OPEN)
+    assert str(granted.mems) == "1-25", "the reserve makes node 0 poorer"
+    again = container_hints(granted.state, one(100, "q"), "c") or {}
+    assert str(allocate(granted.state, one(100, "q"), "c", OPEN).mems) == "26-50"
+    assert (again["memory"] or [])[0].affinity == Mask(range(26, 51))
+
+
+def test_a_state_to_start_with() -> None:
+    fresh, block = initial(nodes(4, 4), KEPT), Block(Mask([0]), "memory", GI)
+    assert validated(MemoryState(), nodes(4, 4), KEPT) == fresh
+    with pytest.raises(MemoryRefused, match="machine state can not be empty when it has memory assignments"):
+        validated(MemoryState({}, {"p": {"c": (block,)}}), nodes(4, 4), KEPT)
+    far = {"p": {"c": (Block(Mask([0, 5]), "memory", GI),)}}
+    with pytest.raises(MemoryRefused, match=r"\(pod: p, container: c\) .* uses the NUMA that does not exist"):
+        validated(MemoryState(fresh.nodes, far), nodes(4, 4), KEPT)
+    with pytest.raises(MemoryRefused) as refused:
+        validated(MemoryState(fresh.nodes, {"p": {"c": (block,)}}), nodes(4, 4), KEPT)
+    assert refused.value.detail == "node 0 has other assignments or another group"
+    paged = (NodeMemory(0, 4 * GI, {2048: 1}), *nodes(4, 4)[1:])
+    with pytest.raises(MemoryRefused) as refused:
+        validated(fresh, paged, KEPT)
+    assert refused.value.detail == "node 0 has other resources"

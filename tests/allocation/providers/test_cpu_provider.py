@@ -1,0 +1,174 @@
+"""The CPUs that a decision may choose from: free, kept, left by init containers, promised, or set aside."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar
+
+import pytest
+
+from proxy.allocation.cpu_policy import CpuState
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.providers.cpu import CpuProvider
+from proxy.allocation.providers.provider import Provider, ProviderRequest
+from proxy.engine.admission_context import build_context, pod_requests
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import AdmissionContext
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import (
+    Container,
+    Part,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    QosClass,
+    Request,
+    SetAside,
+)
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # CPUs 0-15
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+COUNTING = dataclasses.replace(NODE, reserved_memory={0: {"memory": 1}})
+P = TypeVar("P", bound=Provider)
+RUNNING, EXITED = Phase.RUNNING, Phase.EXITED
+
+
+def ask(name: str, cpus: int, kind: Kind = Kind.APP) -> Ask:
+    return Ask(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
+
+
+ASKS = PodAsk("p", (ask("i", 4, Kind.INIT), ask("s", 1, Kind.SIDECAR), ask("a", 2), ask("b", 2)))
+POD = Pod("s-p", "p", "ns", "p", asks=ASKS)
+BARE = dataclasses.replace(POD, asks=None)
+OTHER = Pod("s-o", "o", "ns", "o")
+
+
+def owning(name: str, cpus: str, phase: Phase = RUNNING, pod: Pod = POD, attempt: int = 0) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask([0]))
+    key = f"{pod.uid}/{name}"
+    return Container(f"{key}/{attempt}", name, pod, Request(), placement, phase, attempt, key)
+
+
+def aside(cpus: str, *parts: tuple[str, str]) -> SetAside:
+    return SetAside(
+        None, True, CpuSet.parse(cpus), (), tuple(Part(name, CpuSet.parse(own)) for name, own in parts)
+    )
+
+
+def provider(context: AdmissionContext, kind: type[P]) -> P:
+    (found,) = (each for each in context.providers if isinstance(each, kind))
+    return found
+
+
+def cpu(state: NodeState, name: str, wanted: int, pod: Pod = POD) -> CpuState:
+    asks = pod_requests(pod, name, Request(), wanted)
+    request = ProviderRequest(pod, asks, name, Request(), exclusive=True, cpus=wanted)
+    return provider(build_context(state, request), CpuProvider).state
+
+
+def test_cpus_of_others_and_set_aside_for_others_are_not_offered() -> None:
+    far = dataclasses.replace(OTHER, aside=aside("4-5"))
+    lsr = dataclasses.replace(owning("c", "0-1", pod=Pod("s-l", "l", "ns", "l")), owner="l")
+    state = NodeState.of(NODE, [POD, far], [lsr, owning("b", "2-3")])
+    got = cpu(state, "a", 2)
+    assert got.default == CpuSet.parse("6-15")
+    assert got.assigned == {"p": {"b": CpuSet.parse("2-3")}}
+    assert (got.reusing, got.reusable) == ("p", CpuSet())
+
+
+@pytest.mark.parametrize(
+    ("phases", "default", "reusable"),
+    [
+        ({"i": EXITED}, "4-15", "0-3"),
+        ({"i": RUNNING}, "4-15", ""),
+        ({"i": EXITED, "s": RUNNING}, "4-15", "1-3"),
+        ({"i": EXITED, "s": EXITED}, "4-15", "1-3"),
+        ({"b": EXITED}, "0-5,8-15", ""),
+    ],
+)
+def test_init_containers_that_have_ended_leave_their_cpus(
+    phases: dict[str, Phase], default: str, reusable: str
+) -> None:
+    cpus = {"i": "0-3", "s": "0", "b": "6-7"}
+    state = NodeState.of(NODE, [POD], [owning(name, cpus[name], phase) for name, phase in phases.items()])
+    got = cpu(state, "a", 2)
+    assert (str(got.default), str(got.reusable)) == (default, reusable)
+
+
+def test_where_containers_are_not_known_an_end_frees_cpus() -> None:
+    state = NodeState.of(NODE, [BARE], [owning("i", "0-3", EXITED, BARE)])
+    got = cpu(state, "a", 2, BARE)
+    assert (str(got.default), got.reusable) == ("4-15", CpuSet()), (
+        "promised: left as long as there are others"
+    )
+    assert str(cpu(state, "a", 13, BARE).default) == "0-15"
+
+
+def test_a_restart_keeps_what_the_newest_attempt_had() -> None:
+    ended = [owning("a", "4-5", EXITED, attempt=1), owning("a", "2-3", EXITED, attempt=0)]
+    for order in (ended, ended[::-1]):
+        for pod in (POD, BARE):
+            state = NodeState.of(NODE, [pod], [dataclasses.replace(c, pod=pod) for c in order])
+            got = cpu(state, "a", 2, pod)
+            assert got.assigned == {"p": {"a": CpuSet.parse("4-5")}}
+            assert str(got.default) == "0-3,6-15"
+    assert cpu(state, "a", 3, BARE).assigned == {"p": {}}, "it asks for another number"
+    taken = state.changed(put=[owning("c", "5", pod=OTHER)])
+    assert cpu(taken, "a", 2, BARE).assigned == {"p": {}}
+
+
+def test_what_is_promised_to_others_is_offered_last() -> None:
+    lsr = dataclasses.replace(OTHER, qos=QosClass.LSR, cpuset=CpuSet.parse("0-7"))
+    node = dataclasses.replace(NODE, reserved=CpuSet.parse("8"))
+    state = NodeState.of(node, [lsr, POD], [])
+    assert str(cpu(state, "a", 7).default) == "8-15"
+    assert str(cpu(state, "a", 8).default) == "0-15", "the reserved CPU is no use"
+    ended = state.changed(put=[owning("i", "14-15", EXITED)])
+    assert str(cpu(ended, "a", 7).default) == "8-13", "reusable ones count"
+    assert str(cpu(ended, "a", 8).default) == "0-13"
+
+
+def test_parts_and_what_is_set_aside_come_first() -> None:
+    known = dataclasses.replace(POD, aside=aside("0-7", ("a", "0-1"), ("b", "2-3")))
+    state = NodeState.of(NODE, [known], [])
+    assert cpu(state, "a", 2, known).assigned == {"p": {"a": CpuSet.parse("0-1")}}
+    assert cpu(state, "a", 3, known).default == CpuSet.parse("0-7")
+    assert cpu(state, "x", 8, known).default == CpuSet.parse("0-7")
+    assert cpu(state, "x", 9, known).default == MACHINE.online
+    whole = dataclasses.replace(BARE, aside=aside("0-3"))
+    state = NodeState.of(NODE, [whole], [owning("b", "0-1", pod=whole)])
+    assert cpu(state, "a", 2, whole).default == CpuSet.parse("2-3")
+    assert cpu(state, "a", 3, whole).default == CpuSet.parse("2-15")
+
+
+def test_the_pod_as_a_whole_sees_what_its_containers_own() -> None:
+    state = NodeState.of(NODE, [POD], [owning("a", "0-1"), owning("c", "4-5", pod=OTHER)])
+    got = cpu(state, "", 7)
+    assert (str(got.default), got.assigned) == ("2-3,6-15", {"p": {"a": CpuSet.parse("0-1")}})
+
+
+def test_kubelets_reservation_for_a_pod_does_not_block_that_pod() -> None:
+    """It gives CPUs before the sandbox is made; a pod that is decided as one gets these, or others."""
+    other = owning("c", "4-15", pod=OTHER)
+    state = NodeState.of(NODE, [BARE], [other], {"p": {"a": CpuSet((1, 2)), "b": CpuSet((3,))}})
+    assert str(state.pools.shared) == "0"
+    got = cpu(state, "", 3, BARE)
+    assert (str(got.default), got.assigned) == ("0", {"p": {"": CpuSet((1, 2, 3))}})
+    assert (str(cpu(state, "", 2, BARE).default), cpu(state, "", 2, BARE).assigned) == ("0-3", {"p": {}})
+    assert cpu(state, "a", 2, BARE).assigned == {"p": {"a": CpuSet((1, 2)), "b": CpuSet((3,))}}
+    runs = state.changed(put=[owning("a", "1-2", pod=dataclasses.replace(BARE, sandbox_id="earlier"))])
+    got = cpu(runs, "", 1, BARE)
+    assert (str(got.default), got.assigned) == ("0", {"p": {"a": CpuSet((1, 2)), "": CpuSet((3,))}})
+
+
+def test_an_init_container_without_a_seen_end_is_not_counted_twice() -> None:
+    state = NodeState.of(NODE, [POD], [owning("i", "0-3")])
+    request = Request(2048, 200_000, 100_000)
+    plan = place(state, POD, "a", 0, request, "t")
+    assert plan.container is not None
+    assert plan.container.placement.own.isdisjoint(CpuSet.parse("0-3"))

@@ -1,0 +1,98 @@
+"""The providers of devices: those that kubelet has assigned, and those that topoproxy assigns itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.providers.devices import (
+    AssignedDevices,
+    DeviceProvider,
+    assigned_hints,
+    nodes_of_devices,
+)
+from proxy.allocation.providers.provider import ProviderRequest, Serves
+from proxy.model.explanation import Lack
+from proxy.model.grants import Grants
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Scope
+from proxy.model.requests import Ask, PodAsk
+from proxy.model.workload import Near, Pod, Request
+
+GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
+NIC1 = Near("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
+NOWHERE = Near("/dev/fuse")
+NODES = Mask([0, 1])
+GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1), ("c", 1))}}
+
+
+def request(*near: Near, gpus: int = 0, scope: Scope = Scope.CONTAINER, name: str = "c") -> ProviderRequest:
+    asks = PodAsk("u", (Ask("c", limits={"gpu": gpus} if gpus else {}), Ask("d", limits={"gpu": 1})))
+    pod = Pod("s", "u", "ns", "p", asks=asks)
+    return ProviderRequest(pod, asks, name, Request(devices=near), scope)
+
+
+NEAR2 = dataclasses.replace(GPU0, least=1), dataclasses.replace(GPU1, least=1)
+
+
+@pytest.mark.parametrize(
+    ("near", "hints"),
+    [
+        ((), {}),
+        ((NOWHERE,), {}),
+        ((GPU0, NOWHERE), {"vendor/gpu": (Mask([0]), True)}),
+        ((GPU0, GPU1), {"vendor/gpu": (Mask([0, 1]), True)}),
+        (NEAR2, {"vendor/gpu": (Mask([0, 1]), False)}),
+        ((NEAR2[0],), {"vendor/gpu": (Mask([0]), True)}),
+        ((GPU0, NIC1), {"vendor/gpu": (Mask([0]), True), "vendor/nic": (Mask([1]), True)}),
+        (
+            (Near("/dev/a", nodes=Mask([1])), Near("/dev/b", nodes=Mask([0]))),
+            {"devices": (Mask([0, 1]), True)},
+        ),
+        ((Near("/dev/a", nodes=Mask([1, 7])),), {"devices": (Mask([1]), True)}),
+        ((Near("/dev/a", nodes=Mask([7])),), {}),
+    ],
+)
+def test_devices_assigned_by_kubelet_determine_their_nodes(
+    near: tuple[Near, ...], hints: dict[str, tuple[Mask, bool]]
+) -> None:
+    assert assigned_hints(near, Mask([0, 1])) == {r: (TopologyHint(*h),) for r, h in hints.items()}
+
+
+def test_nodes_of_devices() -> None:
+    assert nodes_of_devices([NOWHERE]) is None
+    assert nodes_of_devices([GPU0, NOWHERE, NIC1]) == Mask([0, 1])
+
+
+def test_assigned_devices_are_hints_only_and_limit_the_nodes() -> None:
+    provider = AssignedDevices(NODES)
+    assert (provider.name, provider.serves, provider.accounts) == ("devices", Serves.NONE, False)
+    assert not provider.wants(request(NOWHERE))
+    assert provider.wants(request(GPU0))
+    assert provider.hints(request()) is None
+    had = Grants(CpuSet([1]))
+    assert provider.allocate(request(GPU0), TopologyHint(None, False), had).grants is had
+    found = [provider.explain_shortfall(request(GPU1), node) for node in (0, 1)]
+    assert found == [None, ()], "only NUMA node 1 is near to the device"
+    assert provider.explain_shortfall(request(GPU0, NIC1), 0) is None
+
+
+def test_registered_devices_are_granted_and_missing_ones_are_explained() -> None:
+    provider = DeviceProvider(NODES, DeviceState(GPUS))
+    assert provider.serves is Serves.ALL
+    assert not provider.wants(request())
+    wanted = request(gpus=2)
+    assert list(provider.hints(wanted) or ()) == ["gpu"]
+    done = provider.allocate(wanted, TopologyHint(Mask([1]), True), Grants(CpuSet([1])))
+    assert done.grants == Grants(CpuSet([1]), devices=(("gpu", ("b", "c")),))
+    assert done.steps == ("gpu: b, c: near to NUMA node 1",)
+    after = done.provider
+    assert isinstance(after, DeviceProvider)
+    assert after.state.available("gpu") == {"a"}
+    assert after.explain_shortfall(request(gpus=1, name="d"), 1) == (Lack("gpu", Mask([1]), 1, 0),)
+    assert after.explain_shortfall(request(gpus=1, name="d"), 0) == ()
+    assert after.explain_shortfall(wanted, 0) is None, "it could never have two"
+    assert after.explain_shortfall(request(name=""), 1) == (), "pods as a whole are explained without devices"

@@ -1,0 +1,103 @@
+"""The provider of memory: what is bound already, what is charged and released, what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.memory.state import MemoryRefused, initial, node_memory
+from proxy.allocation.providers.memory import MemoryProvider
+from proxy.allocation.providers.provider import ProviderRequest, Serves
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.explanation import Lack
+from proxy.model.grants import Grants, Share
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Block
+from proxy.model.options import Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+PROVIDER = MemoryProvider(MACHINE, initial(node_memory(MACHINE), {0: {"memory": 10 * MIB}}))
+VIEW = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
+ANY = TopologyHint(None, preferred=False)
+
+
+def request(mib: int, *, guaranteed: bool = True, scope: Scope = Scope.CONTAINER) -> ProviderRequest:
+    amounts = {"memory": mib * MIB} if mib else {}
+    asks = PodAsk(
+        "u", (Ask("i", Kind.INIT, amounts, amounts), Ask("c", Kind.APP, amounts, amounts)), guaranteed
+    )
+    return ProviderRequest(Pod("s", "u", "ns", "p", asks=asks), asks, "c", Request(), scope)
+
+
+def test_it_serves_guaranteed_pods_and_keeps_books() -> None:
+    assert (PROVIDER.name, PROVIDER.serves, PROVIDER.accounts) == ("memory", Serves.GUARANTEED, True)
+    assert PROVIDER.wants(request(500)), "also where no NUMA node could hold it"
+    assert not PROVIDER.wants(request(0))
+    assert not PROVIDER.wants(request(5, guaranteed=False))
+
+
+def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
+    wanted = request(60)
+    named = dataclasses.replace(wanted, cri=Request(cpuset_mems="0"))
+    together = SetAside(None, True, CpuSet(), (Block(Mask([0]), "memory", 5),))
+    whole = dataclasses.replace(wanted, pod=dataclasses.replace(wanted.pod, aside=together))
+    for each in (named, whole):
+        provider = PROVIDER.prepare(VIEW, each)
+        assert (provider.bound, provider.hints(each), provider.explain_shortfall(each, 0)) == (True, None, ())
+        assert provider.allocate(each, ANY, Grants()).grants == Grants()
+    free = PROVIDER.prepare(VIEW, wanted)
+    assert not free.bound
+    assert list(free.hints(wanted) or ()) == ["memory"]
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_without_a_hint_memory_follows_the_cpus_where_it_fits_there(scope: Scope) -> None:
+    near_one = Grants(MACHINE.nodes[1].cpus)
+    done = PROVIDER.allocate(request(60, scope=scope), ANY, near_one)
+    assert done.grants == dataclasses.replace(near_one, blocks=(Block(Mask([1]), "memory", 60 * MIB),))
+    again = done.provider.allocate(dataclasses.replace(request(60), name="i"), ANY, near_one)
+    assert again.grants.blocks == (Block(Mask([0]), "memory", 60 * MIB),)
+    assert again.steps[0].startswith("not on the nodes 1 of its CPUs: [memorymanager]")
+    apart = dataclasses.replace(PROVIDER, follow_cpus=False).allocate(request(60), ANY, near_one)
+    assert apart.grants.blocks == (Block(Mask([0]), "memory", 60 * MIB),)
+    with pytest.raises(MemoryRefused):
+        PROVIDER.allocate(request(500), ANY, near_one)
+
+
+def test_what_is_charged_is_released_when_the_container_goes() -> None:
+    pod = request(60).pod
+    placement = Placement(Pool.SHARED, CpuSet(), Mask([0]), blocks=(Block(Mask([0]), "memory", 60 * MIB),))
+    container = Container("id", "c", pod, Request(), placement, Phase.RUNNING)
+    charged = PROVIDER.account({"s": pod}, {"id": container}, (), (container,))
+    assert charged.state.nodes[0].table("memory").free == 30 * MIB
+    assert charged.explain_shortfall(request(60), 0) == (Lack("memory", Mask([0]), 60 * MIB, 30 * MIB),)
+    assert charged.explain_shortfall(request(60), 1) == ()
+    assert charged.explain_shortfall(request(101), 1) is None, "it could never hold that"
+    assert charged.explain_shortfall(request(60), 7) is None, "no such NUMA node"
+    assert charged.account({"s": pod}, {}, (), (container,)).state == PROVIDER.state
+    assert PROVIDER.account({}, {}, (), ()) is PROVIDER
+
+
+def test_an_init_container_releases_memory_and_nothing_else() -> None:
+    share = Share("other", "x", 1)
+    granted = Grants(CpuSet([1]), (Block(Mask([0]), "memory", 5),), (("gpu", ("a",)),), (share,))
+    assert PROVIDER.release(granted) == dataclasses.replace(granted, blocks=())
+    bare = Grants(CpuSet([1]))
+    assert PROVIDER.release(bare) is bare
+
+
+def test_an_init_container_holds_what_later_ones_have_not_taken_over() -> None:
+    first = PROVIDER.allocate(dataclasses.replace(request(60), name="i"), ANY, Grants())
+    second = first.provider.allocate(request(60), TopologyHint(Mask([0]), True), Grants())
+    left = second.provider.holds(request(60), "i", first.grants)
+    assert [block.size for block in left.blocks] == [0]
+    assert second.provider.holds(request(60), "c", second.grants) == second.grants
+    assert second.provider.holds(request(60), "x", first.grants).blocks == ()

@@ -1,0 +1,89 @@
+"""Who is blamed for a merge that nobody prefers: few masks by name, many by their size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from proxy.allocation.merge_record import record_answer, record_merge
+from proxy.allocation.policies import decide
+from proxy.model.explanation import SAMPLE
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.options import Policy, Scope
+
+NODES = Mask(range(8))
+ALL_OF = "no NUMA nodes are preferred by all of a, b"
+
+
+def wish(*masks: Iterable[int]) -> tuple[TopologyHint, ...]:
+    return tuple(TopologyHint(Mask(mask), preferred=True) for mask in masks)
+
+
+FREE = TopologyHint(None, preferred=True)
+PAIRS = wish([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "blame"),
+    [
+        (
+            PAIRS[:4],
+            wish([4]),
+            (
+                "a can only be on nodes 0-1 together or nodes 0,2 together or nodes 1-2 together "
+                "or nodes 0,3 together and b only on node 4"
+            ),
+        ),
+        (PAIRS, wish([4]), "a prefers 2 NUMA nodes and b 1 NUMA node"),
+        (wish([4]), PAIRS, "a prefers 1 NUMA node and b 2 NUMA nodes"),
+        (PAIRS, wish([4, 5]), ALL_OF),
+        (wish([4, 5]), PAIRS, ALL_OF),
+        (
+            wish(*[[n] for n in range(6)]),
+            wish([6], [7]),
+            "a can only be on one of nodes 0-5 and b only on one of nodes 6-7",
+        ),
+        (
+            wish([0], [1, 2]),
+            wish([3]),
+            "a can only be on nodes 0 together or nodes 1-2 together and b only on node 3",
+        ),
+        ((*PAIRS, *wish([0, 1, 2])), wish([4, 5]), ALL_OF),
+        (wish([4, 5]), (*PAIRS, *wish([0, 1, 2])), ALL_OF),
+    ],
+)
+def test_two_that_cannot_meet(
+    one: tuple[TopologyHint, ...], other: tuple[TopologyHint, ...], blame: str
+) -> None:
+    merge = record_merge(decide(Policy.RESTRICTED, [{"a": one}, {"b": other}], NODES), Scope.POD)
+    assert merge is not None
+    assert merge.blame == (blame,)
+
+
+def test_the_first_two_that_cannot_meet_are_named() -> None:
+    answers = [{"a": wish([0], [0, 1]), "free": (FREE, *wish([7])), "b": wish([0, 1], [2]), "c": wish([2])}]
+    merge = record_merge(decide(Policy.RESTRICTED, answers, NODES), Scope.POD)
+    assert merge is not None
+    assert merge.blame == ("a can only be on nodes 0 together or nodes 0-1 together and c only on node 2",)
+
+
+def test_the_fewest_nodes_that_are_left() -> None:
+    hints = tuple(
+        TopologyHint(mask, preferred=False) for mask in (None, Mask([2, 3]), Mask([1, 4]), Mask([0, 5, 6]))
+    )
+    merge = record_merge(decide(Policy.RESTRICTED, [{"a": hints}], NODES), Scope.POD)
+    assert merge is not None
+    assert merge.blame == (
+        "a has no preferred NUMA nodes left, the fewest it can have now are NUMA nodes 2-3",
+    )
+
+
+def test_a_full_sample_has_preferred_hints_only() -> None:
+    others = tuple(TopologyHint(Mask([n]), preferred=False) for n in range(8))
+    (said,) = record_answer("cpu", {"cpu": (*others, *PAIRS, *wish([2, 3]))})
+    assert len(said.hints) == SAMPLE == 6
+    assert all(hint.preferred for hint in said.hints)
+    (said,) = record_answer("cpu", {"cpu": (*others, *PAIRS)})
+    assert [hint.preferred for hint in said.hints] == [True] * 5 + [False]

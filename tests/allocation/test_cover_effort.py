@@ -1,0 +1,127 @@
+"""How much a choice of nodes costs: most are decided by weighing alone, the rest by short searches."""
+
+from __future__ import annotations
+
+import random
+from unittest import mock
+
+import pytest
+
+from proxy.allocation import set_cover
+from proxy.allocation.demand import Demand, covers, fittest
+from proxy.allocation.set_cover import choose
+
+Problem = tuple[dict[int, tuple[int, ...]], tuple[int, ...]]
+NODES = range(14)
+
+
+def problem(seed: int, things: int, share: int) -> Problem:
+    """Nodes that are all different, and needs that the ``share``-th part of all would meet."""
+    found = random.Random(seed)
+    rows = [(found.randint(1, 60), found.randint(1, 10**12), found.randint(1, 9)) for _ in NODES]
+    needs = tuple(sum(row[i] for row in rows) // share for i in range(things))
+    return {node: row[:things] for node, row in enumerate(rows)}, needs
+
+
+def pick(given: Problem, size: int) -> int | None:
+    amounts, needs = given
+    found = choose(NODES, amounts, needs, size, lambda _: True)
+    if found is not None:
+        assert found.bit_count() <= size
+        taken = [amounts[node] for node in NODES if found >> node & 1]
+        assert all(sum(row[i] for row in taken) >= need for i, need in enumerate(needs))
+    return found
+
+
+def least(given: Problem) -> int:
+    return next(size for size in range(len(NODES) + 1) if pick(given, size) is not None)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rounds", "things", "share", "enough"),
+    [
+        (0, 1, 2, 2, 35),  # by score alone, each thing weighed by how much of it is needed
+        (0, 2, 2, 2, 49),  # what is lacking weighs more
+        (0, 12, 2, 2, 56),
+        (0, 12, 3, 2, 52),
+        (0, 12, 3, 3, 51),
+        (5, 1, 2, 3, 57),  # a short search after one round
+        (10, 1, 2, 2, 50),
+        (20, 1, 3, 3, 56),
+        (20, 3, 2, 2, 60),
+        (50, 1, 3, 2, 59),
+    ],
+)
+def test_most_of_sixty_are_decided_soon(
+    steps: int, rounds: int, things: int, share: int, enough: int
+) -> None:
+    solved = 0
+    for seed in range(60):
+        given = problem(seed, things, share)
+        size = least(given)
+        with mock.patch.multiple(set_cover, STEPS=steps, _ROUNDS=rounds):
+            solved += pick(given, size) is not None
+    assert solved >= enough
+
+
+def test_most_of_what_cannot_be_is_proved_without_a_search() -> None:
+    searched = 0
+    for seed in range(60):
+        given = problem(seed, 2, 2)
+        size = least(given) - 1
+        with mock.patch.object(set_cover._Search, "walk", return_value=None) as walk:
+            assert pick(given, size) is None
+        searched += walk.called
+    assert searched <= 6
+
+
+def test_one_node_may_do() -> None:
+    assert choose((3, 4), {3: (1, 2), 4: (2, 2)}, (2, 1), 1, lambda _: True) == 1 << 4
+    assert choose((3, 4), {3: (1, 2), 4: (2, 0)}, (2, 1), 1, lambda _: True) is None
+
+
+def test_a_single_need_is_decided_at_once() -> None:
+    amounts = {node: (node,) for node in NODES}
+    with mock.patch.object(set_cover._Search, "walk", side_effect=AssertionError):
+        assert choose(NODES, amounts, (25,), 2, lambda _: True) == 1 << 13 | 1 << 12
+        assert choose(NODES, amounts, (26,), 2, lambda _: True) is None
+
+
+def test_nodes_alike_are_tried_once() -> None:
+    tried: list[int] = []
+
+    def never(bits: int) -> bool:
+        tried.append(bits)
+        return False
+
+    amounts = dict.fromkeys(NODES, (1, 1))
+    assert choose(NODES, amounts, (3, 3), 5, never) is None
+    assert len(tried) <= 20, "by their number only"
+    tried.clear()
+    assert choose(NODES, amounts, (3, 3), 5, never, frozenset([2, 5, 9])) is None
+    assert {bits >> 2 & 1 for bits in tried} == {0, 1}, "but those apart are tried each"
+    assert {tuple(bits >> node & 1 for node in (2, 5, 9)) for bits in tried} >= {
+        (1, 0, 0),
+        (0, 1, 0),
+        (0, 0, 1),
+    }
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_fittest_with_a_floor_after_few_rounds(rounds: int) -> None:
+    """Searches then give fewer nodes than there is room for; the lowest ones fill it."""
+    every = sorted(range(1, 1 << 8), key=lambda bits: (bits.bit_count(), bits))
+    for seed in range(60):
+        found = random.Random(seed)
+        demands = []
+        for top in (9, 10**6):
+            lots = [
+                (1 << found.randrange(8) | 1 << found.randrange(8), found.randint(1, top)) for _ in range(9)
+            ]
+            demands.append(Demand(sum(n for _, n in lots) * 2 // 3, tuple(lots)))
+        base, floor = found.choice([0, 0, 1 << found.randrange(8)]), found.randint(2, 6)
+        able = (
+            bits for bits in every if not base & ~bits and bits.bit_count() >= floor and covers(demands, bits)
+        )
+        with mock.patch.object(set_cover, "_ROUNDS", rounds):
+            assert fittest(range(8), demands, base, floor) == next(able, None)

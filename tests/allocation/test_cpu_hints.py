@@ -1,0 +1,142 @@
+"""CPU hints against their rules written out plainly, and where they cannot be listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation import cpu_hints as room
+from proxy.allocation.cpu_hints import container_hints, cpu_hints, pod_hints
+from proxy.allocation.cpu_topology import Counts, CpuRow, CpuTopology
+from proxy.allocation.hint_family import Family
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+
+
+def machine(sizes: Sequence[int], nodes_per_socket: int = 1, first: int = 0) -> CpuTopology:
+    """Build nodes of these sizes, CPUs in order; node ids start at ``first``."""
+    owners = [node for node, size in enumerate(sizes) for _ in range(size)]
+    return CpuTopology.of_rows(
+        CpuRow(c, c, n // nodes_per_socket, n + first, 0) for c, n in enumerate(owners)
+    )
+
+
+def plain(
+    topo: CpuTopology, available: CpuSet, reusable: CpuSet, request: int, by_socket: bool
+) -> list[TopologyHint]:
+    """Say the rules without any shortcut."""
+    nodes = sorted(topo.nodes)
+    sets = [c for size in range(1, len(nodes) + 1) for c in combinations(nodes, size)]
+    cpus = {c: CpuSet(i for n in c for i in CpuSet.from_bits(topo.nodes[n])) for c in sets}
+    size = min((len(c) for c in sets if len(cpus[c]) >= request), default=len(nodes))
+    per_socket = topo.counts.numa_nodes // topo.counts.sockets
+    found = []
+    for c in sets:
+        if reusable <= cpus[c] and len(reusable) + len(cpus[c] & available) >= request:
+            touched = sum(1 for bits in topo.sockets.values() if bits & cpus[c].bits)
+            aligned = by_socket and per_socket > 0 and touched == -(-size // per_socket)
+            found.append(TopologyHint(Mask(c), len(c) == size or aligned))
+    return found
+
+
+CASES = st.tuples(
+    st.lists(st.integers(1, 4), min_size=2, max_size=6),
+    st.integers(1, 3),
+    st.integers(0),
+    st.integers(0),
+    st.integers(1, 20),
+    st.booleans(),
+)
+
+
+@given(CASES)
+def test_hints_are_those_of_the_rules(case: tuple[list[int], int, int, int, int, bool]) -> None:
+    sizes, per_socket, free, reuse, request, by_socket = case
+    topo = machine(sizes, per_socket, first=2)
+    reusable = CpuSet.from_bits(reuse & topo.cpus.bits)
+    available = CpuSet.from_bits(free & topo.cpus.bits) - reusable
+    got = cpu_hints(topo, available, reusable, request, by_socket=by_socket)
+    assert list(got) == plain(topo, available, reusable, request, by_socket)
+
+
+@given(CASES)
+def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int, int, bool]) -> None:
+    sizes, per_socket, free, reuse, request, by_socket = case
+    topo = machine(sizes, per_socket, first=2)
+    reusable = CpuSet.from_bits(reuse & topo.cpus.bits)
+    available = CpuSet.from_bits(free & topo.cpus.bits) - reusable
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "LISTED", 1)
+        got = cpu_hints(topo, available, reusable, request, by_socket=by_socket)
+    expected = plain(topo, available, reusable, request, by_socket)
+    assert list(got) == expected
+    if isinstance(got, Family):
+        every = Mask(topo.nodes)
+        assert set(got.through(every)) == set(expected), "through a window of all nodes, all is seen"
+        assert len(got[0].affinity or ()) == min(len(h.affinity or ()) for h in expected)
+
+
+def test_preferred_is_measured_by_an_empty_machine() -> None:
+    topo = machine([4, 4])
+    got = cpu_hints(topo, CpuSet.parse("0-1,4-5"), CpuSet(), 4)
+    assert got == (TopologyHint(Mask([0, 1]), preferred=False),), "it would fit on one node"
+    assert cpu_hints(topo, topo.cpus, CpuSet(), 5) == (TopologyHint(Mask([0, 1]), preferred=True),)
+    assert cpu_hints(topo, topo.cpus, CpuSet(), 9) == ()
+
+
+def test_reusable_cpus_bind_to_their_nodes() -> None:
+    topo = machine([4, 4])
+    got = cpu_hints(topo, CpuSet.parse("4-7"), CpuSet.parse("0-1"), 2)
+    assert [h.affinity for h in got] == [Mask([0]), Mask([0, 1])]
+    assert cpu_hints(topo, topo.cpus, CpuSet([40]), 1) == (), "no node holds a CPU that is gone"
+
+
+def test_with_sockets_that_are_not_stated_none_is_aligned() -> None:
+    rows = [CpuRow(c, c, 0, c // 2, 0) for c in range(4)]
+    topo = CpuTopology.of_rows(rows, Counts(cpus=4, cores=4, sockets=0, numa_nodes=2))
+    got = cpu_hints(topo, topo.cpus, CpuSet(), 2, by_socket=True)
+    assert [h.preferred for h in got] == [True, True, False]
+
+
+def test_the_three_forms_of_nothing() -> None:
+    topo = machine([4, 4])
+    none = CpuSet()
+    assert container_hints(topo, 0, None, topo.cpus, none) is None
+    assert container_hints(topo, 9, None, topo.cpus, none) == {"cpu": ()}
+    assert container_hints(topo, 2, CpuSet.parse("0-2"), topo.cpus, none) == {"cpu": ()}
+    assert pod_hints(topo, 0, [], topo.cpus, none) is None
+    assert pod_hints(topo, 4, [(2, CpuSet.parse("0-2"))], topo.cpus, none) == {"cpu": ()}
+
+
+def test_what_is_owned_already_is_hinted_at_again() -> None:
+    topo = machine([4, 4])
+    owned, free = CpuSet.parse("4-5"), CpuSet.parse("0-3")
+    only_there = (TopologyHint(Mask([1]), preferred=True), TopologyHint(Mask([0, 1]), preferred=False))
+    assert container_hints(topo, 2, owned, free, CpuSet([0])) == {"cpu": only_there}
+    assert pod_hints(topo, 2, [(2, owned)], free, CpuSet([0])) == {"cpu": only_there}
+    part = pod_hints(topo, 4, [(2, owned)], free, CpuSet())
+    assert part == {"cpu": (TopologyHint(Mask([0, 1]), preferred=False),)}, (
+        "two more, and only node 0 has any"
+    )
+
+
+def test_sixty_four_nodes() -> None:
+    topo = machine([8] * 64, 4)
+    available = topo.cpus - CpuSet.parse("0-8")
+    got = cpu_hints(topo, available, CpuSet.parse("8"), 17)
+    assert isinstance(got, Family)
+    assert len(got[0].affinity or ()) == 3
+    first = list(islice(got, 3))
+    assert [h.affinity for h in first] == [Mask([1, 2, 3]), Mask([1, 2, 4]), Mask([1, 2, 5])]
+    assert all(h.preferred for h in first)
+    aligned = cpu_hints(topo, available, CpuSet(), 8, by_socket=True)
+    assert isinstance(aligned, Family)
+    assert aligned[0] == TopologyHint(Mask([2]), preferred=True), "node 1 has seven"
+    seen = {h.affinity: h.preferred for h in aligned.through(Mask([2, 3, 4]))}
+    assert seen[Mask([2, 3])], "two nodes of one socket"
+    assert not seen[Mask([3, 4])], "of two"
+    assert cpu_hints(topo, CpuSet(), CpuSet(), 1) == ()

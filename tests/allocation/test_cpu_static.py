@@ -1,0 +1,290 @@
+"""The static CPU policy: what is set aside, checked, given and taken back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError, SmtAlignmentError
+from proxy.allocation.cpu_request import container_cpus, pod_cpus
+from proxy.allocation.cpu_static import allocate, available, container_hints, pod_hints, remove
+from proxy.allocation.cpu_topology import CpuRow, CpuTopology
+from proxy.allocation.packed import NotEnoughCpus
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import CpuOptions
+from proxy.model.requests import Ask, Kind, PodAsk
+from tests.oracles.cpu_manager_state import managed, start
+from tests.oracles.pod_level_cpu import EmptyPodSharedPoolError, allocate_pod
+
+TOPO = CpuTopology.of_rows(  # two sockets of two nodes of two cores: core c has CPUs c and c + 8
+    CpuRow(c + 8 * t, c, c // 4, c // 2, c // 2) for t in range(2) for c in range(8)
+)
+
+
+def ask(name: str, cpus: float, kind: Kind = Kind.APP) -> Ask:
+    amounts = {"cpu": int(cpus * 1000), "memory": 1} if cpus else {"memory": 1}
+    return Ask(name, kind, amounts, amounts)
+
+
+def pod(*asks: Ask, uid: str = "pod", guaranteed: bool = True, own: float | None = None) -> PodAsk:
+    return PodAsk(uid, asks, guaranteed, None if own is None else {"cpu": int(own * 1000)}, own is not None)
+
+
+def policy(reserved: str = "", **options: bool) -> CpuPolicy:
+    return CpuPolicy.of(TOPO, CpuOptions(**options), CpuSet.parse(reserved))
+
+
+def owned(state: CpuState, uid: str = "pod") -> dict[str, str]:
+    return {name: str(cpus) for name, cpus in state.assigned.get(uid, {}).items()}
+
+
+def test_requests() -> None:
+    whole, part = ask("a", 2), ask("b", 1.5)
+    assert [container_cpus(pod(a), a) for a in (whole, part)] == [2, 0]
+    assert container_cpus(pod(whole, guaranteed=False), whole) == 0
+    assert container_cpus(pod(whole, own=4), whole) == 2
+    loose = Ask("l", requests={"cpu": 2000, "memory": 1}, limits={"cpu": 2000})
+    assert container_cpus(pod(loose), loose) == 2
+    assert container_cpus(pod(loose, own=4), loose) == 0, "in a pod that owns CPUs it must be exact itself"
+    unmanaged = PodAsk("pod", (whole,), own={"cpu": 4000})
+    assert (container_cpus(unmanaged, whole), pod_cpus(unmanaged)) == (0, 0)
+    assert pod_cpus(pod(ask("i", 5, Kind.INIT), ask("s", 1, Kind.SIDECAR), whole, part)) == 5
+    assert pod_cpus(pod(ask("s", 1, Kind.SIDECAR), ask("i", 5, Kind.INIT), whole)) == 6
+    assert [pod_cpus(pod(whole, own=own)) for own in (4, 2.5)] == [4, 0]
+    assert pod_cpus(pod(whole, own=4, guaranteed=False)) == 0
+
+
+def test_reserves_by_list_or_amount() -> None:
+    assert str(policy("3").reserved_cores) == "3,11"
+    by_amount = CpuPolicy.of(TOPO, amount=2)
+    assert str(by_amount.reserved) == "0,8", "as an allocation would"
+    with pytest.raises(CpuStateError, match=r"\(size of 0-1 did not equal 1\)"):
+        CpuPolicy.of(TOPO, reserved=CpuSet.parse("0-1"), amount=1)
+    with pytest.raises(CpuStateError, match=r"\(size of  did not equal 17\)"):
+        CpuPolicy.of(TOPO, amount=17)
+    with pytest.raises(CpuStateError, match="unknown CPU ID: 16"):
+        CpuPolicy.of(TOPO, reserved=CpuSet.parse("0,16"))
+
+
+def test_an_empty_state_becomes_the_first_one() -> None:
+    assert str(start(policy("0")).default) == "0-15"
+    strict = policy("0", strict_cpu_reservation=True)
+    assert str(start(strict).default) == "1-15"
+    assert str(available(policy("0"), start(policy("0")))) == "1-15"
+
+
+@pytest.mark.parametrize(
+    ("default", "assigned", "strict", "words"),
+    [
+        ("", "1", False, "default cpuset cannot be empty"),
+        ("1-15", "", False, 'not all reserved cpus: "0" are present in defaultCpuSet: "1-15"'),
+        ("0-15", "", True, 'some of strictly reserved cpus: "0" are present in defaultCpuSet: "0-15"'),
+        ("0-15", "1-2", False, 'pod: p, container: c cpuset: "1-2" overlaps with default cpuset "0-15"'),
+        ("0-13", "14", False, 'available CPUs "0-15" doesn\'t match with CPUs in state "0-14"'),
+        ("1-14", "15-16", True, 'available CPUs "1-15" doesn\'t match with CPUs in state "1-16"'),
+    ],
+)
+def test_a_stored_state_that_does_not_fit(default: str, assigned: str, strict: bool, words: str) -> None:
+    stored = CpuState(CpuSet.parse(default), {"p": {"c": CpuSet.parse(assigned)}} if assigned else {})
+    with pytest.raises(CpuStateError) as caught:
+        start(policy("0", strict_cpu_reservation=strict), stored)
+    assert words in str(caught.value)
+
+
+def test_a_stored_state_that_fits_is_kept() -> None:
+    stored = CpuState(CpuSet.parse("0-9"), {"p": {"c": CpuSet.parse("10")}}, {"p": CpuSet.parse("10-15")})
+    assert start(policy("0"), stored) is stored
+
+
+def test_takes_inside_the_hint_first() -> None:
+    known = policy()
+    state = allocate(known, start(known), pod(ask("a", 2)), "a", Mask([2]))
+    assert owned(state) == {"a": "4,12"}
+    assert str(state.default) == "0-3,5-11,13-15"
+    more = allocate(known, state, pod(ask("b", 4), uid="q"), "b", Mask([2]))
+    assert owned(more, "q") == {"b": "5-6,13-14"}, "what node 2 has left, then its socket"
+    anywhere = allocate(known, state, pod(ask("b", 8), uid="q"), "b")
+    assert owned(anywhere, "q") == {"b": "0-3,8-11"}
+    assert allocate(known, state, pod(ask("b", 0.5)), "b") is state, "it shares"
+    with pytest.raises(NotEnoughCpus, match="requested=15, available=14"):
+        allocate(known, state, pod(ask("b", 15), uid="q"), "b")
+
+
+def test_align_by_socket_takes_from_the_whole_socket() -> None:
+    known = policy(align_by_socket=True)
+    busy = CpuState(CpuSet.parse("2-4,10-12"), {"x": {"c": CpuSet.parse("0-1,5-9,13-15")}})
+    assert owned(allocate(known, busy, pod(ask("a", 2)), "a", Mask([0]))) == {"a": "2,10"}
+    plain = allocate(policy(), busy, pod(ask("a", 2)), "a", Mask([0]))
+    assert owned(plain) == {"a": "4,12"}, "node 0 has none, so the best fit anywhere"
+
+
+def test_the_options_choose_the_allocator() -> None:
+    def taken(free: str, n: int, **options: bool) -> str:
+        busy = CpuState(CpuSet.parse(free))
+        return owned(allocate(policy(**options), busy, pod(ask("a", n)), "a"))["a"]
+
+    assert taken("0-15", 6) == "0-2,8-10"
+    assert taken("0-15", 6, distribute_cpus_across_numa=True) == "0-3,8,10"
+    assert taken("0-15", 6, distribute_cpus_across_numa=True, full_pcpus_only=True) == "0-2,8-10"
+    assert taken("0-15", 3) == "0-1,8"
+    assert taken("0-15", 3, distribute_cpus_across_cores=True) == "0-2"
+    assert taken("1,4-7,9,12-15", 3) == "1,4,9"
+    assert taken("1,4-7,9,12-15", 3, prefer_align_cpus_by_uncorecache=True) == "4-5,12"
+
+
+def test_full_cores_only() -> None:
+    known = policy("0", full_pcpus_only=True)
+    state = start(known)
+    with pytest.raises(SmtAlignmentError, match="requested 3 cpus not multiple cpus per core = 2") as caught:
+        allocate(known, state, pod(ask("a", 3)), "a")
+    assert caught.value.reason == "SMTAlignmentError"
+    text = "available physical CPUs = 14, requested CPUs = 16, CPUs per core = 2"
+    with pytest.raises(SmtAlignmentError, match=text):
+        allocate(known, state, pod(ask("a", 16)), "a")
+    assert len(allocate(known, state, pod(ask("a", 14)), "a").assigned["pod"]["a"]) == 14
+
+
+def test_init_containers_leave_their_cpus_to_those_after_them() -> None:
+    known = policy()
+    asked = pod(ask("i", 4, Kind.INIT), ask("s", 2, Kind.SIDECAR), ask("a", 2), ask("b", 2))
+    state = allocate(known, start(known), asked, "i", Mask([1]))
+    assert (owned(state), str(state.reusable_by("pod"))) == ({"i": "2-3,10-11"}, "2-3,10-11")
+    assert container_hints(known, state, asked, "a") != container_hints(known, start(known), asked, "a")
+    state = allocate(known, state, asked, "s", Mask([1]))
+    assert str(state.reusable_by("pod")) == "3,11", "a sidecar keeps its own"
+    state = allocate(known, state, asked, "a", Mask([1]))
+    assert owned(state) == {"i": "2-3,10-11", "s": "2,10", "a": "3,11"}
+    state = allocate(known, state, asked, "b", Mask([1]))
+    assert (owned(state)["b"], str(state.default)) == ("0,8", "1,4-7,9,12-15")
+    assert str(remove(state, "pod", "i").default) == str(state.default), "others use what it had"
+    assert allocate(known, state, asked, "i").assigned == state.assigned, "what it owns it keeps"
+    elsewhere = allocate(known, state, pod(ask("z", 1), uid="z"), "z")
+    assert not elsewhere.reusable_by("pod"), "only for the pod that was served last"
+
+
+def test_hints_of_a_pod_know_what_its_containers_own() -> None:
+    asked = pod(ask("a", 2), ask("b", 2))
+
+    def masks(state: CpuState, **options: bool) -> list[tuple[Mask | None, bool]]:
+        hints = pod_hints(policy("0", **options), state, asked)
+        assert hints is not None
+        return [(h.affinity, h.preferred) for h in hints["cpu"] or ()]
+
+    known = policy("0")
+    state = start(known)
+    assert masks(state)[:4] == [(Mask([n]), n > 0) for n in range(1, 4)] + [(Mask([0, 1]), False)]
+    assert masks(state, align_by_socket=True)[3] == (Mask([0, 1]), True)
+    state = allocate(known, state, asked, "a", Mask([2]))
+    assert masks(state)[0] == (Mask([2]), True), "two more where it has two"
+    state = allocate(known, state, asked, "b", Mask([3]))
+    assert masks(state)[0] == (Mask([2, 3]), False), "both nodes, for that is where it is"
+    wrong = CpuState(CpuSet.parse("0-14"), {"pod": {"a": CpuSet.parse("15")}})
+    assert masks(wrong) == []
+
+
+def test_release() -> None:
+    known = policy()
+    state = allocate(known, start(known), pod(ask("a", 2)), "a")
+    assert remove(state, "pod", "other") is state
+    assert remove(state, "other", "a") is state
+    gone = remove(state, "pod", "a")
+    assert (gone.default, gone.assigned) == (TOPO.cpus, {})
+
+
+def test_a_pod_that_owns_cpus() -> None:
+    known = policy("0")
+    asked = pod(
+        ask("i", 2, Kind.INIT),
+        ask("s", 1, Kind.SIDECAR),
+        ask("j", 0, Kind.INIT),
+        ask("t", 0, Kind.SIDECAR),
+        ask("a", 1),
+        ask("b", 0),
+        own=4,
+    )
+    state = allocate_pod(known, start(known), asked, Mask([1]))
+    assert {u: str(b) for u, b in state.bubbles.items()} == {"pod": "2-3,10-11"}
+    assert owned(state) == {"i": "2,10", "s": "2", "j": "3,10-11", "t": "3,11", "a": "10", "b": "3,11"}
+    assert start(known, state) is state
+    assert allocate_pod(known, state, asked) is state
+    hints = pod_hints(known, state, asked)
+    assert hints is not None
+    assert next(h.affinity for h in hints["cpu"] or ()) == Mask([1])
+    for name in ("i", "s", "j", "t", "a"):
+        state = remove(state, "pod", name)
+        assert state.default == TOPO.cpus - CpuSet.parse("2-3,10-11"), "until the last one goes"
+    assert remove(state, "pod", "b") == CpuState(TOPO.cpus)
+
+
+def test_a_pod_without_room_for_its_sharers() -> None:
+    known = policy()
+    with pytest.raises(EmptyPodSharedPoolError) as caught:
+        allocate_pod(known, start(known), pod(ask("a", 2), ask("b", 0), own=2))
+    assert caught.value.reason == "EmptyPodSharedPoolError"
+    with pytest.raises(NotEnoughCpus):
+        allocate_pod(known, start(known), pod(ask("a", 2), ask("b", 1), own=2))
+    nothing = start(known)
+    assert allocate_pod(known, nothing, pod(ask("a", 2))) is nothing
+
+
+class Days(RuleBasedStateMachine):
+    """Pods come and go; nobody owns what is not there or what another pod owns."""
+
+    @initialize(
+        strict=st.booleans(),
+        across=st.booleans(),
+        full=st.booleans(),
+        reserved=st.sampled_from(["0", "0-1,8"]),
+    )
+    def begin(self, strict: bool, across: bool, full: bool, reserved: str) -> None:
+        self.known = policy(
+            reserved,
+            strict_cpu_reservation=strict,
+            distribute_cpus_across_numa=across,
+            full_pcpus_only=full,
+        )
+        self.state = start(self.known)
+
+    @rule(
+        uid=st.sampled_from("xyz"),
+        name=st.sampled_from("ia"),
+        cpus=st.integers(1, 9),
+        node=st.none() | st.integers(0, 3),
+    )
+    def come(self, uid: str, name: str, cpus: int, node: int | None) -> None:
+        asked = pod(ask(name, cpus, Kind.INIT if name == "i" else Kind.APP), uid=uid)
+        before = self.state
+        try:
+            self.state = allocate(self.known, before, asked, name, None if node is None else Mask([node]))
+        except (NotEnoughCpus, SmtAlignmentError):
+            return
+        if before.of(uid, name) is None:
+            new = self.state.of(uid, name)
+            assert new is not None
+            assert len(new) == cpus
+            assert new <= available(self.known, before) | before.reusable_by(uid)
+
+    @rule(uid=st.sampled_from("xyz"), name=st.sampled_from("ia"))
+    def go(self, uid: str, name: str) -> None:
+        self.state = remove(self.state, uid, name)
+
+    @invariant()
+    def all_cpus_are_somewhere_once(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        seen = self.state.default
+        for containers in self.state.assigned.values():
+            of_pod = CpuSet()
+            for cpus in containers.values():
+                of_pod |= cpus
+            assert seen.isdisjoint(of_pod)
+            seen |= of_pod
+        assert seen == managed(self.known)
+        if self.state.default:  # kubelet does not take its own state back when all CPUs are owned
+            assert start(self.known, self.state) is self.state
+
+
+TestDays = Days.TestCase
+TestDays.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.distance import Distances
+from proxy.model.idset import Mask
+from proxy.topology.build import described
+
+TABLE = Distances({0: {0: 10, 4: 32}, 4: {0: 21, 4: 10}})
+
+
+def test_totals_and_averages() -> None:
+    assert TABLE.total(Mask([0, 4])) == 73, "both directions, and each node with itself"
+    assert TABLE.average(Mask([0, 4])) == 73 / 4
+    assert TABLE.average(Mask([4])) == 10
+    assert TABLE.average(Mask()) == 0
+    with pytest.raises(KeyError):
+        TABLE.total(Mask([0, 1]))
+
+
+def test_distances_of_a_machine_whose_ids_have_gaps() -> None:
+    machine = described(2, 1, 2, 1)
+    low, high = machine.nodes
+    nodes = (
+        dataclasses.replace(low, distance=(10, 32)),
+        dataclasses.replace(high, id=4, distance=(21, 10)),
+    )
+    assert Distances.of(dataclasses.replace(machine, nodes=nodes)) == TABLE
+    untold = (nodes[0], dataclasses.replace(nodes[1], distance=()))
+    assert Distances.of(dataclasses.replace(machine, nodes=untold)) is None

@@ -1,0 +1,220 @@
+"""Families at their limits: how many nodes are listed, what is tried to find hints, who stands for whom."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest import mock
+
+from proxy.allocation import hint_sampling as listing_room
+from proxy.allocation.demand import LISTED, Demand, fittest, lowest, masks, meeting, of_size, to_bits
+from proxy.allocation.distance import Distances
+from proxy.allocation.hint_family import Family, hint
+from proxy.allocation.hint_sampling import TRIES, listable, lists_of
+from proxy.allocation.merge import merge
+from proxy.allocation.policies import decide
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.options import Policy
+
+
+def amounts(want: int, *each: int) -> Demand:
+    return Demand(want, tuple((1 << i, n) for i, n in enumerate(each)))
+
+
+def free(nodes: int, want: int, floor: int = 1, explicit: tuple[int, ...] = ()) -> Family:
+    """Any ``want`` of some nodes."""
+    return Family(explicit, tuple(range(nodes)), floor, (amounts(want, *[1] * nodes),), want)
+
+
+@contextmanager
+def counting() -> Iterator[list[int]]:
+    """Count how often somebody asks what a mask has."""
+    asked: list[int] = []
+    had = Demand.had
+
+    def count(demand: Demand, bits: int) -> int:
+        asked.append(bits)
+        return had(demand, bits)
+
+    with mock.patch.object(Demand, "had", count):
+        yield asked
+
+
+def test_twelve_nodes_are_listed_and_thirteen_are_not() -> None:
+    assert LISTED == 12
+    assert len(free(12, 2).listed()) == 2**12 - 1 - 12
+    assert isinstance(free(12, 2).listed(), tuple)
+    assert len(free(12, 2)) == 2**12 - 1 - 12
+    many = free(13, 2)
+    assert many.listed() is many
+    far = free(11, 2, explicit=(1 << 40, 1 << 41))
+    assert far.listed() is far, "explicit masks count too"
+    assert Family((), tuple(range(40)), 1, (amounts(1),), 1).listed() == ()
+    assert list(masks(tuple(range(13)))) == list(
+        itertools.chain.from_iterable(of_size(range(13), size) for size in range(1, 14))
+    )
+
+
+def test_what_cannot_be_met_is_not_walked_through() -> None:
+    demands = [amounts(12, *[1, 0] * 12), amounts(66, *range(12), *[0] * 12)]
+    with counting() as asked:
+        assert list(meeting(range(24), 12, demands[:1])) == [to_bits(range(0, 24, 2))]
+        assert len(asked) <= 110
+        asked.clear()
+        assert list(lowest(range(24), 12, demands[:1], 1000)) == [to_bits(range(0, 24, 2))]
+        assert len(asked) <= 95
+        asked.clear()
+        assert list(meeting(range(24), 11, demands[1:])) == [to_bits(range(1, 12))]
+        assert list(lowest(range(24), 11, demands[1:], 1000)) == [to_bits(range(1, 12))]
+        assert len(asked) <= 190
+        asked.clear()
+        assert list(meeting(range(24), 12, demands)) == []
+        assert len(asked) <= 30
+
+
+def test_the_fittest_is_found_node_by_node() -> None:
+    with counting() as asked:
+        assert fittest(range(64), [amounts(40, *[1] * 64)], floor=45) == (1 << 45) - 1
+        assert fittest(range(64), [amounts(4, *[1] * 60, 4, 0, 0, 0)]) == 1 << 60
+        assert fittest(range(64), [amounts(4, *[1] * 64)], 1 << 63, 6) == 0b11111 | 1 << 63
+        assert len(asked) <= 12
+
+
+def test_hints_of_many_nodes_come_without_delay() -> None:
+    one = Family((1 << 70, 0b11 << 71), tuple(range(64)), 2, (amounts(50, *range(64)),), 1)
+    with counting() as asked:
+        first = [str(h.affinity) for h in itertools.islice(one, 4)]
+        assert first == ["70", "0,50", "0,51", "0,52"]
+        assert one.best() == hint(1 << 70, preferred=True)
+        assert [str(h.affinity) for h in one.lowest(3)] == ["70"]
+        assert len(asked) <= 150
+    assert list(one.universe) == [*range(64), 70, 71, 72]
+    assert [one.holds(bits) for bits in (1 << 70, 1 << 51, 1 << 51 | 1, 1 << 49 | 1, 0b11 << 70)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert Family((0b111,), (0, 1), 3, (), 3).best() == hint(0b111, preferred=True)
+    assert Family((0b100,), (0, 1), 3, (), 3).best(Mask([0])) is None
+    assert Family((0b100,), (0, 1), 3, (), 3).best(Mask([1])) is None
+    assert not Family((), (0, 1), 3, (), 3)
+
+
+def test_a_few_of_the_least_size() -> None:
+    family = free(20, 3, explicit=(0b11 << 30 | 1 << 32, 1 << 33 | 0b11 << 40))
+    assert [str(h.affinity) for h in family.lowest(5)] == ["0-2", "0-1,3", "0,2-3", "1-3", "0-1,4"]
+    assert len(family.lowest(100)) == 100
+    assert family.lowest(0) == ()
+    assert Family((), (0, 1), 3, (), 3).lowest(4) == ()
+    wide = Family((1 << 30,), tuple(range(20)), 2, (amounts(2, *[1] * 20),), 1)
+    assert wide.lowest(4) == (hint(1 << 30, preferred=True),), "smaller than any open mask"
+
+
+def test_explicit_masks_of_the_least_size_come_with_the_best() -> None:
+    family = Family(
+        (0b111, 0b1011), tuple(range(5, 20)), 2, (Demand(3, tuple((1 << i, 1) for i in range(5, 20))),), 3
+    )
+    assert [str(h.affinity) for h in family.lowest(3)] == ["0-2", "0-1,3", "5-7"]
+
+
+def test_a_preferred_mask_inside_a_window_stands_for_others() -> None:
+    family = Family((0b11 | 1 << 30, 0b11, 0b11 | 1 << 29, 1 << 31), (), 1, (), 2)
+    seen = family.through(Mask([0, 1]))
+    assert seen == (hint(1 << 31, preferred=False), hint(0b11, preferred=True))
+
+
+def test_only_distances_ask_for_all_that_are_alike() -> None:
+    answer, nodes = {"a": free(13, 2), "b": free(14, 2)}, Mask(range(14))
+    table = Distances({a: dict.fromkeys(nodes, 10) for a in nodes})
+
+    def read(policy: Policy, distances: Distances | None) -> set[int]:
+        return {len(entry.hints) for entry in decide(policy, [answer], nodes, distances).lists}
+
+    assert read(Policy.RESTRICTED, table) == {13 * 12 // 2}
+    assert read(Policy.RESTRICTED, None) == read(Policy.SINGLE_NUMA_NODE, table) == {1}
+
+
+def test_families_of_which_none_is_preferred_say_the_best() -> None:
+    family = Family((), tuple(range(40)), 1, (amounts(3, *[1] * 40),), 2)
+    (answer,) = listable([{"m": family}])
+    assert answer == {"m": (hint(0b111, preferred=False),)}
+
+
+def test_families_without_a_common_mask_say_what_is_best_for_each() -> None:
+    low = Family((), tuple(range(20)), 1, (amounts(1, *[1] * 20),), 1)
+    high = Family((), tuple(range(20, 40)), 1, (Demand(1, tuple((1 << i, 1) for i in range(20, 40))),), 1)
+    (answer,) = listable([{"a": low, "b": high}])
+    assert answer == {"a": (hint(1, preferred=True),), "b": (hint(1 << 20, preferred=True),)}
+    (answer,) = listable(
+        [
+            {"a": low, "b": ()},
+        ]
+    )
+    assert answer == {"a": (hint(1, preferred=True),), "b": ()}
+
+
+def window(nodes: int, at: int = 0) -> tuple[TopologyHint, ...]:
+    return tuple(hint(1 << at + i, preferred=True) for i in range(nodes))
+
+
+def test_a_list_within_twelve_nodes_is_a_window() -> None:
+    family = free(40, 2)
+
+    def shown(*others: tuple[TopologyHint, ...]) -> Sequence[TopologyHint]:
+        (answer,) = listable([{"m": family, **{str(i): other for i, other in enumerate(others)}}])
+        assert answer is not None
+        return answer["m"] or ()
+
+    assert len(shown(window(12))) == 2**12 - 1
+    assert len(shown(window(3, at=5))) == 2**3, "and a narrowest hint"
+    assert len(shown(window(13))) == 1, "too wide: as if there were none"
+    assert len(shown(window(12), window(3))) == 2**3 - 1, "the narrowest list is the window"
+    assert {h.affinity.bits & 0b111 for h in shown(window(3)) if h.affinity} == set(range(1, 8))
+
+
+def test_the_whole_family_stays_known() -> None:
+    family, answers = free(40, 2), [{"m": free(40, 2), "n": None}, None, {"d": window(2)}]
+    entries = lists_of(answers)
+    assert [entry.resource for entry in entries] == ["m", "n", "", "d"]
+    assert [entry.family for entry in entries] == [family, None, None, None]
+    assert [entry.unsatisfiable for entry in lists_of([{"m": free(40, 41)}])] == [True]
+    plain: list[Hints] = [{"d": window(2)}]
+    (entry,) = lists_of(plain)
+    assert (entry.hints, entry.family) == (window(2), None)
+
+
+def test_masks_as_good_as_the_first_come_with_it_where_distances_decide() -> None:
+    def agreed(*families: Family) -> list[str]:
+        (answer,) = listable([{str(i): f for i, f in enumerate(families)}], closest=True)
+        assert answer is not None
+        lists = [[str(h.affinity) for h in hints or ()] for hints in answer.values()]
+        assert all(each == lists[0] for each in lists)
+        return lists[0]
+
+    pairs = agreed(free(13, 2), free(14, 2))
+    assert len(pairs) == 13 * 12 // 2
+    assert (pairs[0], pairs[1], pairs[-1]) == ("0-1", "0,2", "11-12")
+    assert len(agreed(free(14, 2, floor=2), free(14, 1))) == 14 * 13 // 2
+    single = Family((1 << 3, 1 << 5), tuple(range(8, 30)), 2, (amounts(1, *[1] * 30),), 1)
+    assert agreed(single, single) == ["3", "5"], "open masks begin with two nodes"
+    with mock.patch.object(listing_room, "TRIES", 0):
+        assert agreed(free(13, 2), free(14, 2)) == ["0-1"]
+    assert TRIES > 64 * 63 // 2, "enough for all pairs of 64 nodes"
+
+
+def test_the_best_of_two_lists_is_preferred_by_both() -> None:
+    """Explicit masks that both prefer win over open ones that only one does."""
+    explicit = (1 << 3,)
+    one = Family(explicit, tuple(range(8, 30)), 2, (amounts(1, *[1] * 30),), 1)
+    two = Family(explicit, tuple(range(8, 30)), 2, (amounts(1, *[1] * 30),), 1)
+    three = Family((), tuple(range(30)), 1, (amounts(2, *[1] * 30),), 2)
+    merged = merge(
+        [hints or () for hints in (listable([{"a": one, "b": two}])[0] or {}).values()], Mask(range(40))
+    )
+    assert merged.hint == hint(1 << 3, preferred=True)
+    (answer,) = listable([{"a": one, "b": three}])
+    assert answer == {"a": (hint(0b11 << 8, preferred=False),), "b": (hint(0b11 << 8, preferred=True),)}

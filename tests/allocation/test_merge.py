@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from random import Random
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation import intersections as meeting
+from proxy.allocation import merge as merging
+from proxy.allocation.distance import Distances
+from proxy.allocation.merge import Decided, Merged, merge
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from tests.oracles.merge_parts import first_of, target_count
+
+NODES = (0, 1, 3, 8, 70)
+"""Node ids with gaps; 70 needs more than a machine word."""
+D = Mask(NODES)
+Lists = Sequence[Sequence[TopologyHint]]
+
+
+def hint(nodes: Iterable[int] | None, preferred: bool = False) -> TopologyHint:
+    return TopologyHint(None if nodes is None else Mask(nodes), preferred)
+
+
+# The rule as it is told for kubelet: every combination, compared with the best so far.
+
+
+def fitter(one: Mask, other: Mask, table: Distances | None) -> Mask:
+    """Of two masks the better one; of equal ones the first."""
+    if len(one) != len(other):
+        return min(one, other, key=len)
+    if table is not None and table.average(one) != table.average(other):
+        return min(one, other, key=table.average)
+    return one if one.bits <= other.bits else other
+
+
+def better(current: TopologyHint, candidate: TopologyHint, target: int, table: Distances | None) -> bool:
+    """Whether the candidate takes the place of the current best."""
+    if current.preferred != candidate.preferred:
+        return candidate.preferred
+    assert current.affinity is not None
+    assert candidate.affinity is not None
+    have, offer = len(current.affinity), len(candidate.affinity)
+    finer = fitter(current.affinity, candidate.affinity, table) != current.affinity
+    if current.preferred or have > target:
+        return finer
+    if have == target:
+        return offer == target and finer
+    if offer > target:
+        return False
+    return offer == target or offer > have or (offer == have and finer)
+
+
+def combined(hints: Sequence[TopologyHint]) -> TopologyHint:
+    masks = [h.affinity for h in hints if h.affinity is not None]
+    common = D
+    for mask in masks:
+        common &= mask
+    return hint(common, all(h.preferred for h in hints) and all(mask == masks[0] for mask in masks))
+
+
+def narrowest(hints: Sequence[TopologyHint]) -> int:
+    return min((len(h.affinity) for h in hints if h.affinity is not None), default=0)
+
+
+def product(lists: Lists, table: Distances | None, without: Mask | None = None) -> TopologyHint | None:
+    """The best combination, or the best with another mask than ``without``."""
+    best: TopologyHint | None = None
+    for hints in itertools.product(*lists):
+        candidate = combined(hints)
+        if not candidate.affinity or candidate.affinity == without:
+            continue
+        if best is None or better(best, candidate, max(map(narrowest, lists), default=0), table):
+            best = candidate
+    return best
+
+
+masks = st.sets(st.sampled_from((*NODES, 9)), max_size=5).map(Mask)  # node 9 is not on the machine
+hints = st.builds(TopologyHint, st.none() | masks, st.booleans())
+few = st.lists(st.lists(hints, max_size=6), max_size=3)
+full = [Mask.from_bits(b) for b in range(1, 1 << 9) if not b & 0b11110100]  # all masks of 0, 1, 3 and 8
+preferring = st.integers(0, 4).map(lambda n: [TopologyHint(m, len(m) == n) for m in full])
+inputs = few | st.lists(preferring | st.lists(hints, max_size=6), max_size=2)
+tables = st.none() | st.lists(st.integers(10, 13), min_size=25, max_size=25).map(
+    lambda ds: Distances({a: {b: ds[5 * i + j] for j, b in enumerate(NODES)} for i, a in enumerate(NODES)})
+)
+
+
+def check_against_product(lists: Lists, table: Distances | None) -> Merged:
+    got = merge(lists, D, table)
+    assert got.hint == (product(lists, table) or hint(D))
+    assert got.target == target_count(lists) == max(map(narrowest, lists), default=0)
+    if got.decided not in (Decided.NOTHING_COMMON, Decided.NO_PREFERENCE):
+        expected = product(lists, table, without=got.hint.affinity)
+        assert got.runner_up in (expected, None)
+        assert (got.decided is Decided.ONLY) == (expected is None)
+    return got
+
+
+@given(inputs, tables)
+def test_the_fold_equals_the_product(lists: Lists, table: Distances | None) -> None:
+    got = check_against_product(lists, table)
+    if got.decided not in (Decided.NOTHING_COMMON, Decided.NO_PREFERENCE):
+        assert got.runner_up == product(lists, table, without=got.hint.affinity), (
+            "with few nodes always found"
+        )
+
+
+@given(inputs, tables)
+def test_the_way_for_many_nodes_equals_the_product(lists: Lists, table: Distances | None) -> None:
+    with (
+        mock.patch.object(merging, "DENSE_NODES", 0),
+        mock.patch.multiple(meeting, DENSE_NODES=0, _PLAIN_PAIRS=0),
+    ):
+        got = merge(lists, D, table)
+    assert got.hint == (product(lists, table) or hint(D))
+    if got.runner_up is not None:
+        assert got.runner_up == product(lists, table, without=got.hint.affinity)
+    elif got.decided is Decided.ONLY:
+        assert product(lists, table, without=got.hint.affinity) is None
+
+
+@given(inputs, st.randoms(use_true_random=False))
+def test_order_does_not_matter(lists: Lists, dice: Random) -> None:
+    shuffled = [dice.sample(list(row), len(row)) for row in dice.sample(list(lists), len(lists))]
+    assert merge(shuffled, D) == merge(lists, D)
+
+
+RING = Distances({0: {0: 10, 1: 30, 2: 20}, 1: {0: 30, 1: 10, 2: 20}, 2: {0: 20, 1: 20, 2: 10}})
+
+
+@pytest.mark.parametrize(
+    ("lists", "table", "best", "runner_up", "decided"),
+    [
+        ([], None, hint([0, 1, 2], True), None, Decided.NO_PREFERENCE),
+        ([[hint(None, True)]], None, hint([0, 1, 2], True), None, Decided.NO_PREFERENCE),
+        ([[hint(None)]], None, hint([0, 1, 2]), None, Decided.ONLY),
+        ([[hint(None, True)], []], None, hint([0, 1, 2]), None, Decided.NOTHING_COMMON),
+        ([[hint([0], True)], [hint([1], True)]], None, hint([0, 1, 2]), None, Decided.NOTHING_COMMON),
+        ([[hint([9], True)]], None, hint([0, 1, 2]), None, Decided.NOTHING_COMMON),
+        ([[hint([1], True)]], None, hint([1], True), None, Decided.ONLY),
+        ([[hint([1], True), hint([0])]], None, hint([1], True), hint([0]), Decided.PREFERRED),
+        (
+            [[hint([1], True)], [hint([1], True), hint([0, 1], True)]],
+            None,
+            hint([1], True),
+            None,
+            Decided.ONLY,
+        ),
+        (
+            [[hint([0, 1], True), hint([2], True)]],
+            None,
+            hint([2], True),
+            hint([0, 1], True),
+            Decided.FEWER_NODES,
+        ),
+        ([[hint([0]), hint([1]), hint([0, 1])]], None, hint([0]), hint([1]), Decided.LOWER_IDS),
+        (
+            [[hint([0, 1])], [hint([0]), hint([0, 1, 2])]],
+            None,
+            hint([0, 1]),
+            hint([0]),
+            Decided.NEAREST_COUNT,
+        ),
+        (
+            [[hint([0, 1], True), hint([0, 2], True)]],
+            RING,
+            hint([0, 2], True),
+            hint([0, 1], True),
+            Decided.CLOSER,
+        ),
+        (
+            [[hint([0, 2], True), hint([1, 2], True)]],
+            RING,
+            hint([0, 2], True),
+            hint([1, 2], True),
+            Decided.LOWER_IDS,
+        ),
+    ],
+)
+def test_what_decides(
+    lists: Lists,
+    table: Distances | None,
+    best: TopologyHint,
+    runner_up: TopologyHint | None,
+    decided: Decided,
+) -> None:
+    got = merge(lists, Mask([0, 1, 2]), table)
+    assert (got.hint, got.runner_up, got.decided) == (best, runner_up, decided)
+
+
+def every(nodes: int, size: int, **preferred: bool) -> list[TopologyHint]:
+    return [hint(c, **preferred) for c in itertools.combinations(range(nodes), size)]
+
+
+def test_all_hints_of_eight_nodes_in_many_lists() -> None:
+    full = [hint(c, n == 2) for n in range(1, 9) for c in itertools.combinations(range(8), n)]
+    got = merge([full] * 12, Mask(range(8)))
+    assert (got.hint, got.runner_up) == (hint([0, 1], True), hint([0, 2], True))
+    clash = [hint(h.affinity, len(h.affinity or ()) == 3) for h in full]
+    assert merge([full, clash] * 6, Mask(range(8))).hint == hint([0])
+
+
+def test_more_nodes_than_a_word_has_bits() -> None:
+    whole = Mask(range(100))
+    pairs = every(100, 2, preferred=True)
+    got = merge([pairs[-5:], [hint(None, True)], pairs], whole)
+    assert (got.hint, got.runner_up) == (hint([96, 98], True), hint([97, 98], True))
+
+
+def test_nothing_preferred_with_many_nodes() -> None:
+    whole = Mask(range(100))
+    got = merge([every(100, 2, preferred=True), every(100, 1, preferred=True)], whole)
+    assert (got.hint, got.target) == (hint([0]), 2), "no pair is in both, and one node is what they share"
+    wide = [hint(whole - Mask([n])) for n in range(100)]
+    assert merge([wide] * 2, whole).hint == hint(range(99))
+
+
+def test_nodes_that_a_list_never_names_cost_nothing() -> None:
+    whole = Mask(range(64))
+    window = [hint(c, n == 3) for n in range(1, 9) for c in itertools.combinations(range(8), n)]
+    wide = [hint([*(h.affinity or ()), *range(20, 60)]) for h in window]
+    with mock.patch.object(meeting, "_divided", side_effect=AssertionError):
+        got = merge([window, wide, wide], whole)
+    assert (got.hint, got.runner_up, got.target) == (hint(range(8)), hint(range(7)), 41)
+    assert merge([[hint([1, 2])], [hint([3])]], whole).decided is Decided.NOTHING_COMMON
+
+
+def test_a_runner_up_is_not_worth_everything() -> None:
+    whole = Mask(range(100))
+    wide = [hint(whole - Mask(pair)) for pair in itertools.combinations(range(40), 2)]
+    lists = [[*wide, hint([7], True)]] * 2
+    with mock.patch.object(merging, "_RUNNER_UP_PAIRS", 100):
+        got = merge(lists, whole)
+    assert (got.hint, got.runner_up, got.decided) == (hint([7], True), None, Decided.PREFERRED)
+    assert merge(lists, whole).runner_up is not None
+
+
+def test_the_first_of_an_order() -> None:
+    assert first_of([0b110, 0b1, 0], [0b1, 0b11, 0b111], 2, None, most=9) == [
+        hint([0], True),
+        hint([1, 2], True),
+        hint([0, 1]),
+        hint([0, 1, 2]),
+    ]
+    assert first_of([], [0b1, 0b11, 0b111, 0b1111], 2, None) == [hint([0, 1]), hint([0])]
+    assert first_of([], [0], 0, None) == []

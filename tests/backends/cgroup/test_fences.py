@@ -1,0 +1,56 @@
+"""Lists of groups above containers."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from proxy.backends.cgroup.fences import KernelFences
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+
+
+@pytest.fixture
+def slice_file(tmp_path: Path) -> Path:
+    folder = tmp_path / "kubepods.slice/kubepods-podx.slice"
+    folder.mkdir(parents=True)
+    (folder / "cpuset.cpus").write_text("\n")
+    return folder / "cpuset.cpus"
+
+
+def test_it_writes_and_returns_the_previous_value(tmp_path: Path, slice_file: Path) -> None:
+    fences, path = KernelFences(tmp_path), "kubepods.slice/kubepods-podx.slice"
+    assert fences.swap(path, CpuSet.parse("2-3")) == CpuSet()
+    assert slice_file.read_text() == "2-3\n"
+    assert fences.swap(path, CpuSet.parse("0-7")) == CpuSet.parse("2-3")
+
+
+def test_nothing_is_written_that_is_there(tmp_path: Path, slice_file: Path) -> None:
+    slice_file.write_text("2-3\n")
+    slice_file.chmod(0o444)
+    before = slice_file.stat().st_mtime_ns
+    KernelFences(tmp_path).swap("kubepods.slice/kubepods-podx.slice", CpuSet.parse("2-3"))
+    assert slice_file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("path", "cpus", "number"),
+    [
+        ("kubepods.slice/kubepods-pody.slice", "1", errno.ENOENT),
+        ("kubepods.slice/kubepods-podx.slice", "", errno.EINVAL),
+        ("/", "1", errno.EINVAL),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, slice_file: Path, path: str, cpus: str, number: int) -> None:
+    with pytest.raises(CgroupError, match="cannot set CPUs") as caught:
+        KernelFences(tmp_path).swap(path, CpuSet.parse(cpus))
+    assert caught.value.errno == number
+    assert slice_file.read_text() == "\n"
+
+
+def test_a_file_with_something_else_in_it(tmp_path: Path, slice_file: Path) -> None:
+    slice_file.write_text("what\n")
+    with pytest.raises(CgroupError, match="cannot read CPUs"):
+        KernelFences(tmp_path).swap("kubepods.slice/kubepods-podx.slice", CpuSet([1]))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.backends.cgroup.v2_values import cpu_usage, quota_of, quota_text
+from proxy.model.errors import CgroupError
+from tests.oracles.cgroup_v2_values import (
+    CpuTimes,
+    Throttling,
+    cpu_times,
+    memory_figures,
+    memory_pages,
+    shares_of,
+    throttling,
+    weight_of,
+)
+
+STAT = (
+    "usage_usec 6\nuser_usec 1\nsystem_usec 2\nnr_periods 3\nnr_throttled 4\nthrottled_usec 5\nnr_bursts 9\n"
+)
+
+
+def test_quotas() -> None:
+    assert quota_of("150000 100000\n") == 150_000
+    assert quota_of("max 100000") == -1
+    assert (quota_text(-1), quota_text(2000)) == ("max", "2000")
+
+
+@pytest.mark.parametrize("text", ["", "max", "1 2 3", "x 100000", "1.0 100000", "1_0 100000"])
+def test_invalid_quotas(text: str) -> None:
+    with pytest.raises(CgroupError, match=r"^cannot read cpu\.max: "):
+        quota_of(text)
+
+
+def test_the_ends_of_weights_and_shares_meet() -> None:
+    assert (shares_of(1), shares_of(10_000)) == (2, 262_144)
+    assert (weight_of(2), weight_of("262144")) == (1, 10_000)
+    assert weight_of("1024") == 39
+
+
+@given(st.integers(1, 10_000))
+def test_a_weight_comes_back_no_larger(weight: int) -> None:
+    assert 0 <= weight - weight_of(shares_of(weight)) <= 1
+    assert weight == 1 or shares_of(weight) > shares_of(weight - 1)
+
+
+@pytest.mark.parametrize("weight", [0, -1, 10_001])
+def test_invalid_weights(weight: int) -> None:
+    with pytest.raises(CgroupError, match=f"cannot turn weight {weight} into shares"):
+        shares_of(weight)
+
+
+@pytest.mark.parametrize("shares", ["1", 262_145, "x", ""])
+def test_invalid_shares(shares: str | int) -> None:
+    with pytest.raises(CgroupError, match="cannot"):
+        weight_of(shares)
+
+
+def test_times() -> None:
+    assert cpu_times(STAT) == CpuTimes(6, 1, 2, 3, 4, 5)
+    assert cpu_usage(STAT) == 6000
+    assert throttling(STAT) == Throttling(3, 4, 5000)
+    with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: it has no nr_periods$"):
+        throttling("usage_usec 1")
+    with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: 'x' is not a whole number$"):
+        cpu_usage("usage_usec x")
+    with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: -1 is not a time$"):
+        cpu_usage("usage_usec -1")
+    assert cpu_usage("usage_usec 0") == 0
+
+
+def test_memory() -> None:
+    lines = "anon 1\nfile 2\ninactive_anon 3\nactive_anon 4\ninactive_file 5\nactive_file 6\nunevictable 7\n"
+    told = memory_figures(lines)
+    assert (told["rss"], told["cache"], told["inactive_file"], told["unevictable"]) == (1, 2, 5, 7)
+    with pytest.raises(CgroupError, match=r"it has no unevictable$"):
+        memory_figures(lines.replace("unevictable", "slab"))
+
+
+def test_pages_by_node() -> None:
+    text = "anon N0=8191 N3=4096\nfile N0=4095 N3=4096\nshmem N0=4096 N3=0\n"
+    assert memory_pages(text, (0, 3)) == {0: 1, 3: 2}
+    assert memory_pages("anon N0=4096\nfile N0=0") == {0: 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "anon N0=1",
+        "file N0=1\nanon N0=1",
+        "anon N0=1 N3=1\nfile N0=1 N3=1",
+        "anon N0=x\nfile N0=1",
+        "anon N0=1\nfile N0=1 N1=1",
+        "anon\nfile",
+    ],
+)
+def test_pages_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(CgroupError, match=r"^cannot read memory\.numa_stat: "):
+        memory_pages(text)

@@ -1,0 +1,147 @@
+"""Writing kubelet's CPU state file: values of real kubelets, what kubelet demands, atomic writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.backends.kubelet import checkpoint_writer as module
+from proxy.backends.kubelet.checkpoint_contents import held_cpus
+from proxy.backends.kubelet.checkpoint_writer import (
+    NAME,
+    none_state,
+    pods_of,
+    read_text,
+    replace,
+    static_state,
+    sweep,
+    write_text,
+)
+from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu
+from proxy.model.errors import CannotCreateError
+from proxy.model.idset import CpuSet
+
+EIGHT = CpuSet(range(8))
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def test_the_file_of_none_is_that_of_every_real_node() -> None:
+    assert none_state() == '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+
+
+def test_a_static_file() -> None:
+    held = {"b": {"z": cpus("4-5"), "y": cpus("2-3")}, "a": {"x": cpus("1")}}
+    text = static_state(EIGHT, held, reserved=cpus("0"))
+    assert text.startswith(
+        '{"policyName":"static","defaultCpuSet":"0,6-7",'
+        '"entries":{"a":{"x":"1"},"b":{"y":"2-3","z":"4-5"}},"checksum":'
+    )
+    found = read_cpu(text)
+    assert (found.version, found.policy, held_cpus(found).held) == (2, "static", held)
+
+
+def test_a_strict_reserve_is_in_neither() -> None:
+    text = static_state(EIGHT, {"a": {"x": cpus("2")}}, reserved=cpus("0-1"), strict=True)
+    assert json.loads(text)["defaultCpuSet"] == "3-7"
+
+
+def test_pods_with_cpus_of_their_own_need_version_3() -> None:
+    text = static_state(EIGHT, {"a": {"x": cpus("2")}}, pods={"a": cpus("2-4")}, version=3)
+    found = read_cpu(text)
+    assert (found.version, json.loads(text)["defaultCpuSet"]) == (3, "0-1,5-7")
+    assert pods_of(found) == {"a": cpus("2-4")}
+    with pytest.raises(CheckpointError, match="cannot read kubelet's cpu_manager_state"):
+        pods_of(read_cpu('{"podEntries":{"a":{"cpuSet":"x"}}}'))
+
+
+def test_version_1_has_container_ids() -> None:
+    text = static_state(EIGHT, {"": {"id": cpus("2")}}, version=1)
+    assert json.loads(text)["entries"] == {"id": "2"}
+    assert read_cpu(text).version == 1
+
+
+@pytest.mark.parametrize(
+    ("held", "reserved", "words"),
+    [
+        ("8", "", "CPUs 8 of containers are not online"),
+        ("1-2", "0-1", "CPUs 1 of containers are those that kubelet keeps back"),
+        ("0-7", "", "no CPU is left for its default set"),
+    ],
+)
+def test_what_kubelet_would_not_start_with(held: str, reserved: str, words: str) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot write kubelet's cpu_manager_state: {words}"):
+        static_state(EIGHT, {"a": {"x": cpus(held)}}, reserved=cpus(reserved))
+
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.dictionaries(names, st.dictionaries(names, st.sampled_from(range(1, 8)), min_size=1), max_size=3))
+def test_whatever_the_names_the_file_reads_back(held: dict[str, dict[str, int]]) -> None:
+    sets = {uid: {name: CpuSet([cpu]) for name, cpu in pod.items()} for uid, pod in held.items()}
+    for version in (2, 3):
+        found = read_cpu(static_state(EIGHT, sets, version=version))
+        cpus = held_cpus(found)
+        assert (found.version, cpus.held) == (version, sets)
+        taken = CpuSet(cpu for pod in held.values() for cpu in pod.values())
+        assert cpus.default == EIGHT - taken
+
+
+def test_a_write_is_private_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("old")
+    (tmp_path / NAME).chmod(0o644)
+    (tmp_path / f".{NAME}.topoproxy").write_text("of a write that was cut off")
+    write_text(tmp_path, "new")
+    assert read_text(tmp_path) == "new"
+    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == [NAME]
+    replace(tmp_path / "copy", "text", tmp_path / ".copy")
+    (tmp_path / f".{NAME}.topoproxy").write_text("cut off")
+    sweep(tmp_path)
+    sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["copy", NAME]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / NAME).write_text("old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CannotCreateError, match=r"cannot write .*cpu_manager_state: No space left"):
+        write_text(tmp_path, "new")
+    assert (read_text(tmp_path), os.listdir(tmp_path)) == ("old", [NAME])
+
+
+def test_no_file_and_no_readable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_text(tmp_path) is None
+    with pytest.raises(CannotCreateError, match="No such file"):
+        write_text(tmp_path / "absent", "new")
+    (tmp_path / NAME).write_text("long")
+    monkeypatch.setattr(module, "_LIMIT", 3)
+    with pytest.raises(CheckpointError, match="it is larger than"):
+        read_text(tmp_path)
+    (tmp_path / NAME).unlink()
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot read .*: it is not a regular file"):
+        read_text(tmp_path)
+    (tmp_path / NAME).rmdir()
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(CheckpointError, match=r"cannot read .*: it is not a regular file"):
+        read_text(tmp_path)  # and not wait until somebody writes to it
+
+
+def test_a_file_that_does_not_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fnv1a_of", lambda fields, version: 1)
+    with pytest.raises(CheckpointError, match="does not read back"):
+        none_state()

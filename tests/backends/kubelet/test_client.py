@@ -1,0 +1,332 @@
+"""The client as a whole: where asks and devices come from, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from proxy.api.kubelet import podresources_pb2, pods_pb2
+from proxy.backends.kubelet.client import POD_LIST, PODS_API, KubeletClient, SourceErrorLog
+from proxy.backends.kubelet.pods import PodList
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.controller.ports import Kubelet
+from proxy.model.idset import Mask
+from proxy.model.requests import Ask
+from proxy.model.workload import Near
+from tests.said import reasons
+
+ROOT = Path(__file__).resolve().parents[3]
+PODS, LISTER = "v1alpha1.Pods", "v1.PodResourcesLister"
+ITEM: dict[str, Any] = {
+    "metadata": {"uid": "u-1", "namespace": "shop", "name": "web"},
+    "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]},
+}
+
+
+class Clock:
+    """Seconds that pass only when told, so that no test waits for a rest to end."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+class Asking:
+    """Makes clients, and hears what they complain about."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.clock = Clock()
+        self.clients: list[KubeletClient] = []
+
+    def __call__(self, **settings: Any) -> KubeletClient:
+        made = KubeletSettings(**{"timeout": 60.0, **settings})
+        self.clients.append(KubeletClient(made, reasons(self.heard), self.clock))
+        return self.clients[-1]
+
+
+@pytest.fixture
+def asking() -> Iterator[Asking]:
+    made = Asking()
+    yield made
+    for client in made.clients:
+        client.close()
+
+
+def pod_answer(cpu: str = "3", uid: str = "u-1") -> bytes:
+    requests = pods_pb2.ResourceRequirements(requests={"cpu": pods_pb2.Quantity(string=cpu)})
+    spec = pods_pb2.PodSpec(containers=[pods_pb2.Container(name="main", resources=requests)])
+    metadata = pods_pb2.ObjectMeta(name="web", namespace="shop", uid=uid)
+    return pods_pb2.GetPodResponse(pod=pods_pb2.Pod(metadata=metadata, spec=spec)).SerializeToString()
+
+
+def cpus(client: KubeletClient, uid: str = "u-1") -> tuple[int, str] | None:
+    told = client.asks(uid, "shop", "web")
+    return None if told is None else (told[0].named("main").requests["cpu"], told[1])
+
+
+def until(answer: Callable[[], Any], wanted: Any) -> None:
+    """Ask until it is so; the test's own timeout ends what never comes."""
+    while answer() != wanted:
+        time.sleep(0.02)
+
+
+def test_it_is_what_the_keeper_wants(asking: Asking) -> None:
+    none: Kubelet = asking()
+    assert not none.knows_pods
+    assert not none.knows_devices
+    assert none.asks("u-1", "shop", "web") is None
+    assert none.devices("shop", "web", "main") is None
+    assert asking().allocatable() == {}
+    assert asking(pods_url="http://x").knows_pods
+    assert asking(pods_api="x").knows_pods
+    assert asking(pod_resources="x").knows_devices
+    assert not asking.heard
+
+
+def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
+    pods_server.items = [ITEM]
+    client = asking(pods_url=pods_server.url)
+    told = client.asks("u-1", "shop", "web")
+    assert told is not None
+    assert (told[0].uid, told[0].containers, told[0].guaranteed) == (
+        "u-1",
+        (Ask("main", requests={"cpu": 2000}),),
+        False,
+    )
+    assert told[1] == POD_LIST
+    assert client.asks("u-2", "shop", "db") is None
+    assert client.asks("", "shop", "web") is None
+    assert len(pods_server.seen) == 2
+    assert not asking.heard
+
+
+def test_a_static_pod_keeps_the_uid_that_the_runtime_knows(asking: Asking, pods_server: Any) -> None:
+    annotations = {"kubernetes.io/config.hash": "h-1", "kubernetes.io/config.mirror": "h-1"}
+    pods_server.items = [{**ITEM, "metadata": {**ITEM["metadata"], "uid": "m-1", "annotations": annotations}}]
+    told = asking(pods_url=pods_server.url).asks("h-1", "shop", "web")
+    assert told is not None
+    assert told[0].uid == "h-1"
+
+
+def test_the_pods_api_goes_first(asking: Asking, pods_server: Any, serve: Any, tmp_path: Path) -> None:
+    pods_server.items = [ITEM, {**ITEM, "metadata": {**ITEM["metadata"], "uid": "u-2"}}]
+    serve(tmp_path / "pods.sock", PODS, GetPod=lambda *_: pod_answer())
+    client = asking(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
+    assert cpus(client) == (3000, PODS_API)
+    assert not pods_server.seen
+    assert cpus(client, "u-2") == (2000, POD_LIST)
+    assert len(asking.heard) == 1
+    assert "it gave another one" in asking.heard[0]
+
+
+@pytest.mark.parametrize("served", ["nothing", "another service"])
+def test_the_list_replaces_a_missing_pods_api_for_a_minute(
+    asking: Asking, pods_server: Any, serve: Any, tmp_path: Path, served: str
+) -> None:
+    pods_server.items = [ITEM]
+    path = tmp_path / "pods.sock"
+    if served == "another service":
+        serve(path, LISTER, Get=lambda *_: b"")
+    client = asking(pods_url=pods_server.url, pods_api=str(path))
+    assert cpus(client) == (2000, POD_LIST)
+    asking.clock.now += 50
+    assert cpus(client) == (2000, POD_LIST)
+    assert len(asking.heard) == 1
+    assert asking.heard[0].startswith(f"cannot ask kubelet for a pod at {path}: ")
+    if served == "nothing":
+        serve(path, PODS, GetPod=lambda *_: pod_answer())
+        assert cpus(client) == (2000, POD_LIST)
+
+        def a_minute_later() -> tuple[int, str] | None:
+            asking.clock.now += 61
+            return cpus(client)
+
+        until(a_minute_later, (3000, PODS_API))
+
+
+def test_without_a_list_the_pods_api_is_asked_each_time(asking: Asking, serve: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pods.sock"
+    client = asking(pods_api=str(path))
+    assert cpus(client) is None
+    serve(path, PODS, GetPod=lambda *_: pod_answer())
+    until(lambda: cpus(client), (3000, PODS_API))
+
+
+def test_a_cause_is_reported_once_until_it_works_again(asking: Asking, pods_server: Any, answer: Any) -> None:
+    client = asking(pods_url=pods_server.url)
+
+    def ask(status: int) -> tuple[int, str] | None:
+        pods_server.items, pods_server.reply = [ITEM], answer(status, b"") if status else None
+        asking.clock.now += 60  # older than any list, and longer than any rest
+        return cpus(client)
+
+    assert [ask(401), ask(401), ask(403), ask(401)] == [None] * 4
+    assert [("401" in said, "403" in said) for said in asking.heard] == [(True, False), (False, True)]
+    assert ask(0) == (2000, POD_LIST)
+    assert len(asking.heard) == 2
+    assert ask(401) is None
+    assert len(asking.heard) == 3
+    assert "401" in asking.heard[2]
+
+
+def test_a_kubelet_that_restarts(asking: Asking, serve: Any, tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.sock"
+    client = asking(pods_api=str(path))
+    server = serve(path, PODS, GetPod=lambda *_: pod_answer())
+    assert cpus(client) == (3000, PODS_API)
+    server.stop(None).wait()
+    until(lambda: cpus(client), None)
+    assert asking.heard
+    path.unlink(missing_ok=True)
+    serve(path, PODS, GetPod=lambda *_: pod_answer("4"))
+    until(lambda: cpus(client), (4000, PODS_API))
+
+
+def test_an_error_of_the_pods_api_is_not_a_reason_to_leave_it(
+    asking: Asking, pods_server: Any, serve: Any, tmp_path: Path
+) -> None:
+    def fail_once(_: bytes, context: Any) -> bytes:
+        if not asking.heard:
+            context.abort(grpc.StatusCode.INTERNAL, "oh")
+        return pod_answer()
+
+    pods_server.items = [ITEM]
+    serve(tmp_path / "pods.sock", PODS, GetPod=fail_once)
+    client = asking(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
+    assert cpus(client) == (2000, POD_LIST)
+    assert cpus(client) == (3000, PODS_API)
+    assert [said.rpartition(": ")[2] for said in asking.heard] == ["oh (INTERNAL)"]
+
+
+def test_a_pods_api_that_never_answers_costs_its_time_once(
+    asking: Asking, pods_server: Any, serve: Any, tmp_path: Path
+) -> None:
+    over = threading.Event()
+    calls: list[bytes] = []
+
+    def hang(request: bytes, _: Any) -> bytes:
+        calls.append(request)
+        over.wait(60)
+        return b""
+
+    pods_server.items = [ITEM]
+    serve(tmp_path / "pods.sock", PODS, GetPod=hang)
+    client = asking(pods_api=str(tmp_path / "pods.sock"), pods_url=pods_server.url, timeout=2.0)
+    try:
+        assert cpus(client) == (2000, POD_LIST)
+        assert cpus(client) == (2000, POD_LIST)
+    finally:
+        over.set()
+    assert len(calls) == 1
+    assert "DEADLINE_EXCEEDED" in asking.heard[0]
+
+
+def test_a_source_that_hangs_is_left_alone_for_a_while(asking: Asking, serve: Any, tmp_path: Path) -> None:
+    over, hangs = threading.Event(), [True]
+    calls: list[bytes] = []
+    path = tmp_path / "kubelet.sock"
+
+    def get(request: bytes, _: Any) -> bytes:
+        calls.append(request)
+        if hangs[0]:
+            over.wait(60)
+        return podresources_pb2.GetPodResourcesResponse().SerializeToString()
+
+    serve(path, LISTER, Get=get)
+    client = asking(pod_resources=f"unix://{path}", timeout=1.5)
+    try:
+        for _ in range(4):
+            assert client.devices("shop", "web", "main") is None
+        assert len(calls) == 2, "the third pod waits for nobody"
+        hangs[0] = False
+        over.set()
+        asking.clock.now += 15.1
+        client.devices("shop", "web", "main")
+        client.devices("shop", "web", "main")
+        assert len(calls) == 4
+    finally:
+        over.set()
+
+
+def test_devices(asking: Asking, serve: Any, tmp_path: Path) -> None:
+    gpu = podresources_pb2.ContainerDevices(resource_name="v.com/gpu", device_ids=["g0"])
+    gpu.topology.nodes.add()
+    main = podresources_pb2.ContainerResources(name="main", devices=[gpu])
+    pod = podresources_pb2.PodResources(name="web", namespace="shop", containers=[main])
+    got = podresources_pb2.GetPodResourcesResponse(pod_resources=pod).SerializeToString()
+    every = podresources_pb2.AllocatableResourcesResponse(devices=[gpu]).SerializeToString()
+    path = tmp_path / "kubelet.sock"
+    server = serve(path, LISTER, Get=lambda *_: got, GetAllocatableResources=lambda *_: every)
+    client = asking(pod_resources=f"unix://{path}")
+    near = Near("g0", "v.com/gpu", Mask([0]), "kubelet's pod-resources API")
+    assert client.devices("shop", "web", "main") == (near,)
+    assert client.devices("shop", "web", "init") is None
+    assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
+    assert not asking.heard
+    server.stop(None).wait()
+    until(lambda: client.devices("shop", "web", "main"), None)
+    assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
+    asking.clock.now += 11
+    assert client.allocatable() == {}
+    assert asking.heard
+
+
+def test_an_internal_fault_is_reported_and_goes_no_further(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr(PodList, "find", broken)
+    assert asking(pods_url="http://127.0.0.1:1").asks("u-1", "shop", "web") is None
+    assert asking.heard == ["cannot ask kubelet's list of pods: RuntimeError: oh"]
+
+
+def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None:
+    client = asking(pods_api=str(tmp_path / "a"), pod_resources=str(tmp_path / "b"))
+    client.close()
+    client.close()
+    assert client.asks("u-1", "shop", "web") is None
+    assert client.devices("shop", "web", "main") is None
+
+
+def test_causes_do_not_fill_the_memory() -> None:
+    heard: list[str] = []
+    complaints = SourceErrorLog(reasons(heard))
+    for i in range(1000):
+        complaints.add("list", f"cause {i}")
+    assert len(heard) == 1000
+    complaints.add("list", "cause 999")
+    complaints.add("list", "cause 0")  # forgotten by now
+    assert len(heard) == 1001
+    complaints.clear("other")
+    complaints.add("list", "cause 0")
+    assert len(heard) == 1001
+
+
+def test_an_unused_client_loads_neither_grpc_nor_tls() -> None:
+    code = """
+import json, sys
+from proxy.backends.kubelet.client import KubeletClient
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.telemetry.port import silent
+client = KubeletClient(KubeletSettings(pods_url="https://x", pods_api="y", pod_resources="z"), silent)
+client.close()
+print(json.dumps([name for name in ("grpc", "google.protobuf", "ssl", "http.client") if name in sys.modules]))
+"""
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,214 @@
+"""What is found out of kubelet's CPU manager, from which source, and what contradicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_text
+from proxy.backends.kubelet.checkpoints import fnv1a
+from proxy.backends.kubelet.cpu_manager import ASK_AGAIN_S, KubeletBeside
+from proxy.backends.kubelet.cpu_manager_view import REST
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+TOPOLOGY = CpuTopology.of(MACHINE)
+PATIENT = 60.0
+STATIC = static_state(MACHINE.online, {"u": {"c": CpuSet([2, 3]), "d": CpuSet([4])}})
+HELD = {"u": {"c": CpuSet([2, 3]), "d": CpuSet([4])}}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def beside(folder: Path, clock: Clock | None = None, **settings: Any) -> KubeletBeside:
+    found = KubeletSettings(**{"timeout": PATIENT, **settings})
+    return KubeletBeside(found, str(folder), "", lambda: TOPOLOGY, clock or Clock())
+
+
+def seen(found: KubeletBeside) -> CpuManager:
+    found.refresh()
+    return found.look()
+
+
+def test_nothing_is_known_without_kubelet(tmp_path: Path) -> None:
+    assert seen(beside(tmp_path)) == CpuManager()
+
+
+def test_the_state_file_alone(tmp_path: Path) -> None:
+    write_text(tmp_path, STATIC)
+    got = seen(beside(tmp_path))
+    file = f"{tmp_path}/cpu_manager_state"
+    assert (got.policy, got.held, str(got.default)) == ("static", HELD, "0-1,5-15")
+    assert got.sources == {"policy": file, "held": file, "default": file}
+    assert (got.options, got.topology_policy, got.problems) == ({}, "", ())
+
+
+def test_a_file_of_policy_none_holds_nothing(tmp_path: Path) -> None:
+    write_text(tmp_path, none_state())
+    got = seen(beside(tmp_path))
+    assert (got.policy, got.held, got.default, got.problems) == ("none", {}, CpuSet(), ())
+
+
+def test_what_a_configuration_does_not_say_is_kubelets_default(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("kind: KubeletConfiguration\n")
+    got = seen(beside(tmp_path))
+    assert (got.policy, got.topology_policy, got.topology_scope) == ("none", "none", "container")
+    assert set(got.sources.values()) == {f"kubelet's default, {path} does not say it"}
+
+
+@pytest.mark.parametrize(
+    ("reserve", "cpus", "source"),
+    [
+        ("reservedSystemCPUs: 1,9\nkubeReserved: {cpu: 4}", "1,9", ""),
+        ("kubeReserved: {cpu: 1500m}\nsystemReserved: {cpu: 200m}", "0,8", ", 2 of them, as kubelet chooses"),
+        ("kubeReserved: {cpu: 1}\nevictionHard: {cpu: 1}", "0,8", ", 2 of them, as kubelet chooses"),
+        ("kubeReserved: {memory: 1Gi}", "", None),
+    ],
+)
+def test_the_reserve(tmp_path: Path, reserve: str, cpus: str, source: str | None) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"cpuManagerPolicy: static\n{reserve}\n")
+    got = seen(beside(tmp_path))
+    assert str(got.reserved) == cpus
+    assert got.sources.get("reserved") == (None if source is None else f"{path}{source}")
+
+
+def test_a_reserve_that_cannot_be_chosen_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\nkubeReserved: {cpu: 99}\n")
+    got = seen(beside(tmp_path))
+    assert got.reserved == CpuSet()
+    assert got.problems[0].startswith("cannot determine which 99 CPUs kubelet keeps back: ")
+
+
+def test_an_option_that_is_newer_than_we_are_does_no_harm(tmp_path: Path) -> None:
+    options = 'cpuManagerPolicyOptions: {full-pcpus-only: "true", from-tomorrow: "yes"}'
+    (tmp_path / "config.yaml").write_text(f"cpuManagerPolicy: static\nkubeReserved: {{cpu: 1}}\n{options}\n")
+    got = seen(beside(tmp_path))
+    assert got.options == {"full-pcpus-only": "true", "from-tomorrow": "yes"}
+    assert (str(got.reserved), got.problems) == ("0", ())
+
+
+def test_a_contradicting_file_is_reported_and_its_cpus_count(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("cpuManagerPolicy: none\n")
+    write_text(tmp_path, STATIC)
+    got = seen(beside(tmp_path))
+    assert (got.policy, got.held) == ("none", HELD), "kubelet has not been started with the new file yet"
+    by, file = f"{tmp_path}/config.yaml", f"{tmp_path}/cpu_manager_state"
+    words = f"kubelet's CPU manager has policy none by {by}, but {file} was written under policy static"
+    assert got.problems == (words,)
+
+
+def test_the_running_kubelets_word_goes_before_its_file(
+    tmp_path: Path, pods_server: Any, answer: Any
+) -> None:
+    config = {"kubeletconfig": {"cpuManagerPolicy": "none", "topologyManagerScope": 5}}
+    pods_server.reply = answer(200, json.dumps(config).encode())
+    (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\n")
+    write_text(tmp_path, STATIC)
+    got = seen(beside(tmp_path, configz=pods_server.url))
+    assert (got.policy, got.held, got.sources["policy"]) == ("none", {}, "kubelet's configz")
+    assert len(got.problems) == 2
+    assert "topologyManagerScope: 5 is none of" in got.problems[0]
+    assert "was written under policy static" in got.problems[1]
+
+
+def test_a_kubelet_that_does_not_answer_leaves_its_file(
+    tmp_path: Path, pods_server: Any, answer: Any
+) -> None:
+    pods_server.reply = answer(500, b"no")
+    (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\n")
+    clock = Clock()
+    found = beside(tmp_path, clock, configz=pods_server.url)
+    got = seen(found)
+    assert (got.policy, got.sources["policy"]) == ("static", f"{tmp_path}/config.yaml")
+    assert "it answers 500" in got.problems[0]
+    pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
+    assert (seen(found).policy, seen(found).problems) == ("none", ())
+    pods_server.reply = answer(500, b"no")
+    clock.now += ASK_AGAIN_S
+    got = seen(found)
+    assert (got.policy, got.sources["policy"]) == ("none", "kubelet's configz"), "what it said stands"
+    assert "it answers 500" in got.problems[0]
+
+
+def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
+    tmp_path: Path, pods_server: Any, answer: Any
+) -> None:
+    pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "static"}}')
+    write_text(tmp_path, STATIC)
+    clock = Clock()
+    found = beside(tmp_path, clock, configz=pods_server.url)
+    first = seen(found)
+    for _ in range(3):
+        assert seen(found) is first
+    assert len(pods_server.seen) == 1
+    clock.now += ASK_AGAIN_S
+    assert seen(found) is first, "the same answer is the same picture"
+    assert len(pods_server.seen) == 2
+    pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
+    write_text(tmp_path, none_state())
+    found.look()
+    got = seen(found)
+    assert (got.policy, got.problems, len(pods_server.seen)) == ("none", (), 3)
+
+
+def test_a_kubelet_that_hangs_is_left_alone_for_a_while(tmp_path: Path, pods_server: Any) -> None:
+    pods_server.reply = lambda handler: pods_server.over.wait(PATIENT)
+    clock = Clock()
+    found = beside(tmp_path, clock, configz=pods_server.url, timeout=0.05)
+    for _ in range(5):
+        got = seen(found)
+        assert "no complete answer within 0.05 s" in got.problems[0]
+    asked = len(pods_server.seen)
+    assert asked <= 2
+    clock.now += 60
+    seen(found)
+    assert found.look().problems
+
+
+def with_checksum(fields: dict[str, Any], text: str) -> str:
+    return json.dumps({**fields, "checksum": fnv1a(text)})
+
+
+def test_a_file_that_names_no_pods_is_reported(tmp_path: Path) -> None:
+    text = (
+        "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0"
+        " Entries:(map[string]string)map[id:1] Checksum:(checksum.Checksum)0}"
+    )
+    old = {"policyName": "static", "defaultCpuSet": "0", "entries": {"id": "1"}}
+    (tmp_path / "cpu_manager_state").write_text(with_checksum(old, text))
+    got = seen(beside(tmp_path))
+    assert (got.policy, got.held) == ("static", {})
+    assert "it is of a kubelet before 1.18" in got.problems[0]
+
+
+def test_cpus_of_a_pod_as_a_whole_are_held_too(tmp_path: Path) -> None:
+    held, pods = {"u": {"c": CpuSet([4])}}, {"u": CpuSet([4, 5, 6]), "v": CpuSet([7])}
+    write_text(tmp_path, static_state(MACHINE.online, held, pods=pods, version=3))
+    got = seen(beside(tmp_path))
+    assert got.held == {"u": {"c": CpuSet([4]), REST: CpuSet([5, 6])}, "v": {REST: CpuSet([7])}}
+
+
+def test_an_invalid_set_is_reported_although_the_checksum_is_right(tmp_path: Path) -> None:
+    text = (
+        "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0"
+        " Entries:(map[string]map[string]string)map[u:map[c:x]] Checksum:(checksum.Checksum)0}"
+    )
+    bad = {"policyName": "static", "defaultCpuSet": "0", "entries": {"u": {"c": "x"}}}
+    (tmp_path / "cpu_manager_state").write_text(with_checksum(bad, text))
+    got = seen(beside(tmp_path))
+    assert got.held == {}
+    assert got.problems[0].startswith(f"cannot use {tmp_path}/cpu_manager_state")

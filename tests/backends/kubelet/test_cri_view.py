@@ -1,0 +1,109 @@
+"""What kubelet sends over the CRI, made from a Pod object."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.backends.kubelet.cri_view import cgroup_parent, cri_request, pod_of, quota, sandbox_total, shares
+from proxy.backends.kubelet.pod_spec import pod_spec
+from proxy.model.idset import CpuSet
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos, QosClass, Request
+from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS, kube_qos
+
+
+@pytest.mark.parametrize(
+    ("milli", "expected"), [(0, 2), (1, 2), (2, 2), (3, 3), (999, 1022), (1000, 1024), (256001, 262144)]
+)
+def test_shares(milli: int, expected: int) -> None:
+    assert shares(milli) == expected
+
+
+@pytest.mark.parametrize(("milli", "expected"), [(0, 0), (1, 1000), (10, 1000), (11, 1100), (2500, 250_000)])
+def test_quota(milli: int, expected: int) -> None:
+    assert quota(milli) == expected
+
+
+def test_a_container_with_requests_and_limits() -> None:
+    limits = {"cpu": 2000, "memory": 1 << 30, "hugepages-1Gi": 2 << 30, "hugepages-2Mi": 0, "a/b": 1}
+    assert cri_request(Ask("a", requests={"cpu": 1500, "memory": 5}, limits=limits)) == Request(
+        cpu_shares=1536,
+        cpu_quota=200_000,
+        cpu_period=100_000,
+        memory_limit=1 << 30,
+        huge_pages=(("hugepages-1Gi", 2 << 30),),
+    )
+
+
+def test_a_container_that_asks_nothing_has_the_least_shares_and_no_limit() -> None:
+    assert cri_request(Ask("a")) == Request(cpu_shares=2, cpu_period=100_000)
+
+
+def test_shares_come_from_the_limit_only_where_nothing_is_requested() -> None:
+    assert cri_request(Ask("a", limits={"cpu": 2000})).cpu_shares == 2048
+    assert cri_request(Ask("a", requests={"cpu": 0}, limits={"cpu": 2000})).cpu_shares == 2
+
+
+def test_limits_of_the_pod_itself_stand_in_for_missing_ones() -> None:
+    own = {"cpu": 4000, "memory": 99, "hugepages-2Mi": 7}
+    bare = cri_request(Ask("a"), own)
+    assert (bare.cpu_quota, bare.memory_limit, bare.huge_pages) == (400_000, 99, ())
+    limited = cri_request(Ask("a", limits={"cpu": 1000, "memory": 5}), own)
+    assert (limited.cpu_quota, limited.memory_limit) == (100_000, 5)
+
+
+def test_the_sandbox_carries_what_all_containers_need_together() -> None:
+    def ask(kind: Kind, milli: int) -> Ask:
+        return Ask(f"{kind}", kind, {"cpu": milli}, {"cpu": milli, "memory": milli, "hugepages-2Mi": 8})
+
+    pod = PodAsk("u", (ask(Kind.SIDECAR, 1000), ask(Kind.INIT, 4000), ask(Kind.APP, 2000)))
+    assert sandbox_total(pod) == Request(
+        cpu_shares=5120, cpu_quota=500_000, cpu_period=100_000, memory_limit=5000
+    )
+    own = PodAsk("u", pod.containers, own={"cpu": 8000})
+    assert sandbox_total(own, {"memory": 1}) == Request(
+        cpu_shares=8192, cpu_quota=500_000, cpu_period=100_000, memory_limit=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("qos", "path"),
+    [
+        (KubeQos.GUARANTEED, "/kubepods/podu-1"),
+        (KubeQos.BURSTABLE, "/kubepods/burstable/podu-1"),
+        (KubeQos.BEST_EFFORT, "/kubepods/besteffort/podu-1"),
+    ],
+)
+def test_cgroup_parent(qos: KubeQos, path: str) -> None:
+    assert cgroup_parent("u-1", qos) == path
+    assert kube_qos(path) is qos
+
+
+def test_the_pod_that_placement_sees() -> None:
+    metadata = {
+        "name": "web",
+        "namespace": "shop",
+        "uid": "burstable-1",  # must not be mistaken for the class
+        "labels": {QOS_LABEL: "LSR"},
+        "annotations": {RESOURCE_STATUS: '{"cpuset": "2-3"}'},
+    }
+    resources = {"limits": {"cpu": 2, "memory": "1Gi"}}
+    containers = [{"name": "main", "resources": resources}]
+    raw = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
+    spec = pod_spec(raw)
+    pod = pod_of(spec, "s-1", "a file")
+    assert (pod.sandbox_id, pod.uid, pod.ref, pod.source) == ("s-1", "burstable-1", "shop/web", "a file")
+    assert (pod.qos, pod.kube_qos) == (QosClass.LSR, KubeQos.GUARANTEED)
+    assert (pod.cpuset, pod.cgroup_parent) == (CpuSet.parse("2-3"), "/kubepods/podburstable-1")
+    assert pod.asks == spec.ask
+
+
+def test_a_pod_without_uid_has_its_cgroup_by_its_sandbox() -> None:
+    raw = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "a"}]},
+    }
+    pod = pod_of(pod_spec(raw), "s-1")
+    assert (pod.key, pod.cgroup_parent) == ("sandbox s-1", "/kubepods/besteffort/pods-1")

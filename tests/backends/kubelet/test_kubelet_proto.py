@@ -1,0 +1,59 @@
+"""The generated classes of kubelet's APIs: in step with the .proto files and the interfaces."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from proxy.api.kubelet import podresources_pb2, pods_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
+def test_committed_classes_are_what_the_proto_files_say(tmp_path: Path) -> None:
+    options = ["-I", "proto/kubelet", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    names = ("pods", "podresources")
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", *options, *(f"{name}.proto" for name in names)]
+    subprocess.run(protoc, cwd=ROOT, check=True)
+    for file in (f"{name}_pb2.{end}" for name in names for end in ("py", "pyi")):
+        committed = (ROOT / "proxy" / "api" / "kubelet" / file).read_text()
+        assert committed == (tmp_path / file).read_text(), f"{file} is outdated: run `make proto`"
+
+
+@pytest.mark.parametrize(
+    ("message", "numbers"),
+    [
+        (pods_pb2.GetPodRequest, {"pod_uid": 1}),
+        (pods_pb2.GetPodResponse, {"pod": 1}),
+        (pods_pb2.Pod, {"metadata": 1, "spec": 2, "status": 3}),
+        (pods_pb2.ObjectMeta, {"name": 1, "namespace": 3, "uid": 5, "labels": 11, "annotations": 12}),
+        (pods_pb2.PodSpec, {"containers": 2, "init_containers": 20, "overhead": 32, "resources": 40}),
+        (pods_pb2.Container, {"name": 1, "resources": 8, "restart_policy": 24}),
+        (pods_pb2.ResourceRequirements, {"limits": 1, "requests": 2}),
+        (pods_pb2.Quantity, {"string": 1}),
+        (pods_pb2.PodStatus, {"qos_class": 9}),
+        (podresources_pb2.GetPodResourcesRequest, {"pod_name": 1, "pod_namespace": 2}),
+        (podresources_pb2.GetPodResourcesResponse, {"pod_resources": 1}),
+        (podresources_pb2.ListPodResourcesResponse, {"pod_resources": 1}),
+        (podresources_pb2.AllocatableResourcesResponse, {"devices": 1}),
+        (podresources_pb2.PodResources, {"name": 1, "namespace": 2, "containers": 3}),
+        (podresources_pb2.ContainerResources, {"name": 1, "devices": 2, "dynamic_resources": 5}),
+        (podresources_pb2.ContainerDevices, {"resource_name": 1, "device_ids": 2, "topology": 3}),
+        (podresources_pb2.NUMANode, {"ID": 1}),
+        (podresources_pb2.DynamicResource, {"claim_name": 2, "claim_namespace": 3, "claim_resources": 4}),
+        (podresources_pb2.ClaimResource, {"cdi_devices": 1}),
+        (podresources_pb2.CDIDevice, {"name": 1}),
+    ],
+)
+def test_field_numbers(message: type[Message], numbers: dict[str, int]) -> None:
+    fields = message.DESCRIPTOR.fields_by_name
+    assert {name: field.number for name, field in fields.items()} == numbers

@@ -1,0 +1,248 @@
+"""Pod objects, read: what is asked for, which QoS class it is, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from proxy.backends.kubelet.pod_spec import needed, pod_spec
+from proxy.model.errors import InputError
+from proxy.model.requests import Ask, Kind
+from proxy.model.workload import KubeQos
+
+Raw = dict[str, Any]
+G = 1 << 30
+
+
+def res(requests: Raw | None = None, limits: Raw | None = None) -> Raw:
+    both = {"requests": requests, "limits": limits}
+    return {key: value for key, value in both.items() if value is not None}
+
+
+def pod(*containers: Raw, init: tuple[Raw, ...] = (), **spec: Any) -> Raw:
+    apps = [{"name": f"c{i}", "resources": copy.deepcopy(r)} for i, r in enumerate(containers)]
+    firsts = [{"name": f"i{i}", **raw} for i, raw in enumerate(init)]
+    metadata = {"name": "web", "namespace": "shop", "uid": "u-1"}
+    whole = {"containers": apps, **({"initContainers": firsts} if firsts else {}), **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole}
+
+
+FULL = res(limits={"cpu": "2", "memory": "1Gi"})
+
+
+def test_what_a_pod_says() -> None:
+    raw = pod(
+        res(
+            {"cpu": "1500m", "memory": "1Gi"}, {"memory": "2Gi", "nvidia.com/gpu": 2, "hugepages-2Mi": "4Mi"}
+        ),
+        init=(
+            {"resources": res({"cpu": 3})},
+            {"restartPolicy": "Always", "resources": res({"cpu": 0.5})},
+            {"restartPolicy": "OnFailure"},
+        ),
+        overhead={"cpu": "250m", "memory": "120Mi"},
+        ephemeralContainers=[{"name": "c0"}],
+    )
+    raw["metadata"] |= {"labels": {"app": "web"}, "annotations": {"a/b": "c", "none": None}}
+    spec = pod_spec(raw)
+    assert (spec.uid, spec.namespace, spec.name) == ("u-1", "shop", "web")
+    assert (spec.labels, spec.annotations) == ({"app": "web"}, {"a/b": "c", "none": ""})
+    assert spec.overhead == {"cpu": 250, "memory": 120 << 20}
+    assert spec.qos is KubeQos.BURSTABLE
+    assert (spec.ask.uid, spec.ask.guaranteed, spec.ask.own) == ("u-1", False, None)
+    assert spec.ask.containers == (
+        Ask("i0", Kind.INIT, {"cpu": 3000}),
+        Ask("i1", Kind.SIDECAR, {"cpu": 500}),
+        Ask("i2", Kind.INIT),
+        Ask(
+            "c0",
+            Kind.APP,
+            {"cpu": 1500, "memory": G, "nvidia.com/gpu": 2, "hugepages-2Mi": 4 << 20},
+            {"memory": 2 * G, "nvidia.com/gpu": 2, "hugepages-2Mi": 4 << 20},
+        ),
+    )
+
+
+def test_a_manifest_without_uid_and_namespace() -> None:
+    raw = pod(FULL)
+    del raw["metadata"]["uid"], raw["metadata"]["namespace"]
+    spec = pod_spec(raw)
+    assert (spec.uid, spec.namespace, spec.ask.uid) == ("", "default", "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "qos"),
+    [
+        (pod({}), KubeQos.BEST_EFFORT),
+        (pod(res({"cpu": 0}), {}), KubeQos.BEST_EFFORT),
+        (pod(res({"ephemeral-storage": "1Gi"})), KubeQos.BEST_EFFORT),
+        (pod(res(limits={"nvidia.com/gpu": 1})), KubeQos.BEST_EFFORT),
+        (pod(FULL), KubeQos.GUARANTEED),
+        (pod(FULL, FULL), KubeQos.GUARANTEED),
+        (pod(FULL, {}), KubeQos.BURSTABLE),
+        (pod(FULL, res(limits={"cpu": 1})), KubeQos.BURSTABLE),
+        (pod(FULL, res(limits={"memory": 1})), KubeQos.BURSTABLE),
+        (pod(res(limits={"cpu": "1m", "memory": 1})), KubeQos.GUARANTEED),
+        (pod(FULL, res(limits={"cpu": 1, "memory": 0})), KubeQos.BURSTABLE),
+        (pod(res({"cpu": 1}, {"cpu": 2, "memory": "1Gi"})), KubeQos.BURSTABLE),
+        # A zero request is not the limit, and leaves the sums unequal.
+        (pod(res({"cpu": 0}, {"cpu": 2, "memory": "1Gi"})), KubeQos.BURSTABLE),
+        (pod(res({"cpu": 1, "memory": "1Gi"})), KubeQos.BURSTABLE),
+        (pod(FULL, init=({"resources": FULL},)), KubeQos.GUARANTEED),
+        (pod(FULL, init=({"resources": {}},)), KubeQos.BURSTABLE),
+        (pod(FULL, init=({"restartPolicy": "Always", "resources": {}},)), KubeQos.BURSTABLE),
+        (pod({}, resources=FULL), KubeQos.GUARANTEED),
+        (pod(FULL, resources=res({"cpu": 2}, {"cpu": 3})), KubeQos.BURSTABLE),
+        (pod({}, resources=res({"cpu": 2})), KubeQos.BURSTABLE),
+        (pod(FULL, resources={}), KubeQos.GUARANTEED),
+    ],
+)
+def test_qos_class(raw: Raw, qos: KubeQos) -> None:
+    spec = pod_spec(raw)
+    assert spec.qos is qos
+    assert spec.ask.guaranteed is (qos is KubeQos.GUARANTEED)
+
+
+def test_kubelets_class_wins_in_its_lists_only() -> None:
+    raw = {**pod(FULL), "status": {"qosClass": "Burstable"}}
+    assert pod_spec(raw).qos is KubeQos.GUARANTEED
+    told = pod_spec(raw, listed=True)
+    assert told.qos is KubeQos.BURSTABLE
+    assert not told.ask.guaranteed
+    raw["status"] = {"qosClass": "Splendid"}
+    assert pod_spec(raw, listed=True).qos is KubeQos.GUARANTEED
+
+
+def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
+    raw = pod(res({"cpu": 1}), res({"cpu": 2}), resources=res(limits={"cpu": 4, "memory": "1Gi"}))
+    spec = pod_spec(raw)
+    assert spec.ask.own == {"cpu": 3000, "memory": G}
+    assert spec.own_limits == {"cpu": 4000, "memory": G}
+    raw["spec"]["resources"]["requests"] = {"cpu": "3500m"}
+    assert pod_spec(raw).ask.own == {"cpu": 3500, "memory": G}
+    assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).ask.own == {"memory": 5}
+
+
+def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
+    def cpu(kind: Kind, amount: int) -> Ask:
+        return Ask("x", kind, {"cpu": amount})
+
+    def need(*asks: Ask) -> int:
+        return needed(asks, lambda ask: ask.requests)["cpu"]
+
+    assert need(cpu(Kind.INIT, 5), cpu(Kind.SIDECAR, 2), cpu(Kind.APP, 1), cpu(Kind.APP, 1)) == 5
+    assert need(cpu(Kind.SIDECAR, 2), cpu(Kind.INIT, 5), cpu(Kind.APP, 1)) == 7
+    assert need(cpu(Kind.INIT, 1), cpu(Kind.SIDECAR, 2), cpu(Kind.APP, 1), cpu(Kind.APP, 3)) == 6
+    assert needed([Ask("a", requests={"b": 1}), Ask("c", requests={"d": 2})], lambda a: a.requests) == {
+        "b": 1,
+        "d": 2,
+    }
+
+
+def test_what_was_read_once_reads_the_same_again() -> None:
+    """Objects from kubelet carry the defaults already."""
+    raw = pod(res(limits={"cpu": 1, "memory": 5}), resources=res(limits={"cpu": 2}))
+    first = pod_spec(raw)
+    again = copy.deepcopy(raw)
+    again["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1000m", "memory": "5"}
+    again["spec"]["resources"]["requests"] = {"cpu": "1", "memory": "5"}
+    again["spec"]["resources"]["limits"] = {"cpu": "2"}
+    assert pod_spec(again) == first
+
+
+def changed(path: tuple[str | int, ...], value: object) -> Raw:
+    raw = pod(FULL, FULL, init=({},))
+    at: Any = raw
+    for key in path[:-1]:
+        at = at.setdefault(key, {}) if isinstance(at, dict) else at[key]
+    at[path[-1]] = value
+    return raw
+
+
+C1 = ("spec", "containers", 1)
+R1 = (*C1, "resources", "requests")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("kind",), "Deployment", "web: kind: 'Deployment' is not 'Pod'"),
+        (("kind",), None, "web: kind: is missing"),
+        (("apiVersion",), "v2", "web: apiVersion: 'v2' is not 'v1'"),
+        (("metadata",), [], "the pod: metadata: a list is not an object"),
+        (("metadata", "name"), None, "the pod: metadata.name: is missing"),
+        (("metadata", "name"), "Web", "Web: metadata.name: 'Web' is not a name such as 'web-1'"),
+        (("metadata", "namespace"), "a.b", "web: metadata.namespace: 'a.b' is not a name"),
+        (("metadata", "uid"), 7, "web: metadata.uid: 7 is not a text"),
+        (("metadata", "labels"), {"a/b": True}, "web: metadata.labels['a/b']: True is not a text"),
+        (("metadata", "annotations"), {1: "x"}, "web: metadata.annotations: the key 1 is not a text"),
+        (("spec",), None, "web: spec.containers: a pod needs at least one container"),
+        (("spec", "containers"), {}, "web: spec.containers: an object is not a list"),
+        (C1, "busybox", "web: spec.containers[1]: 'busybox' is not an object"),
+        ((*C1, "name"), "c0", "web: spec.containers[1].name: 'c0' is taken by another container"),
+        (
+            ("spec", "initContainers", 0, "name"),
+            "a/b",
+            "web: spec.initContainers[0].name: 'a/b' is not a name",
+        ),
+        ((*C1, "name"), "i0", "web: spec.containers[1].name: 'i0' is taken"),
+        ((*C1, "name"), "x" * 64, "web: spec.containers[1].name: 'xxx"),
+        ((*C1, "name"), "x.y", "web: spec.containers[1].name: 'x.y' is not a name"),
+        ((*C1, "resources"), 3, "web: spec.containers[1].resources: 3 is not an object"),
+        (R1, {"cpu": "-1"}, "web: spec.containers[1].resources.requests.cpu: '-1' is negative"),
+        (R1, {"cpu": -1}, "web: spec.containers[1].resources.requests.cpu: -1 is negative"),
+        (R1, {"cpu": "much"}, "web: spec.containers[1].resources.requests.cpu: 'much' is not an amount"),
+        (R1, {"cpu": True}, "web: spec.containers[1].resources.requests.cpu: True is not an amount"),
+        (R1, {"cpu": "2001m"}, "web: spec.containers[1].resources.requests.cpu: is above its limit"),
+        (R1, {"a.b/c": 1}, "requests['a.b/c']: needs a limit of the same size"),
+        (R1, {"hugepages-2Mi": 1}, "requests.hugepages-2Mi: needs a limit"),
+        ((*C1, "resources"), res({"a.b/c": 1}, {"a.b/c": 2}), "requests['a.b/c']: differs from its limit"),
+        (("spec", "resources"), res({"x/y": 1}), "spec.resources.requests['x/y']: a pod itself has only cpu"),
+        (
+            ("spec", "resources"),
+            res({"cpu": 2}, {"cpu": 1}),
+            "spec.resources.requests.cpu: is above its limit",
+        ),
+        (("spec", "overhead"), {"cpu": "x"}, "web: spec.overhead.cpu: 'x' is not an amount"),
+        (("status",), "fine", "web: status: 'fine' is not an object"),
+    ],
+)
+def test_reports_about_a_bad_pod(path: tuple[str | int, ...], value: object, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        pod_spec(changed(path, value))
+    assert str(caught.value).startswith("cannot read the pod")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [None, [], "pod", 7, {}])
+def test_invalid_objects(raw: object) -> None:
+    with pytest.raises(InputError, match=r"^cannot read the pod web\.yaml: "):
+        pod_spec(raw, "web.yaml")
+
+
+def test_items_of_a_list_say_no_kind_but_not_another_one() -> None:
+    raw = pod(FULL)
+    del raw["kind"], raw["apiVersion"]
+    assert pod_spec(raw, listed=True).name == "web"
+    with pytest.raises(InputError, match="kind"):
+        pod_spec({**raw, "kind": "Node"}, listed=True)
+
+
+@pytest.mark.parametrize("name", ["web.v1", "0", "a" * 253])
+def test_names_of_pods_may_have_dots_and_be_long(name: str) -> None:
+    raw = pod(FULL)
+    raw["metadata"]["name"] = name
+    assert pod_spec(raw).name == name
+    raw["metadata"]["name"] = f"{name}{'b' * 253}"
+    with pytest.raises(InputError):
+        pod_spec(raw)
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    raw = pod(FULL)
+    raw["metadata"]["name"] = "x" * 5000
+    with pytest.raises(InputError) as caught:
+        pod_spec(raw)
+    assert len(str(caught.value)) < 400

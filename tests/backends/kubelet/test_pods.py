@@ -1,0 +1,241 @@
+"""Finding a pod in kubelet's list: which lists are asked for, and which pod is the one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.pod_spec import pod_spec
+from proxy.backends.kubelet.pods import PodList
+from proxy.model.errors import InputError
+
+Raw = dict[str, Any]
+
+
+def pod(uid: str, name: str = "web", cpu: str = "1", annotations: Raw | None = None) -> Raw:
+    metadata = {"uid": uid, "namespace": "shop", "name": name, "annotations": annotations}
+    return {
+        "metadata": metadata,
+        "spec": {"containers": [{"name": "a", "resources": {"requests": {"cpu": cpu}}}]},
+    }
+
+
+class World:
+    """A kubelet whose list costs ``took`` seconds, and a clock."""
+
+    def __init__(self, *items: Raw) -> None:
+        self.content: Any = {"kind": "PodList", "items": list(items)}
+        self.failure: KubeletError | None = None
+        self.now = 100.0
+        self.took = 0.1
+        self.asked = 0
+        self.pods = PodList(self.fetch, lambda: self.now)
+
+    def fetch(self) -> bytes:
+        self.asked += 1
+        self.now += self.took
+        if self.failure is not None:
+            raise self.failure
+        return self.content if isinstance(self.content, bytes) else json.dumps(self.content).encode()
+
+    def cpu(self, uid: str, name: str = "web") -> int | None:
+        found = self.pods.find(uid, "shop", name)
+        return None if found is None else found.ask.containers[0].requests["cpu"]
+
+
+def test_one_list_serves_all_its_pods_for_a_while() -> None:
+    world = World(pod("u-1"), pod("u-2", cpu="2"))
+    assert (world.cpu("u-1"), world.cpu("u-2"), world.cpu("u-1")) == (1000, 2000, 1000)
+    assert world.asked == 1
+    world.now += 5
+    assert world.cpu("u-1") == 1000
+    assert world.asked == 2
+
+
+def test_a_pod_that_is_missing_in_the_list_renews_it_once_a_second() -> None:
+    world = World(pod("u-1"))
+    world.cpu("u-1")
+    world.content["items"].append(pod("u-2"))
+    assert world.cpu("u-2") == 1000
+    assert world.asked == 2
+    assert world.cpu("u-3") is None
+    assert world.cpu("u-3") is None
+    assert world.asked == 3
+    assert world.cpu("u-4") is None  # another pod is not made to wait
+    assert world.asked == 4
+    world.now += 1
+    world.content["items"].append(pod("u-3"))
+    assert world.cpu("u-3") == 1000
+
+
+def test_pods_that_kubelet_does_not_know_are_not_remembered_for_ever() -> None:
+    world = World()
+    for i in range(50):
+        assert world.cpu(f"u-{i}") is None
+        world.now += 1
+    assert len(world.pods._asked) == 1
+
+
+def test_waiting_callers_share_one_list() -> None:
+    going, go = threading.Event(), threading.Event()
+    asked = []
+
+    def fetch() -> bytes:
+        asked.append(1)
+        going.set()
+        assert go.wait(60)
+        return json.dumps({"items": [pod("u-1"), pod("u-2")]}).encode()
+
+    pods = PodList(fetch, lambda: 100.0)
+    with ThreadPoolExecutor(6) as many:
+        first = many.submit(pods.find, "u-1", "shop", "web")
+        assert going.wait(60)
+        others = [many.submit(pods.find, uid, "shop", "web") for uid in ("u-1", "u-2", "u-1", "u-2")]
+        go.set()
+        assert all(found.result(60) is not None for found in (first, *others))
+    assert len(asked) == 1
+
+
+def test_a_list_older_than_the_question_does_not_make_a_pod_unknown() -> None:
+    world = World()
+    late: list[int | None] = []
+
+    def fetch() -> bytes:
+        content = world.fetch()
+        if world.asked == 1:  # meanwhile kubelet gets a pod, and asks for it
+            world.content["items"].append(pod("u-2"))
+            caller.start()
+            came.wait(60)
+        return content
+
+    clock_read, came = 0, threading.Event()
+
+    def clock() -> float:
+        nonlocal clock_read
+        if threading.current_thread() is caller:
+            clock_read += 1
+            came.set()
+        return world.now
+
+    caller = threading.Thread(target=lambda: late.append(world.cpu("u-2")))
+    world.pods = PodList(fetch, clock)
+    assert world.cpu("u-1") is None
+    caller.join(60)
+    assert late == [1000]
+    assert world.asked == 2
+
+
+def test_static_pods_go_by_the_hash_of_their_file() -> None:
+    mirror = {"kubernetes.io/config.hash": "h-1", "kubernetes.io/config.mirror": "h-1"}
+    world = World(pod("m-1", "etcd", "2", mirror), pod("liar", "web", "64", mirror))
+    assert world.cpu("h-1", "etcd") == 2000
+    assert world.cpu("m-1", "etcd") == 2000
+    # An annotation that anybody may write gives nobody another pod's requests.
+    assert world.cpu("h-1", "db") is None
+    own = World(pod("m-1", "etcd", "2", mirror), pod("h-1", "etcd", "3", mirror))
+    assert own.cpu("h-1", "etcd") == 3000
+
+
+def test_failures_are_reported_and_retried_after_ten_times_their_cost() -> None:
+    world = World(pod("u-1"), pod("u-2"))
+    world.failure = KubeletError("it is gone")
+    for uid in ("u-1", "u-2", "u-1"):
+        with pytest.raises(KubeletError, match="it is gone"):
+            world.cpu(uid)
+    assert world.asked == 1
+    world.failure = None
+    world.now += 10 * world.took
+    assert world.cpu("u-2") == 1000
+    assert world.cpu("u-1") == 1000
+
+
+def test_a_kubelet_that_refuses_at_once_is_asked_for_the_next_pod() -> None:
+    world = World(pod("u-1"), pod("u-2"))
+    world.took, world.failure = 0.0, KubeletError("refused")
+    with pytest.raises(KubeletError):
+        world.cpu("u-1")
+    world.now += 0.001
+    world.failure = None
+    assert world.cpu("u-2") == 1000
+
+
+def test_the_longest_rest_after_a_failure() -> None:
+    world = World(pod("u-1"))
+    world.took, world.failure = 60.0, KubeletError("slow")
+    with pytest.raises(KubeletError):
+        world.cpu("u-1")
+    world.failure = None
+    world.now += 30
+    assert world.cpu("u-1") == 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"<html>", "'{' is missing at character 0"),
+        (b"\xff\xfe", "can't decode byte"),
+        (b'{"items": [' + b"[" * 200_000, "cannot read"),
+        (b"[]", "'{' is missing"),
+        (b'{"kind": "Status"}', "it is no PodList"),
+        (b'{"items": {"a": 1}}', "it is no PodList"),
+        (b'{"items": [{}', "',' is missing"),
+    ],
+)
+def test_invalid_lists_of_pods(content: bytes, words: str) -> None:
+    world = World()
+    world.content = content
+    with pytest.raises(KubeletError, match=words) as caught:
+        world.cpu("u-1")
+    assert str(caught.value).startswith("cannot read kubelet's list of pods: ")
+
+
+def test_an_empty_list_as_go_writes_it() -> None:
+    world = World()
+    world.content = b'{"kind": "PodList", "items": null}'
+    assert world.cpu("u-1") is None
+
+
+def test_a_bad_pod_spoils_no_other() -> None:
+    bad: list[Any] = [
+        7,
+        {},
+        {"metadata": 7},
+        {"metadata": {"uid": 7}},
+        {"metadata": {"uid": "u-3", "annotations": 3}},
+    ]
+    world = World(*bad, pod("u-2", cpu="much"), pod("u-1"))
+    assert world.cpu("u-1") == 1000
+    with pytest.raises(InputError, match=r"^cannot read the pod shop/web: .*'much' is not an amount"):
+        world.cpu("u-2")
+    with pytest.raises(InputError):
+        world.cpu("u-3")
+    assert world.asked == 1
+
+
+def test_nothing_is_lost_that_matters() -> None:
+    """The list's items are cut down; what is left reads as the whole does."""
+    item = pod("u-1", annotations={"a": "b"})
+    item["metadata"] |= {"labels": {"c": "d"}, "managedFields": [{}]}
+    item["spec"] |= {
+        "initContainers": [
+            {"name": "i", "image": "x", "resources": {"limits": {"memory": "1Gi"}}},
+            {"name": "s", "restartPolicy": "Always", "env": [{}]},
+        ],
+        "volumes": [{}],
+        "overhead": {"cpu": "1"},
+        "resources": {"limits": {"cpu": "9"}},
+    }
+    assert World(item).pods.find("u-1", "shop", "web") == pod_spec(item, listed=True)
+
+
+def test_kubelets_class_is_trusted() -> None:
+    item = pod("u-1")
+    item["status"] = {"qosClass": "Guaranteed", "phase": "Running"}
+    found = World(item).pods.find("u-1", "shop", "web")
+    assert found is not None
+    assert found.ask.guaranteed

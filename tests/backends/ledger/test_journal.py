@@ -1,0 +1,348 @@
+"""The ledger on disk: restarts, crashes at every step, full disks, files that are not ours."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import atomic_write
+from proxy.backends.ledger import FileLedger, journal, open_ledger
+from proxy.model.errors import CannotCreateError
+
+NOON = 1_767_268_800.0  # 2026-01-01T12:00:00Z
+
+
+def fresh(folder: Path, machine: str = "m1", **options: Any) -> FileLedger:
+    """Open without anything to tell."""
+    ledger, notes = open_ledger(folder, machine, **options)
+    assert notes == []
+    return ledger
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    ledger = fresh(folder)
+    try:
+        return dict(ledger.entries)
+    finally:
+        ledger.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_restart_finds_everything(home: Path, sync: bool) -> None:
+    ledger = fresh(home, sync=sync)
+    ledger.write({"a": {"cpus": "0-3"}, "b": {"n": 1}})
+    ledger.write({"b": None, "c": {"list": [1, {"x": None}]}, "never": None})
+    ledger.write({})
+    expected = {"a": {"cpus": "0-3"}, "c": {"list": [1, {"x": None}]}}
+    assert ledger.entries == expected
+    ledger.close()
+    assert stored(home) == expected
+
+
+def test_modes(home: Path) -> None:
+    fresh(home).close()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "ledger.jsonl").stat().st_mode) == 0o600
+    (home / "ledger.jsonl").chmod(0o644)
+    ledger, notes = open_ledger(home, "m1")
+    ledger.close()
+    assert "0600" in notes[0]
+    assert stat.S_IMODE((home / "ledger.jsonl").stat().st_mode) == 0o600
+    home.chmod(0o777)
+    ledger, notes = open_ledger(home, "m1")
+    ledger.close()
+    assert "others may write" in notes[0]
+    assert stat.S_IMODE(home.stat().st_mode) == 0o777  # whose folder it is, we do not know
+
+
+def test_readers_keep_what_they_saw(home: Path) -> None:
+    ledger = fresh(home)
+    ledger.write({"a": {}})
+    seen = ledger.entries
+    ledger.write({"b": {}, "a": None})
+    assert seen == {"a": {}}
+    with pytest.raises(TypeError):
+        seen["x"] = {}  # type: ignore[index]
+    ledger.close()
+
+
+def test_nothing_is_written_after_close(home: Path) -> None:
+    ledger = fresh(home)
+    ledger.close()
+    ledger.close()
+    with pytest.raises(CannotCreateError, match="closed"):
+        ledger.write({"a": {}})
+    assert stored(home) == {}
+
+
+def test_an_unfinished_end_is_cut_and_writing_continues(home: Path) -> None:
+    ledger = fresh(home)
+    ledger.write({"a": {}})
+    ledger.write({"b": {}})
+    ledger.close()
+    file = home / "ledger.jsonl"
+    file.write_bytes(file.read_bytes()[:-3])
+    ledger, notes = open_ledger(home, "m1")
+    assert "repaired" in notes[0]
+    assert ledger.entries == {"a": {}}
+    assert file.read_bytes().endswith(b'{"a":{}}}\n')
+    ledger.write({"c": {}})
+    ledger.close()
+    assert stored(home) == {"a": {}, "c": {}}
+
+
+@pytest.mark.parametrize(
+    "damage", ["middle", "machine", "format", "folder", "symlink", "dangling", "fifo", "empty"]
+)
+def test_what_is_not_ours_is_put_aside_and_kept(home: Path, damage: str) -> None:
+    ledger = fresh(home, "m2" if damage == "machine" else "m1")
+    for name in "abc":
+        ledger.write({name: {}})
+    ledger.close()
+    file = home / "ledger.jsonl"
+    data = file.read_bytes()
+    if damage == "middle":
+        file.write_bytes(data.replace(b'"b"', b'"B"'))
+    elif damage == "format":
+        file.write_bytes(b"some other program's file\n")
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage != "machine":
+        file.unlink()
+        {
+            "folder": lambda: file.mkdir(),
+            "symlink": lambda: (home / "target").write_bytes(data) and file.symlink_to(home / "target"),
+            "dangling": lambda: file.symlink_to(home / "nowhere"),
+            "fifo": lambda: os.mkfifo(file),
+        }[damage]()
+    ledger, notes = open_ledger(home, "m1", now=lambda: NOON)
+    assert ledger.entries == {}
+    assert len(notes) == 1
+    assert "ledger.jsonl.bad-20260101T120000Z" in notes[0]
+    assert os.path.lexists(home / "ledger.jsonl.bad-20260101T120000Z")
+    if damage == "symlink":
+        assert (home / "target").read_bytes() == data
+    ledger.write({"z": {}})
+    ledger.close()
+    assert stored(home) == {"z": {}}
+    file.write_bytes(b"again\n")
+    ledger, notes = open_ledger(home, "m1", now=lambda: NOON)
+    ledger.close()
+    assert "bad-20260101T120000Z-2" in notes[0]
+
+
+def test_a_file_of_absurd_size_is_not_read(home: Path) -> None:
+    fresh(home).close()
+    os.truncate(home / "ledger.jsonl", 1 << 40)
+    ledger, notes = open_ledger(home, "m1", now=lambda: NOON)
+    ledger.close()
+    assert "bytes long" in notes[0]
+
+
+@pytest.mark.parametrize("where", ["a file", "a read-only place"])
+def test_a_directory_that_cannot_be(tmp_path: Path, where: str) -> None:
+    if where == "a file":
+        (tmp_path / "x").write_text("")
+        bad = tmp_path / "x"
+    else:
+        bad = Path("/proc/topoproxy")
+    with pytest.raises(CannotCreateError, match="cannot open the ledger"):
+        open_ledger(bad, "m1")
+
+
+class Disk:
+    """Makes os.write fail: after some bytes, or at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room: int | None = None
+        self.number = errno.ENOSPC
+        self._write = os.write
+        monkeypatch.setattr(journal.os, "write", self.write)
+
+    def write(self, fd: int, data: bytes) -> int:
+        if self.room is None:
+            return self._write(fd, data)
+        if self.room == 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return self._write(fd, data[: self.room])
+
+
+@pytest.mark.parametrize(("room", "number"), [(0, errno.ENOSPC), (0, errno.EROFS), (7, errno.ENOSPC)])
+def test_a_failed_write_changes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, room: int, number: int
+) -> None:
+    ledger = fresh(home)
+    ledger.write({"a": {}})
+    size = (home / "ledger.jsonl").stat().st_size
+    disk = Disk(monkeypatch)
+    disk.room, disk.number = room, number
+    with pytest.raises(CannotCreateError, match=r"cannot write the ledger .*: "):
+        ledger.write({"b": {}})
+    assert ledger.entries == {"a": {}}
+    assert (home / "ledger.jsonl").stat().st_size == size
+    disk.room = None
+    ledger.write({"c": {}})
+    ledger.close()
+    assert stored(home) == {"a": {}, "c": {}}
+
+
+def test_a_torn_write_that_cannot_be_cut_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = fresh(home)
+    ledger.write({"a": {}})
+    disk = Disk(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            journal.os, "ftruncate", lambda fd, size: (_ for _ in ()).throw(OSError(errno.EIO, "io"))
+        )
+        disk.room = 7
+        with pytest.raises(CannotCreateError):
+            ledger.write({"b": {}})
+        disk.room = None
+        with pytest.raises(CannotCreateError):  # it would stand behind rubbish
+            ledger.write({"c": {}})
+    ledger.write({"d": {}})
+    ledger.close()
+    assert stored(home) == {"a": {}, "d": {}}
+
+
+def test_a_file_that_another_program_removed_or_cut_is_made_again(home: Path) -> None:
+    ledger = fresh(home)
+    ledger.write({"a": {}})
+    (home / "ledger.jsonl").unlink()
+    ledger.write({"b": {}})
+    os.truncate(home / "ledger.jsonl", 5)
+    ledger.write({"c": {}})
+    ledger.close()
+    assert stored(home) == {"a": {}, "b": {}, "c": {}}
+
+
+def test_the_file_stays_short(home: Path) -> None:
+    ledger = fresh(home)
+    largest = 0
+    for number in range(2000):
+        ledger.write({f"k{number % 20}": {"n": number, "text": "x" * 100}})
+        largest = max(largest, (home / "ledger.jsonl").stat().st_size)
+    assert largest < 66 * 1024
+    assert not ledger.problem
+    expected = dict(ledger.entries)
+    ledger.close()
+    assert len(expected) == 20
+    assert stored(home) == expected
+    assert os.listdir(home) == ["ledger.jsonl"]
+
+
+def test_a_compaction_that_fails_loses_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = fresh(home)
+    tries = []
+
+    def fail(fd: int) -> None:
+        tries.append(fd)
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "fsync", fail)
+        for number in range(1000):
+            ledger.write({"k": {"n": number, "text": "x" * 200}})
+    assert "cannot compact the ledger" in ledger.problem
+    assert 1 <= len(tries) <= 3  # not with each write
+    ledger.close()
+    assert stored(home) == {"k": {"n": 999, "text": "x" * 200}}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("step", ["open", "write", "fsync", "replace", "after"])
+def test_killed_in_a_compaction(home: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    ledger = fresh(home)
+    ledger.write({"a": {"n": 1}})
+    ledger.write({"a": {"n": 2}, "b": {}})
+
+    def die(*args: Any, **options: Any) -> Any:
+        raise Killed
+
+    def half(fd: int, data: bytes) -> int:
+        write(fd, data[: len(data) // 2])
+        raise Killed
+
+    write = os.write
+    with monkeypatch.context() as patch:
+        if step == "open":
+            patch.setattr(journal.os, "open", die)
+        elif step == "write":
+            patch.setattr(journal.os, "write", half)
+        elif step == "fsync":
+            patch.setattr(journal.os, "fsync", die)
+        elif step == "replace":
+            patch.setattr(journal.Path, "replace", die)
+        else:
+            patch.setattr(atomic_write, "_sync_directory", die)
+        with pytest.raises(Killed):
+            ledger._compact()
+    assert stored(home) == {"a": {"n": 2}, "b": {}}
+    assert os.listdir(home) == ["ledger.jsonl"]
+    os.close(ledger._fd)
+
+
+def test_threads(home: Path) -> None:
+    ledger = fresh(home)
+
+    def work(name: str) -> None:
+        for number in range(300):
+            ledger.write({f"{name}{number % 7}": {"n": number, "pad": "x" * 60}})
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = dict(ledger.entries)
+    ledger.close()
+    assert len(expected) == 28
+    assert stored(home) == expected
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from proxy.backends.ledger import open_ledger
+ledger, _ = open_ledger(Path(sys.argv[1]), "m1")
+number = max([int(e["n"]) for e in ledger.entries.values()], default=0)
+while True:
+    number += 1
+    ledger.write({f"k{number % 5}": {"n": number, "pad": "x" * 500}, "last": {"n": number}})
+    print(number, flush=True)
+"""
+
+
+def test_kill_9(home: Path) -> None:
+    """What the writer said it had written is there, whenever it is killed."""
+    root = Path(__file__).resolve().parents[3]
+    for _ in range(3):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(home)], cwd=root, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        for _ in range(200):
+            said = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split()
+        child.stdout.close()
+        child.wait()
+        said = int(rest[-1]) if rest else said
+        ledger, _ = open_ledger(home, "m1")
+        last = ledger.entries["last"]["n"]
+        assert last in (said, said + 1)
+        assert ledger.entries[f"k{last % 5}"]["n"] == last
+        ledger.close()

@@ -1,0 +1,302 @@
+"""Our own calls at the runtime, against a small gRPC server on a unix socket."""
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.runtime.client import GrpcRuntime
+from proxy.controller.runtime_ports import SOURCE, RuntimeDetail
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
+
+
+class Server(grpc.GenericRpcHandler):
+    """Answers by method path from a table; everything else is UNIMPLEMENTED."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.answers: dict[str, Callable[[bytes, grpc.ServicerContext], Any]] = {}
+        self.seen: list[tuple[str, bytes]] = []
+        self.authority = ""
+        self.server: grpc.Server | None = None
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
+        name = details.method.rpartition("/")[2]
+        answer = self.answers.get(details.method)
+        if answer is None:
+            self.seen.append((details.method, b""))
+            return None
+
+        def unary(request: bytes, context: grpc.ServicerContext) -> bytes:
+            self.seen.append((details.method, request))
+            return bytes(answer(request, context).SerializeToString())
+
+        def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            for item in answer(request, context):
+                yield item.SerializeToString()
+
+        if name == "GetContainerEvents":
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    def start(self) -> None:
+        self.server = grpc.server(futures.ThreadPoolExecutor(4))
+        self.server.add_generic_rpc_handlers([self])
+        self.server.add_insecure_port(f"unix:{self.socket}")
+        self.server.start()
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.stop(None).wait()
+
+    def v1(self, method: str, answer: Any, service: str = "runtime.v1") -> None:
+        self.answers[f"/{service}.RuntimeService/{method}"] = (
+            answer if callable(answer) else lambda request, context: answer
+        )
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tp-") as folder:
+        made = Server(Path(folder) / "cri.sock")
+        made.start()
+        yield made
+        made.stop()
+
+
+@pytest.fixture
+def runtime(server: Server) -> Iterator[GrpcRuntime]:
+    made = GrpcRuntime(f"unix://{server.socket}", timeout_s=30)
+    yield made
+    made.close()
+
+
+def refuse(code: grpc.StatusCode, words: str) -> Callable[[bytes, grpc.ServicerContext], Any]:
+    def answer(request: bytes, context: grpc.ServicerContext) -> Any:
+        context.abort(code, words)
+
+    return answer
+
+
+def test_version(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("Version", pb.VersionResponse(runtime_name="containerd", runtime_version="1.6.20"))
+    assert runtime.version() == "containerd 1.6.20"
+
+
+def test_an_old_runtime_is_asked_in_its_own_version(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("Version", pb.VersionResponse(runtime_name="old", runtime_version="1"), "runtime.v1alpha2")
+    assert runtime.version() == "old 1"
+    assert runtime.version() == "old 1"
+    asked = [method.split(".")[1] for method, _ in server.seen]
+    assert asked == ["v1", "v1alpha2", "v1alpha2"]  # found out once
+
+
+def test_an_unknown_method(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("Version", pb.VersionResponse(runtime_name="new", runtime_version="2"))
+    with pytest.raises(RuntimeCallError, match="UNIMPLEMENTED") as caught:
+        runtime.list_pods()
+    assert caught.value.code == 12
+    assert runtime.version() == "new 2"
+    assert server.seen[-1][0].startswith("/runtime.v1.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "driver"),
+    [
+        (pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=pb.CGROUPFS)), "cgroupfs"),
+        (pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration()), "systemd"),
+        (pb.RuntimeConfigResponse(), ""),
+        (refuse(grpc.StatusCode.UNIMPLEMENTED, "unknown method"), ""),
+    ],
+)
+def test_the_cgroup_driver(server: Server, runtime: GrpcRuntime, answer: Any, driver: str) -> None:
+    server.v1("RuntimeConfig", answer)
+    assert runtime.cgroup_driver() == driver
+
+
+def test_a_cgroup_driver_that_cannot_be_determined(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("RuntimeConfig", refuse(grpc.StatusCode.INTERNAL, "no"))
+    with pytest.raises(RuntimeCallError, match="cannot ask the cgroup driver"):
+        runtime.cgroup_driver()
+
+
+def test_lists(server: Server, runtime: GrpcRuntime) -> None:
+    pods = pb.ListPodSandboxResponse()
+    pod = pods.items.add(
+        id="p1",
+        state=pb.SANDBOX_READY,
+        labels={QOS_LABEL: "LS", "a": "b"},
+        annotations={RESOURCE_STATUS: "{}", SOURCE: "file", "c": "d"},
+    )
+    pod.metadata.CopyFrom(pb.PodSandboxMetadata(name="web", namespace="shop", uid="u1", attempt=2))
+    pods.items.add(id="p2", state=pb.SANDBOX_NOTREADY)
+    server.v1("ListPodSandbox", pods)
+    first, second = runtime.list_pods()
+    assert (first.id, first.uid, first.namespace, first.name, first.attempt) == ("p1", "u1", "shop", "web", 2)
+    assert (first.ready, second.ready) == (True, False)
+    assert (first.labels, first.annotations) == (
+        {QOS_LABEL: "LS"},
+        {RESOURCE_STATUS: "{}", SOURCE: "file"},
+    )
+
+    containers = pb.ListContainersResponse()
+    for number in range(5):
+        item = containers.containers.add(
+            id=f"c{number}", pod_sandbox_id="p1", state=number, labels={"x": "y"}
+        )
+        item.metadata.CopyFrom(pb.ContainerMetadata(name="app", attempt=number))
+    server.v1("ListContainers", containers)
+    listed = runtime.list_containers()
+    assert [c.state for c in listed] == ["CREATED", "RUNNING", "EXITED", "UNKNOWN", "UNKNOWN"]
+    assert (listed[1].sandbox_id, listed[1].name, listed[1].attempt) == ("p1", "app", 1)
+    assert [c.id for c in runtime.list_containers("c3")] == ["c3"]
+    assert pb.ListContainersRequest.FromString(server.seen[-1][1]).filter.id == "c3"
+
+
+def test_an_answer_of_many_megabytes(server: Server, runtime: GrpcRuntime) -> None:
+    big = pb.ListPodSandboxResponse()
+    big.items.add(id="p", annotations={RESOURCE_STATUS: "x" * (20 << 20)})
+    server.v1("ListPodSandbox", big)
+    assert len(runtime.list_pods()[0].annotations[RESOURCE_STATUS]) == 20 << 20
+
+
+SPEC = {
+    "pid": 4711,
+    "runtimeSpec": {
+        "linux": {
+            "cgroupsPath": "/kubepods/podx/c1",
+            "resources": {
+                "cpu": {"shares": 512, "quota": -1, "period": 100000, "cpus": "0-1", "mems": "0"},
+                "memory": {"limit": 1024},
+            },
+        }
+    },
+}
+
+
+def test_detail_from_the_specification(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("ContainerStatus", pb.ContainerStatusResponse(info={"info": json.dumps(SPEC)}))
+    assert runtime.detail("c1") == RuntimeDetail("/kubepods/podx/c1", 512, -1, 100000, 1024, "0-1", "0", 4711)
+    request = pb.ContainerStatusRequest.FromString(server.seen[-1][1])
+    assert (request.container_id, request.verbose) == ("c1", True)
+
+
+def test_detail_from_the_status_first(server: Server, runtime: GrpcRuntime) -> None:
+    answer = pb.ContainerStatusResponse(info={"info": json.dumps(SPEC)})
+    linux = answer.status.resources.linux
+    linux.cpu_shares, linux.cpuset_cpus, linux.memory_limit_in_bytes = 2, "7", 5
+    server.v1("ContainerStatus", answer)
+    assert runtime.detail("c1") == RuntimeDetail("/kubepods/podx/c1", 2, 0, 0, 5, "7", "", 4711)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {},
+        {"info": ""},
+        {"info": "{"},
+        {"info": "[" * 100_000},
+        {"info": "[1]"},
+        {"info": '{"runtimeSpec": 5}'},
+        {"info": '{"pid": "7"}'},
+        {"info": '{"runtimeSpec": {"linux": {"cgroupsPath": 7}}}'},
+        {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": {"shares": "x", "quota": true}}}}}'},
+        {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": null, "memory": []}}}}'},
+    ],
+)
+def test_detail_without_use(server: Server, runtime: GrpcRuntime, info: dict[str, str]) -> None:
+    server.v1("ContainerStatus", pb.ContainerStatusResponse(info=info))
+    assert runtime.detail("c1") == RuntimeDetail()
+
+
+def test_update_carries_the_cpuset_and_nothing_else(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("UpdateContainerResources", pb.UpdateContainerResourcesResponse())
+    runtime.update_cpuset("c1", CpuSet.parse("0-3,8"), Mask.parse("0"))
+    expected = pb.UpdateContainerResourcesRequest(container_id="c1")
+    expected.linux.cpuset_cpus, expected.linux.cpuset_mems = "0-3,8", "0"
+    assert pb.UpdateContainerResourcesRequest.FromString(server.seen[-1][1]) == expected
+    runtime.update_cpuset("c1", CpuSet.parse("1"), None)
+    assert pb.UpdateContainerResourcesRequest.FromString(server.seen[-1][1]).linux.cpuset_mems == ""
+    sent = len(server.seen)
+    for cpus, mems in ((CpuSet(), None), (CpuSet([1]), Mask())):
+        with pytest.raises(RuntimeCallError, match="empty"):
+            runtime.update_cpuset("c1", cpus, mems)
+    assert len(server.seen) == sent
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.NOT_FOUND, RuntimeCallError),
+        (grpc.StatusCode.UNKNOWN, RuntimeCallError),
+        (grpc.StatusCode.UNAVAILABLE, UnavailableError),
+    ],
+)
+def test_errors_of_the_runtime(
+    server: Server, runtime: GrpcRuntime, code: Any, kind: type[Exception]
+) -> None:
+    server.v1("ContainerStatus", refuse(code, "no such\n thing"))
+    with pytest.raises(kind) as caught:
+        runtime.detail("c1")
+    words = str(caught.value)
+    assert words == f"cannot ask the status of container c1 at {server.socket}: no such thing ({code.name})"
+    if isinstance(caught.value, RuntimeCallError):
+        assert caught.value.code == code.value[0]
+
+
+def test_no_answer_in_time(server: Server) -> None:
+    release = threading.Event()
+    server.v1("Version", lambda request, context: release.wait(60) and pb.VersionResponse())
+    runtime = GrpcRuntime(str(server.socket), timeout_s=0.2)
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="DEADLINE_EXCEEDED"):
+        runtime.version()
+    assert time.monotonic() - started < 30, "it did not wait for the answer"
+    release.set()
+    runtime.close()
+
+
+def test_a_runtime_that_is_away_and_comes_back(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("Version", pb.VersionResponse(runtime_name="r", runtime_version="1"))
+    server.stop()
+    with pytest.raises(UnavailableError, match="cannot ask the version at"):
+        runtime.version()
+    server.start()
+    until = time.monotonic() + 30
+    while True:
+        try:
+            assert runtime.version() == "r 1"
+            break
+        except UnavailableError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_after_close(server: Server) -> None:
+    runtime = GrpcRuntime(str(server.socket))
+    server.v1("Version", pb.VersionResponse())
+    runtime.version()
+    runtime.close()
+    runtime.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        runtime.version()
+
+
+def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server, slow_door: Any) -> None:
+    """A machine that is busy starting has a runtime that accepts, and says nothing for a while."""
+    server.v1("Version", pb.VersionResponse(runtime_name="slow", runtime_version="1"))
+    path = server.socket.with_name("door")
+    slow_door(path, server.socket, 0.5)
+    runtime = GrpcRuntime(f"unix://{path}", timeout_s=30)
+    assert runtime.version() == "slow 1"
+    runtime.close()

@@ -1,0 +1,310 @@
+"""A systemd that is played on a unix socket, in real D-Bus."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jeepney.low_level import HeaderFields, Message, Parser
+from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_signal
+
+from proxy.backends.systemd.units import SystemdUnits, object_path, sockets, to_bytes
+from proxy.controller.systemd.ports import UnitNews, UnitSets
+from proxy.model.backoff import Backoff
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+
+NAME = "org.freedesktop.systemd1"
+SCOPE = "cri-containerd-ab12.scope"
+LONG_S = 30.0
+
+
+def until(what: Callable[[], Any]) -> None:
+    end = time.monotonic() + LONG_S
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+class PlayedSystemd:
+    """Speaks for systemd at a socket; properties by object path."""
+
+    def __init__(self, path: Path) -> None:
+        self.properties: dict[str, dict[str, bytes]] = {object_path(SCOPE): {}}
+        self.asked: list[str] = []
+        self.silent = self.rude = False
+        self.connections: list[socket.socket] = []
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._over = False
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while not self._over:
+            with suppress(OSError):
+                connection, _ = self._server.accept()
+                self.connections.append(connection)
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,), daemon=True))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            got = b""
+            while not got.endswith(b"\r\n"):
+                got += connection.recv(100)
+            assert got == b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n"
+            if self.rude:
+                connection.sendall(b"REJECTED EXTERNAL\r\n")
+                connection.close()
+                return
+            connection.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
+            assert connection.recv(7, socket.MSG_WAITALL) == b"BEGIN\r\n"
+            parser, serial = Parser(), 0
+            while data := connection.recv(4096):
+                for message in parser.feed(data):
+                    if not self.silent:
+                        serial += 1
+                        connection.sendall(self._answer(message).serialise(serial))
+
+    def _answer(self, message: Message) -> Message:
+        member = message.header.fields[HeaderFields.member]
+        self.asked.append(member)
+        if member == "Get":
+            kind, name = message.body
+            path = message.header.fields[HeaderFields.path]
+            assert kind == f"{NAME}.{'Slice' if path.endswith('_2eslice') else 'Scope'}"
+            return new_method_return(message, "v", (("ay", self.properties.get(path, {}).get(name, b"")),))
+        if member == "SetUnitProperties":
+            unit, runtime, values = message.body
+            assert runtime is True
+            if object_path(unit) not in self.properties:
+                return new_error(message, f"{NAME}.NoSuchUnit", "s", (f"Unit {unit} not found.",))
+            for name, (signature, value) in values:
+                assert signature == "ay"
+                self.properties[object_path(unit)][name] = bytes(value)
+            return new_method_return(message)
+        assert member in ("Hello", "AddMatch", "Subscribe")
+        return new_method_return(message, "s", (":1.7",)) if member == "Hello" else new_method_return(message)
+
+    def tell(self, member: str, signature: str = "", body: tuple[Any, ...] = ()) -> None:
+        """Send a signal to all who are connected."""
+        emitter = DBusAddress("/org/freedesktop/systemd1", interface=f"{NAME}.Manager")
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.sendall(new_signal(emitter, member, signature, body).serialise(7000))
+
+    def end(self) -> None:
+        """Hang up on everybody."""
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self.connections.clear()
+
+    def close(self) -> None:
+        self._over = True
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.end()
+        for thread in self._threads:
+            thread.join(LONG_S)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Path:
+    return tmp_path / "private"
+
+
+@pytest.fixture
+def systemd(address: Path) -> Iterator[PlayedSystemd]:
+    played = PlayedSystemd(address)
+    yield played
+    played.close()
+
+
+@pytest.fixture
+def news() -> list[UnitNews]:
+    return []
+
+
+@pytest.fixture
+def units(systemd: PlayedSystemd, address: Path, news: list[UnitNews]) -> Iterator[SystemdUnits]:
+    made = SystemdUnits(lambda: [str(address)], LONG_S)
+    made.watch(news.append)
+    yield made
+    made.close()
+
+
+def test_masks_are_little_endian() -> None:
+    assert to_bytes(CpuSet.parse("0-1,20-23")) == b"\x03\x00\xf0"
+    assert to_bytes(CpuSet()) == b""
+
+
+def test_paths_of_units_are_escaped() -> None:
+    assert object_path("1a-b.scope") == "/org/freedesktop/systemd1/unit/_31a_2db_2escope"
+    assert object_path("é.slice").endswith("/_c3_a9_2eslice")
+
+
+def test_what_is_set_is_read(systemd: PlayedSystemd, units: SystemdUnits) -> None:
+    assert units.read(SCOPE) == UnitSets(CpuSet(), Mask())
+    units.set(SCOPE, CpuSet.parse("8-11"), Mask.parse("1"))
+    assert systemd.properties[object_path(SCOPE)] == {
+        "AllowedCPUs": b"\x00\x0f",
+        "AllowedMemoryNodes": b"\x02",
+    }
+    assert units.read(SCOPE) == UnitSets(CpuSet.parse("8-11"), Mask.parse("1"))
+    units.set(SCOPE, CpuSet(), None)
+    assert units.read(SCOPE) == UnitSets(CpuSet(), Mask.parse("1"))
+
+
+def test_a_set_returns_when_the_files_are_written(systemd: PlayedSystemd, units: SystemdUnits) -> None:
+    """systemd writes them before it looks at another call."""
+    units.set(SCOPE, CpuSet.parse("1"), None)
+    assert systemd.asked[-2:] == ["SetUnitProperties", "Get"]
+
+
+def test_slices_are_asked_as_slices(systemd: PlayedSystemd, units: SystemdUnits) -> None:
+    systemd.properties[object_path("kubepods.slice")] = {"AllowedCPUs": b"\xff"}
+    assert units.read("kubepods.slice").cpus == CpuSet.parse("0-7")
+
+
+def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
+    with pytest.raises(CgroupError, match=r"cannot SetUnitProperties at systemd: .*not found") as caught:
+        units.set("cri-containerd-gone.scope", CpuSet.parse("1"), None)
+    assert caught.value.errno == 2
+
+
+def test_reloads_are_reported_when_they_are_over(
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
+) -> None:
+    until(lambda: news == [UnitNews.CONNECTED])
+    systemd.tell("UnitNew", "so", ("a.scope", "/a"))
+    systemd.tell("Reloading", "b", (True,))
+    systemd.tell("Reloading", "b", (False,))
+    until(lambda: UnitNews.RELOADED in news)
+    assert units.read(SCOPE).cpus == CpuSet()
+    assert news == [UnitNews.CONNECTED, UnitNews.RELOADED]
+
+
+def test_it_connects_again(systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]) -> None:
+    until(lambda: news == [UnitNews.CONNECTED])
+    systemd.end()
+    until(lambda: news == [UnitNews.CONNECTED, UnitNews.LOST, UnitNews.CONNECTED])
+    assert units.read(SCOPE).cpus == CpuSet()
+
+
+def test_noise_ends_the_connection_and_nothing_else(
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
+) -> None:
+    until(lambda: news == [UnitNews.CONNECTED])
+    systemd.connections[0].sendall(b"l\x02" + bytes(14) + b"no D-Bus" * 9)
+    until(lambda: news[1:] == [UnitNews.LOST, UnitNews.CONNECTED])
+    assert units.read(SCOPE).cpus == CpuSet()
+
+
+def test_a_message_that_is_too_long_is_not_taken(
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
+) -> None:
+    until(lambda: news == [UnitNews.CONNECTED])
+    systemd.connections[0].sendall(b"l\x04\x01\x01" + b"\xff\xff\xff\x0f" + bytes(8))
+    until(lambda: UnitNews.LOST in news)
+
+
+def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> None:
+    units = SystemdUnits(lambda: [str(address)], 0.3)
+    with pytest.raises(UnavailableError, match="not connected yet"):
+        units.read(SCOPE)
+    heard: list[UnitNews] = []
+    units.watch(heard.append)
+    until(lambda: heard)
+    systemd.silent = True
+    with pytest.raises(UnavailableError, match=r"no answer within 0\.3 s"):
+        units.read(SCOPE)
+    units.close()
+    with pytest.raises(UnavailableError):
+        units.read(SCOPE)
+
+
+def test_a_refused_login_is_reported(systemd: PlayedSystemd, address: Path) -> None:
+    systemd.rude = True
+    units = SystemdUnits(lambda: [str(address)], 0.5)
+    units.watch(lambda _: None)
+    until(lambda: len(systemd.connections) > 1)  # so the first was refused, and it knows
+    with pytest.raises(UnavailableError, match=r"cannot connect to .*private: .*REJECTED"):
+        units.read(SCOPE)
+    units.close()
+
+
+def test_a_connection_that_is_closed_at_once_is_retried_ever_more_rarely(
+    systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = SystemdUnits(lambda: [str(address)], LONG_S)
+    pauses: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        pauses.append(seconds)
+        return units._closing.is_set()
+
+    monkeypatch.setattr(units._closing, "wait", wait)
+    monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(0.1, 10.0, steady=LONG_S))
+    units.watch(lambda news: systemd.end() if news is UnitNews.CONNECTED else None)
+    until(lambda: len(pauses) > 9)
+    units.close()
+    assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
+def test_the_next_socket_is_tried(systemd: PlayedSystemd, address: Path, tmp_path: Path) -> None:
+    units = SystemdUnits(lambda: [str(tmp_path / "absent"), str(address)], LONG_S)
+    units.watch(lambda _: None)
+    assert units.read(SCOPE).cpus == CpuSet()
+    units.close()
+
+
+def test_on_a_bus_signals_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "system_bus_socket"
+    played = PlayedSystemd(path)
+    units = SystemdUnits(lambda: [str(path)], LONG_S)
+    units.watch(lambda _: None)
+    units.set(SCOPE, CpuSet.parse("3"), None)
+    assert played.asked[:3] == ["Hello", "AddMatch", "Subscribe"]
+    units.close()
+    played.close()
+
+
+def test_the_socket_depends_on_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run/systemd/private", "run/dbus/system_bus_socket"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    private, bus = sockets(tmp_path)
+    assert private.endswith("private")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert sockets(tmp_path) == [bus]
+
+
+def test_calls_of_many_threads(systemd: PlayedSystemd, units: SystemdUnits) -> None:
+    names = [f"cri-containerd-{n}.scope" for n in range(8)]
+    for number, name in enumerate(names):
+        systemd.properties[object_path(name)] = {"AllowedCPUs": bytes([1 << number])}
+    wrong: list[int] = []
+
+    def ask(number: int) -> None:
+        found = {units.read(names[number]).cpus for _ in range(20)}
+        if found != {CpuSet([number])}:
+            wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert not wrong

@@ -1,0 +1,173 @@
+"""What hooks want of containers, done by the keeper: state, ledger, kernel, CPUs that go, partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.controller.observer import Onlooker
+from proxy.controller.partitions.jobs import shared_with
+from proxy.engine.narrowing import Narrowing
+from proxy.engine.replacement_cpus import owners_missing_cpus
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container
+from proxy.topology.build import described
+from tests.testkit.cri import FOUR_CPUS
+
+
+def wish(cpus: str, **more: Any) -> Narrowing:
+    return Narrowing(CpuSet.parse(cpus), by="10-x", **more)
+
+
+def test_kernel_ledger_and_explain_follow(live) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        assert w.keeper.overrides.narrow(one, wish("4-5")) == ""
+        await w.until(lambda: w.on(one) == "4-5")
+        await w.quiet()
+        assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
+        assert (
+            w.keeper.history.find("ns/ls")[-1].explanation.reasons[-1] == "narrowed to CPUs 4-5 by hook 10-x"
+        )
+        w.log.clear()
+        assert w.keeper.overrides.narrow(one, wish("4-5")) == ""
+        await w.quiet()
+        assert w.log == [], "nothing is done that is so already"
+        assert w.keeper.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
+        await w.until(lambda: w.on(one) == "0-15")
+        reasons = w.keeper.history.find("ns/ls")[-1].explanation.reasons
+        assert reasons[-1] == "hooks do not narrow it any more"
+        w.check()
+
+    live(day)
+
+
+@pytest.mark.parametrize("who", ["nobody", "ended"])
+def test_a_container_that_does_not_exist_is_not_narrowed(live, who) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        await w.stop(one)
+        words = w.keeper.overrides.narrow(one if who == "ended" else "nobody", wish("4-5"))
+        assert "it is not there" in words
+
+    live(day)
+
+
+def test_unavailable_cpus_are_reported_and_the_rest_is_used(live) -> None:
+    async def day(w) -> None:
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        one = await w.run(await w.pod("ls", "LS"))
+        words = w.keeper.overrides.narrow(one, wish("2-3", mems=Mask((1,))))
+        assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in words
+        assert w.keeper.state.containers[one].placement.mems == Mask((1,))
+        await w.quiet()
+        assert (w.on(one), w.on(lse)) == ("4-15", "0-3")
+        w.check()
+
+    live(day)
+
+
+def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(live) -> None:
+    async def day(w) -> None:
+        own = await w.run(await w.pod("g"), **FOUR_CPUS)
+        assert w.on(own) == "0-1,8-9"
+        assert w.keeper.overrides.narrow(own, wish("0,8")) == ""
+        await w.until(lambda: w.on(own) == "0,8")
+        whole, smaller = w.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
+        w.machine = smaller
+        await w.keeper.hotplug.look()
+        await w.until(lambda: len(w.keeper.state.containers[own].placement.instead) == 2)
+        for _ in range(4):
+            await w.keeper.hotplug.mend()
+            await w.quiet()
+        container = w.keeper.state.containers[own]
+        assert len(container.placement.instead) == 2, (
+            "what stands in is not given back as long as it is needed"
+        )
+        assert w.on(own) == "0"
+        w.check()
+        w.machine = whole
+        await w.keeper.hotplug.look()
+        await w.until(lambda: not owners_missing_cpus(w.keeper.state))
+        await w.until(lambda: w.on(own) == "0,8")
+        w.check()
+
+    live(day)
+
+
+def test_cpus_that_hooks_gave_to_others_are_not_a_partition(live) -> None:
+    async def day(w) -> None:
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        own = await w.run(await w.pod("own", "LSE", "", "4-5"))
+        one = await w.run(await w.pod("ls", "LS"))
+
+        def shared(container_id: str) -> str:
+            state = w.keeper.state
+            container = state.containers[container_id]
+            return shared_with(state, container, state.wanted(container))
+
+        assert (shared(lse), shared(own)) == ("", "")
+        assert w.keeper.overrides.narrow(one, wish("3,6", owned=True)) == ""
+        assert shared(lse) == "a hook lets ns/ls/c run on its CPUs"
+        assert w.keeper.overrides.narrow(own, wish("4,7", owned=True)) == ""
+        assert shared(own) == "a hook has given it CPUs that are not its own"
+        await w.until(lambda: (w.on(one), w.on(own)) == ("3,6", "4,7"))
+        w.check()
+
+    live(day)
+
+
+def test_partitions_are_checked_again(live) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        stirred: list[bool] = []
+
+        class Partitions(Onlooker):
+            def given(self, container: Container) -> None:
+                stirred.append(True)
+
+        w.keeper.store.subscribe(Partitions())
+        w.keeper.overrides.narrow(one, wish("4-5"))
+        w.keeper.overrides.narrow(one, wish("4-5"))
+        assert stirred == [True]
+
+    live(day)
+
+
+def test_a_foreign_write_to_a_narrowed_set_is_repaired(live) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        w.keeper.overrides.narrow(one, wish("4-5"))
+        await w.until(lambda: w.on(one) == "4-5")
+        w.cgroups.sets[one] = CpuSet.parse("0-15")
+        await w.sync.once()
+        assert w.on(one) == "4-5"
+
+    live(day)
+
+
+def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -> None:
+    async def day(w) -> None:
+        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        some, only = [await w.run(await w.pod(name, "LS")) for name in ("some", "only")]
+        assert w.keeper.overrides.narrow(some, wish("3-4", owned=True)) == ""
+        assert w.keeper.overrides.narrow(only, wish("2", owned=True)) == ""
+        await w.until(lambda: (w.on(some), w.on(only)) == ("3-4", "2"))
+        await w.close()
+        w.boot()
+        w.keeper.overrides.take_back()
+        await w.sync.once()
+        await w.until(lambda: (w.on(some), w.on(only)) == ("4", "4-15"))
+        await w.quiet()
+        w.check()
+        reasons = w.keeper.state.containers[some].placement.reasons
+        assert reasons[-1] == "narrowed to CPUs 3-4 by hook 10-x"
+        told = [each["what"] for each in w.keeper.telemetry.problems()]
+        assert any("nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in told)
+        assert "beyond" not in w.ledger.entries[f"c/{some}"]["placement"]
+        state = w.keeper.state
+        w.keeper.overrides.take_back()
+        assert w.keeper.state is state
+
+    live(day)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.controller.drift.likely_writer import NEXT, Author, Evidence, likely
+from proxy.model.idset import CpuSet
+
+HINTS = {"": Author.UNKNOWN, "k": Author.KUBELET, "s": Author.SYSTEMD, "r": Author.RUNC}
+
+CASES = {
+    # found, saved at the runtime (- for not known), kubelet's sets, who was at work: who it was
+    "a shell": ("0-1", "4-7", "", "", Author.UNKNOWN),
+    "a shell, the runtime was not asked": ("0-1", "-", "", "", Author.UNKNOWN),
+    "what the runtime has saved": ("0-1", "0-1", "", "", Author.RUNC),
+    "the runtime has told of an update": ("0-1", "-", "", "r", Author.RUNC),
+    "kubelet's default": ("0-15", "4-7", "0-15 2", "", Author.KUBELET),
+    "kubelet's set of the container": ("2", "4-7", "0-15 2", "", Author.KUBELET),
+    "kubelet at the runtime's own socket": ("2", "2", "0-15 2", "", Author.KUBELET),
+    "kubelet, by a value that it does not hold": ("3", "2", "0-15 2", "", Author.UNKNOWN),
+    "a reload that writes what runc told it": ("0-1", "0-1", "", "s", Author.SYSTEMD),
+    "a reload that writes something else": ("0-1", "4-7", "", "s", Author.SYSTEMD),
+    "a reload beside kubelet": ("2", "4-7", "2", "s", Author.KUBELET),
+    "an update has passed, and came out otherwise": ("0-1", "4-7", "", "k", Author.KUBELET),
+    "an update has passed, and what was saved came back": ("0-1", "0-1", "", "k", Author.RUNC),
+    "no CPUs at all": ("", "-", "", "", Author.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_container_itself(case: str) -> None:
+    found, saved, kubelet, hint, author = CASES[case]
+    evidence = Evidence(
+        CpuSet.parse(found),
+        None if saved == "-" else CpuSet.parse(saved),
+        [CpuSet.parse(text) for text in kubelet.split()],
+        HINTS[hint],
+    )
+    assert likely(evidence) is author
+
+
+def test_each_container_has_a_next_step() -> None:
+    assert set(NEXT) == set(Author)

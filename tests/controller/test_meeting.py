@@ -1,0 +1,220 @@
+"""Where parts of the keeper meet: calls without an answer, fences, units, settling, drift, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.systemd.fencing import Fence, _Standing
+from proxy.controller.systemd.ports import UnitSets
+from proxy.model.errors import RuntimeCallError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+
+ALL, REST = CpuSet.parse("0-15"), CpuSet.parse("4-15")
+Live = Callable[..., None]
+
+
+class PlayedUnits:
+    """systemd, with one unit that is as it was set."""
+
+    def __init__(self) -> None:
+        self.cpus = ALL
+        self.reads = 0
+
+    def read(self, unit: str) -> UnitSets:
+        self.reads += 1
+        return UnitSets(self.cpus, Mask())
+
+    def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
+        self.cpus = cpus or self.cpus
+
+    def watch(self, heard: Any) -> None:
+        pass
+
+    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+        """Of the fences."""
+        return CpuSet()
+
+    def close(self) -> None:
+        pass
+
+
+async def scope(w: Any) -> tuple[str, PlayedUnits]:
+    """Have a container that runs be a scope of systemd's."""
+    ls = await w.run(await w.pod("ls", "LS"))
+    units = PlayedUnits()
+    w.cgroups.version = 2
+    w.cgroups.sets["ls.scope"] = w.cgroups.sets[ls]
+    w.keeper.enforcer._paths[ls] = "ls.scope"
+    w.keeper.lasting.units = w.keeper.lasting.fencing.fences = units
+    w.keeper.lasting.connected = True
+    return ls, units
+
+
+def test_a_unit_that_waits_for_a_call_is_compared_although_the_call_fails(live: Live) -> None:
+    async def day(w: Any) -> None:
+        ls, units = await scope(w)
+        call = await w.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls))
+        units.cpus = CpuSet.parse("0-3")
+        w.keeper.lasting.changed([ls])
+        w.keeper.spawn(w.keeper.lasting.run())
+        await w.until(lambda: not w.keeper.lasting._dirty)
+        assert units.reads == 0
+        w.wire.finished(call, 2)
+        await w.until(lambda: units.cpus == ALL)
+
+    live(day)
+
+
+def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(live: Live) -> None:
+    async def day(w: Any) -> None:
+        ls, units = await scope(w)
+        await w.begin(await w.pod("lse", "LSE", "", "0-3"))
+        units.cpus = REST
+        flight = w.keeper.flights.depart(ls, REST)
+        ours = w.keeper.flights.depart(ls, REST)
+        w.keeper.flights.land(ours)
+        lasting = w.keeper.lasting
+        lasting.begin()
+        await lasting.put_right(ls, "ls.scope", flight, REST)
+        assert lasting.page()["systemd"]["runtime_tells"] == "not known"
+        w.keeper.flights.land(flight)
+        alone = w.keeper.flights.depart(ls, REST)
+        await lasting.put_right(ls, "ls.scope", alone, REST)
+        assert lasting.page()["systemd"]["runtime_tells"] == "right"
+        w.keeper.flights.land(alone)
+
+    live(day)
+
+
+def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
+    async def day(w: Any) -> None:
+        ls, _ = await scope(w)
+        fencing, flight = w.keeper.lasting.fencing, w.keeper.flights.depart(ls, ALL)
+        fencing._standing["slice"] = _Standing(CpuSet(), 1)
+        fencing.bind(flight, Fence("slice", ALL))
+        w.keeper.enforcer.do_first(lambda: 1 / 0)
+        w.launch.landed(flight, ALL)
+        await w.until(lambda: not w.keeper.flights.of(ls))
+        w.keeper.enforcer.do_first(lambda: None)
+        assert not fencing._standing
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS)
+
+    live(day)
+
+
+def test_units_of_gone_containers_do_not_accumulate(live: Live) -> None:
+    async def day(w: Any) -> None:
+        ls, _ = await scope(w)
+        w.keeper.lasting.connected = False
+        w.keeper.lasting.changed([ls])
+        await w.remove(ls)
+        other, _ = await scope(w)
+        w.keeper.lasting.connected = False
+        w.keeper.lasting.changed([other])
+        assert list(w.keeper.lasting._dirty) == [other]
+
+    live(day)
+
+
+def test_a_container_settled_during_a_lost_start_is_updated_afterwards(live: Live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        lost = await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
+        w.wire.finished(lost, None)
+        await w.start(ls)  # kubelet tries again, and is answered
+        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+        settler = w.make_settler()
+        w.keeper.saved.pop(ls)
+        w.keeper.settle_later(ls)
+        await settler.finish(60)
+        assert w.keeper.flights.strays()
+        await w.sync.once()
+        assert not w.keeper.flights.strays()
+        assert ls in w.keeper.unsettled
+        settler.close()
+
+    live(day, settle_per_second=1000)
+
+
+def test_a_container_that_could_not_be_updated_is_updated_later(live: Live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        settler = w.make_settler()
+        w.runtime.update_error = RuntimeCallError("cannot update: busy", 2)
+        w.keeper.settle_later(ls)
+        del w.keeper.saved[ls]
+        assert await settler._settle(ls)
+        assert ls in w.keeper.unsettled
+        w.runtime.update_error = None
+        assert not await settler._settle(ls), "not at once"
+        w.now += 5
+        assert await settler._settle(ls)
+        assert w.runtime.specs[ls] == str(REST)
+        assert not settler._silent._known
+        settler.close()
+
+    live(day)
+
+
+def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        flight = w.keeper.flights.depart(ls, ALL)
+
+        async def told() -> None:
+            async with w.launch.under_way(flight):
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(told())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert w.keeper.flights.strays() == [flight]
+
+    live(day)
+
+
+def test_suspects_do_not_accumulate_on_a_released_node(live: Live) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("ls", "LS"))
+        w.keeper.drift.suspect("systemd")
+        assert w.keeper.drift._suspected == set()
+        assert not w.keeper.drift.hints
+
+    live(day, mode=NodeMode.OBSERVE)
+
+
+def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
+    async def day(w: Any) -> None:
+        closing = asyncio.create_task(w.keeper.close())
+        w.keeper.close = lambda: closing
+        await closing
+        w.keeper.writes.later(["anybody"])
+        assert not w.keeper._tasks
+        await asyncio.sleep(0.02)
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+
+    live(day)
+
+
+def test_timed_comparison_begins_again_after_a_fault(live: Live) -> None:
+    async def day(w: Any) -> None:
+        looks: list[Any] = []
+
+        def covers(ids: Any) -> bool:
+            looks.append(ids)
+            return bool(1 / (len(looks) - 1))
+
+        w.keeper.drift.watch.covers = covers
+        w.keeper.drift.start()
+        await w.until(lambda: len(looks) > 2)
+        assert w.keeper.telemetry.value(metrics.TASKS_RESTARTED) == 1
+
+    live(day, reconcile_period=0.02)

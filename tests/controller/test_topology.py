@@ -1,0 +1,615 @@
+"""Days under a topology policy: pods decided as a whole, and kubelet asked for what the CRI leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.ports import Given
+from proxy.controller.runtime_ports import RuntimePod
+from proxy.engine.invariants import violations
+from proxy.engine.state import NodeState
+from proxy.frontends.cri.call import Trip
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.model.options import Policy, Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import Near, Phase
+from proxy.telemetry import metrics
+from tests.testkit.cri import TWO_CPUS
+
+MIB = 1 << 20
+FOUR = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
+SIX = {"cpu_shares": 6144, "cpu_quota": 600_000, "cpu_period": 100_000}
+BY_POD = {"policy": Policy.RESTRICTED, "scope": Scope.POD}
+BY_CONTAINER = {"policy": Policy.RESTRICTED}
+AFFINITY = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
+
+
+def ask(name: str, cpus: int, kind: Kind = Kind.APP, mib: int = 1) -> Ask:
+    amounts = {"cpu": cpus * 1000, "memory": mib * MIB}
+    return Ask(name, kind, amounts, amounts)
+
+
+class PlayedKubelet:
+    """What kubelet knows; ``gate`` holds its answers, ``error`` is raised instead of one."""
+
+    def __init__(self, *asks: Ask) -> None:
+        self.knows_pods, self.knows_devices = True, False
+        self.answer: Any = (PodAsk("?", asks), "kubelet's /pods") if asks else None
+        self.near: Any = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def _wait(self) -> None:
+        self.asked += 1
+        self.gate.wait(60)
+        if self.error is not None:
+            raise self.error
+
+    def asks(self, uid: str, namespace: str, name: str) -> Any:
+        self._wait()
+        return self.answer
+
+    def devices(self, namespace: str, pod: str, container: str) -> Any:
+        self._wait()
+        return self.near.get(container)
+
+    def allocatable(self) -> Mapping[str, Mapping[str, Mask | None]]:
+        return {}
+
+    def close(self) -> None:
+        self.gate.set()
+
+
+class PlayedHardware:
+    def __init__(self, *near: Near) -> None:
+        self.found = near
+        self.error: Exception | None = None
+
+    def near(self, given: Given) -> tuple[Near, ...]:
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+
+def sandbox(uid: str, attempt: int = 0, parent: str | None = None, **total: int) -> pb.RunPodSandboxRequest:
+    return pb.RunPodSandboxRequest(
+        config=pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=uid, uid=uid, namespace="ns", attempt=attempt),
+            linux=pb.LinuxPodSandboxConfig(
+                cgroup_parent=f"/kubepods/pod{uid}" if parent is None else parent,
+                resources=pb.LinuxContainerResources(**total),
+            ),
+        )
+    )
+
+
+def asides(w: Any) -> dict[str, str]:
+    return {p.uid: str(p.aside.cpus) for p in w.keeper.state.pods.values() if p.aside is not None}
+
+
+def records(w: Any, query: str) -> list[tuple[str, bool, bool]]:
+    """Give what explain finds: whom it is about, admitted or not, there or gone."""
+    found = w.keeper.history.find(query)
+    return [(r.explanation.ref, r.explanation.verdict.admitted, r.there) for r in found]
+
+
+def nothing_is_left(w: Any) -> None:
+    state = w.keeper.state
+    assert violations(state) == []
+    assert (state.pools.shared, state.aside()) == (w.machine.online, CpuSet())
+    assert not w.keeper.sandboxes.arriving
+    assert not state.pods
+
+
+# -- sandboxes under scope pod ----------------------------------------------------------------------------
+
+
+def test_a_pod_is_admitted_once_and_its_containers_use_the_set_aside(live) -> None:
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        assert asides(w) == {"a": "0-1,8-9"}
+        assert w.keeper.state.pools.shared == w.machine.online
+        await w.quiet()
+        assert w.ledger.entries[f"p/{s}"]["aside"]["cpus"] == "0-1,8-9"
+        first = await w.run(s, "x", **TWO_CPUS)
+        second = await w.run(s, "y", **TWO_CPUS)
+        assert {w.on(first), w.on(second)} == {"0,8", "1,9"}
+        assert records(w, "ns/a") == [("ns/a", True, True), ("ns/a/x", True, True), ("ns/a/y", True, True)]
+        w.check()
+        call = await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s))
+        w.cgroups.sets.clear()
+        w.wire.finished(call, 0)
+        nothing_is_left(w)
+        await w.quiet()
+        assert f"p/{s}" not in w.ledger.entries
+
+    live(day, rules=BY_POD)
+
+
+def test_a_refused_pod_leaves_its_reason_and_nothing_else(live) -> None:
+    async def day(w: Any) -> None:
+        await w.pod("a", total=SIX)
+        await w.pod("b", total=SIX)
+        before = w.keeper.state
+        refusal = await w.pod("c", total=FOUR, may_be_refused=True)
+        assert refusal.startswith(f"{AFFINITY} (ns/c: ")
+        assert w.keeper.state is before
+        assert records(w, "ns/c") == [("ns/c", False, False)]
+        assert w.keeper.telemetry.value(metrics.PODS_REFUSED) == 1
+        assert not w.keeper.sandboxes.arriving
+        assert any(line.startswith("refused a pod pod=ns/c ") for line in w.said)
+
+    live(day, rules=BY_POD)
+
+
+@pytest.mark.parametrize("status", [2, 13, None], ids=["fails", "breaks", "is-cancelled"])
+def test_a_failed_sandbox_returns_what_was_set_aside(live, status: int | None) -> None:
+    async def day(w: Any) -> None:
+        call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
+        assert asides(w) == {"a": "0-1,8-9"}
+        await w.sync.once()
+        assert asides(w) == {"a": "0-1,8-9"}, "the runtime's list does not have it yet"
+        w.wire.finished(call, status)
+        nothing_is_left(w)
+        assert records(w, "ns/a") == [("ns/a", True, False)]
+        await w.keeper.journal.flush()
+        assert w.ledger.entries == {}
+
+    live(day, rules=BY_POD)
+
+
+def test_an_answer_without_an_id_counts_as_none(live) -> None:
+    async def day(w: Any) -> None:
+        call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
+        w.wire.response(call, b"")
+        w.wire.finished(call, 0)
+        nothing_is_left(w)
+
+    live(day, rules=BY_POD)
+
+
+def test_a_sandbox_without_an_answer_is_known_by_its_containers(live) -> None:
+    async def day(w: Any) -> None:
+        request = sandbox("a", **FOUR)
+        call = await w.call("RunPodSandbox", request)
+        w.runtime.pods["s-a"] = RuntimePod("s-a", "a", "ns", "a", 0, True, {}, {})
+        w.wire.finished(call, None)
+        create = pb.CreateContainerRequest(pod_sandbox_id="s-a", sandbox_config=request.config)
+        create.config.metadata.name = "c"
+        create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**FOUR))
+        call = await w.call("CreateContainer", create)
+        container_id = w.finish(call, "x")
+        await w.start(container_id)
+        assert w.on(container_id) == "0-1,8-9"
+        assert asides(w) == {}
+        w.check()
+
+    live(day, rules=BY_POD)
+
+
+def test_a_sandbox_made_again_keeps_what_was_decided_for_its_pod(live) -> None:
+    async def day(w: Any) -> None:
+        old = await w.pod("a", total=FOUR)
+        await w.pod("b", total=FOUR)
+        await w.run(old, "c", **FOUR)
+        new = await w.pod("a", attempt=1, sandbox="new", total=FOUR)
+        assert asides(w)["a"] == "0-1,8-9"
+        w.cgroups.sets.clear()
+        w.wire.finished(await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=old)), 0)
+        again = await w.run(new, "c", **FOUR)
+        assert w.on(again) == "0-1,8-9"
+        assert set(w.keeper.state.pods) == {"s-b", "new"}
+
+    live(day, rules=BY_POD)
+
+
+def test_two_pods_at_once_are_not_promised_the_same_cpus(live) -> None:
+    kubelet = PlayedKubelet(ask("c", 4))
+
+    async def day(w: Any) -> None:
+        kubelet.gate.clear()
+        calls = [asyncio.create_task(w.call("RunPodSandbox", sandbox(uid, **FOUR))) for uid in "abcd"]
+        while kubelet.asked < 4:
+            await asyncio.sleep(0.001)
+        assert asides(w) == {}
+        kubelet.gate.set()
+        done = await asyncio.gather(*calls)
+        assert sorted(call.refused is None for call in done) == [False, True, True, True]
+        assert w.keeper.state.aside() == CpuSet.parse("0-5,8-13"), "the last one would have left nothing"
+        assert sum(len(p.aside.cpus) for p in w.keeper.state.pods.values()) == 12
+
+    live(day, rules=BY_POD, told=(kubelet, None))
+
+
+def test_a_pod_without_a_cgroup_parent_keeps_what_was_set_aside(live) -> None:
+    async def day(w: Any) -> None:
+        request = sandbox("a", parent="", **FOUR)
+        call = await w.call("RunPodSandbox", request)
+        w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-a").SerializeToString())
+        w.wire.finished(call, 0)
+        create = pb.CreateContainerRequest(pod_sandbox_id="s-a", sandbox_config=request.config)
+        create.config.metadata.name = "c"
+        create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
+        await w.call("CreateContainer", create)
+        assert asides(w) == {"a": "0-1,8-9"}
+
+    live(day, rules=BY_POD)
+
+
+# -- crashes ----------------------------------------------------------------------------------------------
+
+
+def test_a_crash_between_deciding_and_the_answer_leaves_nothing_set_aside(live) -> None:
+    async def day(w: Any) -> None:
+        kept = await w.pod("kept", total=FOUR)
+        await w.call("RunPodSandbox", sandbox("a", **FOUR))
+        await w.quiet()
+        await w.keeper.close()
+        w.boot()
+        await w.sync.once()
+        assert asides(w) == {"kept": "0-1,8-9"}
+        first = await w.run(kept, "c", **FOUR)
+        assert w.on(first) == "0-1,8-9"
+        await w.pod("a", total=FOUR)
+        assert asides(w)["a"] == "2-3,10-11"
+
+    live(day, rules=BY_POD)
+
+
+def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
+    kubelet = PlayedKubelet(ask("i", 4, Kind.INIT), ask("c", 2))
+    rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        await w.run(s, "i", memory_limit_in_bytes=MIB, **FOUR)
+        before = w.keeper.state
+        await w.quiet()
+        await w.keeper.close()
+        w.boot()
+        await w.sync.once()
+        after = w.keeper.state
+        assert (after.owners, after.pools, after.aside()) == (before.owners, before.pools, before.aside())
+        assert after.memory == before.memory
+        assert after.memory == NodeState.of(after.node, after.pods.values(), after.containers.values()).memory
+        assert after.pods[s].aside == before.pods[s].aside
+
+    live(day, rules=rules, told=(kubelet, None))
+
+
+def test_memory_of_an_init_container_is_not_promised_after_a_crash(live) -> None:
+    kubelet = PlayedKubelet(ask("i", 4, Kind.INIT, 20), ask("c", 2))
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        first = await w.run(s, "i", memory_limit_in_bytes=20 * MIB, **FOUR)
+        await w.stop(first)
+        await w.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
+        before = w.keeper.state.memory
+        assert {name for name, blocks in before.assignments["a"].items() if blocks} == {"c"}
+        await w.quiet()
+        await w.keeper.close()
+        w.boot()
+        await w.sync.once()
+        assert w.keeper.state.memory == before
+
+    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))
+
+
+def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(live, monkeypatch) -> None:
+    async def day(w: Any) -> None:
+        async def broken() -> None:
+            raise RuntimeError("ours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(w.keeper.journal, "flush", broken)
+            call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
+        assert call.sent == call.body
+        w.wire.finished(call, 2)
+        nothing_is_left(w)
+        assert records(w, "ns/a") == [("ns/a", True, False)]
+
+    live(day, rules=BY_POD)
+
+
+def test_records_of_the_version_before_are_read(live) -> None:
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        container = await w.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
+        await w.quiet()
+        old = copy.deepcopy(w.ledger.entries)
+        for value in (*old.values(), old[f"c/{container}"]["pod"]):
+            value.pop("aside", None)
+        old[f"c/{container}"]["placement"].pop("blocks", None)
+        old[f"c/{container}"]["request"].pop("huge_pages", None)
+        await w.keeper.close()
+        w.ledger.entries = old
+        w.rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
+        w.boot()
+        await w.sync.once()
+        assert w.keeper.state.containers[container].placement.own == CpuSet.parse("0,8")
+        memory = w.keeper.state.memory
+        assert memory is not None
+        assert [n.table("memory").reserved for n in memory.nodes.values()] == [MIB, 0]  # it uses it already
+        assert (await w.pod("b", total=FOUR), asides(w)) == ("s-b", {"b": "1-2,9-10"})
+        w.check()
+
+    live(day)
+
+
+@pytest.mark.parametrize("where", ["aside", "blocks"])
+def test_a_record_with_a_damaged_part_is_built_again(live, where: str) -> None:
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        container = await w.run(s, "c", memory_limit_in_bytes=MIB, **FOUR)
+        await w.quiet()
+        if where == "aside":
+            w.ledger.entries[f"p/{s}"]["aside"]["cpus"] = 7
+        else:
+            w.ledger.entries[f"c/{container}"]["placement"]["blocks"] = [["0", "memory"]]
+        await w.keeper.close()
+        w.boot()
+        await w.sync.once()
+        assert violations(w.keeper.state) == []
+        assert container in w.keeper.state.containers
+
+    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}})
+
+
+# -- what kubelet tells -----------------------------------------------------------------------------------
+
+
+def test_facts_of_kubelet_take_precedence_over_the_cri(live) -> None:
+    kubelet = PlayedKubelet(ask("c", 3), Ask("half", Kind.APP, {"cpu": 2500}, {"cpu": 2500}))
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        assert kubelet.asked == 1, "known with the sandbox"
+        assert w.on(await w.run(s, "c", **TWO_CPUS)) == "0-1,8"
+        half, unheard = await w.create(s, "half", **TWO_CPUS), await w.create(s, "unheard", **TWO_CPUS)
+        assert w.keeper.state.containers[half].owner == ""
+        assert w.keeper.state.containers[unheard].owner == "a/unheard"
+        assert kubelet.asked == 1
+        facts = w.keeper.history.find("ns/a/c")[0].explanation.facts
+        assert ("cpu request", "3 CPUs", "kubelet's /pods") in [(f.what, f.value, f.source) for f in facts]
+
+    live(day, told=(kubelet, None))
+
+
+def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
+    kubelet = PlayedKubelet()
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        assert w.keeper.state.pods[s].asks is None
+        kubelet.answer = PodAsk("?", (ask("c", 3),)), "kubelet's /pods"
+        container = await w.create(s, "c", **TWO_CPUS)
+        assert len(w.keeper.state.containers[container].placement.own) == 3
+        assert kubelet.asked == 2
+
+    live(day, told=(kubelet, None))
+
+
+@pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer"])
+@pytest.mark.parametrize("rules", [{}, BY_POD, BY_CONTAINER], ids=["none", "pod", "container"])
+def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(live, method: str, rules: Any) -> None:
+    kubelet = PlayedKubelet(ask("c", 4))
+
+    async def day(w: Any) -> None:
+        kubelet.answer = None
+        s = await w.pod("a")
+        before, asked = w.keeper.state, kubelet.asked
+        kubelet.gate.clear()
+        message: Any = sandbox("b", **FOUR)
+        if method == "CreateContainer":
+            message = pb.CreateContainerRequest(pod_sandbox_id=s)
+            message.config.metadata.name = "c"
+            message.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**FOUR))
+        call = w.played(method, message)
+        w.wire.request(call)
+        while kubelet.asked == asked:
+            await asyncio.sleep(0.001)
+        call.done = True
+        w.wire.finished(call, None)
+        kubelet.gate.set()
+        await w.quiet()
+        assert (call.sent, call.refused) == (None, None)
+        assert not isinstance(call.state, Trip), "nobody would end it"
+        assert w.keeper.state.containers == before.containers
+        assert w.keeper.state.aside() == CpuSet()
+        assert not w.keeper.sandboxes.arriving
+
+    live(day, rules=rules, told=(kubelet, None))
+
+
+@pytest.mark.parametrize("what", ["pods", "devices", "sysfs"])
+@pytest.mark.parametrize("error", [OSError("gone"), ValueError("rubbish"), KeyError("x")])
+def test_a_port_that_breaks_is_done_without(live, what: str, error: Exception) -> None:
+    kubelet, hardware = PlayedKubelet(), PlayedHardware()
+    kubelet.knows_pods, kubelet.knows_devices = what == "pods", what == "devices"
+    kubelet.error = hardware.error = error
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        request = pb.CreateContainerRequest(pod_sandbox_id=s)
+        request.config.metadata.name = "c"
+        request.config.devices.add(container_path="/dev/gpu", host_path="/dev/gpu", permissions="rw")
+        request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**FOUR))
+        call = await w.call("CreateContainer", request)
+        assert call.refused is None
+        assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-1,8-9"
+        await w.quiet()
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) > 0
+
+    live(day, rules=BY_POD, told=(kubelet, hardware))
+
+
+@pytest.mark.parametrize("answer", [(None, ""), ("text", 5), (PodAsk("?", ()), ""), 7], ids=str)
+def test_rubbish_from_kubelet_is_done_without(live, answer: Any) -> None:
+    kubelet = PlayedKubelet()
+    kubelet.answer = answer
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        assert w.on(await w.run(s, "c", **FOUR)) == "0-1,8-9"
+        w.check()
+
+    for rules in ({}, BY_POD, BY_CONTAINER):
+        live(day, rules=rules, told=(kubelet, None))
+
+
+def test_an_empty_answer_takes_back_nothing(live) -> None:
+    """Two creates of a pod ask at once; the one that gets no answer must not forget the other's."""
+    kubelet = PlayedKubelet()
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        kubelet.gate.clear()
+        silent = asyncio.create_task(w.begin(s, "c", **TWO_CPUS))
+        await w.until(lambda: kubelet.asked == 2)
+        pod = w.keeper.state.pods[s]
+        pod = dataclasses.replace(pod, asks=PodAsk("a", (ask("c", 2),)), source="kubelet's /pods")
+        w.keeper.store.change(w.keeper.state.with_pod(pod), "a test")
+        kubelet.gate.set()
+        await silent
+        assert w.keeper.state.pods[s] == pod
+
+    live(day, told=(kubelet, None))
+
+
+def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) -> None:
+    kubelet = PlayedKubelet()
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        kubelet.answer = PodAsk("?", (ask("c", 4),)), "kubelet's /pods"
+        kubelet.gate.clear()
+        creating = asyncio.create_task(w.begin(s, "c", **FOUR))
+        while kubelet.asked < 2:
+            await asyncio.sleep(0.001)
+        for method, done in (
+            ("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s)),
+            ("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=s)),
+        ):
+            w.wire.finished(await w.call(method, done), 0)
+        kubelet.gate.set()
+        call = await creating
+        assert s not in w.keeper.state.pods
+        w.wire.finished(call, 5)
+        nothing_is_left(w)
+        assert not w.keeper.state.containers
+        assert records(w, "ns/a/c") == [("ns/a/c", True, False)]
+
+    live(day, told=(kubelet, None))
+
+
+def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> None:
+    """Nobody tells when a container ends by itself, but kubelet asks for the next one only then."""
+    kubelet = PlayedKubelet(ask("i", 6, Kind.INIT), ask("c", 6))
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        first = await w.run(s, "i", **SIX)
+        had = w.keeper.state.containers[first].placement.own
+        w.cgroups.sets.pop(first)
+        w._state(first, "EXITED")
+        second = await w.run(s, "c", **SIX)
+        assert w.keeper.state.containers[second].placement.own == had
+        assert w.keeper.state.containers[first].phase is Phase.EXITED
+        w.check()
+
+    for rules in ({}, BY_CONTAINER, BY_POD):
+        live(day, rules=rules, told=(kubelet, None))
+
+
+def test_devices_draw_cpus_to_their_nodes(live) -> None:
+    near = Near("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
+    kubelet = PlayedKubelet(ask("c", 4))
+    kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        assert w.on(await w.run(s, "c", **FOUR)) == "4-5,12-13"
+
+    for rules in ({}, BY_CONTAINER, BY_POD):
+        live(day, rules=rules, told=(kubelet, None))
+
+
+# -- ways to run ------------------------------------------------------------------------------------------
+
+
+def test_observing_changes_nothing(live) -> None:
+    async def day(w: Any) -> None:
+        for uid in "abc":
+            call = await w.call("RunPodSandbox", sandbox(uid, **SIX))
+            assert (call.sent, call.refused) == (call.body, None)
+            w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=f"s-{uid}").SerializeToString())
+            w.wire.finished(call, 0)
+        assert asides(w) == {"a": "0-2,8-10", "b": "4-6,12-14"}
+        assert records(w, "ns/c") == [("ns/c", False, False)]
+        call = await w.begin("s-a", "c", **SIX)
+        assert call.sent == call.body
+        assert w.ledger.entries == {}
+        assert not [line for line in w.log if not line.startswith("forward")]
+
+    live(day, rules=BY_POD, mode=NodeMode.OBSERVE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kube", "strict"),
+    [
+        (Policy.RESTRICTED, "", True),
+        (Policy.SINGLE_NUMA_NODE, "", True),
+        (Policy.BEST_EFFORT, "", False),
+        (Policy.RESTRICTED, "burstable", False),
+    ],
+)
+def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
+    live, monkeypatch: pytest.MonkeyPatch, policy: Policy, kube: str, *, strict: bool
+) -> None:
+    async def day(w: Any) -> None:
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name="a", uid="a", namespace="ns"),
+            linux=pb.LinuxPodSandboxConfig(cgroup_parent=f"/kubepods/{kube}/poda"),
+        )
+        request = pb.CreateContainerRequest(pod_sandbox_id="s", sandbox_config=config)
+        request.config.metadata.name = "c"
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("ours")
+
+        monkeypatch.setattr(w.keeper.creates, "place", broken)
+        call = await w.call("CreateContainer", request)
+        assert (call.refused is not None) is strict
+        assert strict or call.sent == call.body
+        monkeypatch.setattr(w.keeper.sandboxes, "admit", broken)
+        pod = await w.call("RunPodSandbox", sandbox("b", **FOUR))
+        assert pod.sent == pod.body, "its containers are decided one by one"
+
+    live(day, rules={"policy": policy, "scope": Scope.POD})
+
+
+def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(live) -> None:
+    near = Near("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
+    kubelet = PlayedKubelet(ask("c", 2))
+    kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", kube="burstable", total=TWO_CPUS)
+        container = await w.run(s, "c", **TWO_CPUS)
+        placement = w.keeper.state.containers[container].placement
+        assert (placement.own, placement.blocks) == (CpuSet(), ())
+        assert w.keeper.state.pods[s].asks.guaranteed is False
+
+    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))

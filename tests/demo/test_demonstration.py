@@ -1,0 +1,170 @@
+"""The demonstration itself, on the imagined node; and that it fails when it should."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli.demo import demo
+from proxy.demo.client import CriClient
+from proxy.demo.demonstration import Options, play
+from proxy.demo.environment import Stage, standin_stage
+from proxy.demo.runtime import StandInRuntime
+from proxy.demo.scenario import Scenario
+from proxy.demo.snapshot import DemoError
+from proxy.demo.step_runner import Performance
+from proxy.demo.story_cpus import Parts
+from proxy.demo.terminal import Screen
+from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.topology.build import described
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_it_is_true(version):
+    out = io.StringIO()
+    assert play(Screen(out, width=80), Options(version=version)), out.getvalue()
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for word in (
+        "INVALID_ARGUMENT",
+        "FAILED_PRECONDITION",
+        "kill -9",
+        "no space left on device",
+        "That was it",
+        "topoproxy simulate --help",
+        "topoproxy explain POD",
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_whatever_ends_it_nothing_is_left(end):
+    """A terminal that is closed sends SIGHUP; the proxy is in a session of its own and would not hear it."""
+    running = subprocess.Popen(
+        [sys.executable, "-m", "proxy", "demo", "--pause", "60", "--keep"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        # Who runs the tests in the background of a shell has them ignore SIGINT, and their children too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert running.stdout is not None
+    said = ""
+    while "Read back from 2 cgroups" not in said:  # the proxy runs
+        said += running.stdout.readline()
+    running.send_signal(end)
+    rest, _ = running.communicate(timeout=60)
+    folder = Path((said + rest).split("files are left in ")[1].split()[0])
+    try:
+        assert running.returncode in (128 + end, 130)
+        assert not (folder / "cri.sock").exists()  # it was ended as systemd would, not left
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_titles_are_folded():
+    out, title = io.StringIO(), "Pods without a label: api (Burstable) and logs (BestEffort)"
+    Screen(out, width=60).title(5, title)
+    assert max(map(len, out.getvalue().splitlines())) == 60
+    assert [word for word in out.getvalue().split() if word.strip("=")] == ["5", *title.split()]
+
+
+def test_on_a_machine_of_two_cpus(tmp_path):
+    out = io.StringIO()
+    with standin_stage(tmp_path, described(1, 1, 1, 2, sibling_offset=False)) as stage:
+        show = Performance(stage, Screen(out, width=80))
+        for step in Scenario(show).steps():
+            show.perform(step)
+    assert "trading (LSE) takes CPU 1" in out.getvalue()
+
+
+def test_the_command():
+    done = CliRunner().invoke(demo, ["--fast", "--width", "100", "--keep"])
+    assert done.exit_code == 0, done.output
+    assert "\x1b[" not in done.output
+    folder = Path(done.output.split("files are left in ")[1].split()[0])
+    assert (folder / "config.yaml").is_file()
+    assert (folder / "cgroup/kubepods").is_dir()
+
+
+class NoProxy:
+    """A proxy that is not there: the client speaks to the runtime."""
+
+    pid = 0
+    log = Path("/dev/null")
+
+
+class Unjudged(Stage):
+    def status(self):
+        rows = [
+            {"ref": f"demo/{one.name}/main", "cpus": str(one.cpus), "phase": "running", "reason": ""}
+            for one in self.look().seen
+        ]
+        return {"containers": rows, "violations": [], "exclusive": [], "ready": True}
+
+
+def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
+    machine = described(2, 1, 2, 2, sibling_offset=False)
+    stage = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
+
+    def watch(_):
+        stage.at_create = stage.look()
+
+    if seen:
+        runtime.before("CreateContainer", watch)
+    return Performance(stage, Screen(io.StringIO(), width=80))
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"), [(True, "web was still on CPUs 0-7 when the create"), (False, "which trading owns")]
+)
+def test_without_the_proxy_it_fails(cgroups, runtime, client, seen, words):
+    show = unplaced(cgroups, runtime, client, seen=seen)
+    first, second, *_ = Scenario(show).steps()
+    show.perform(first)  # all CPUs for everybody is what a runtime does by itself
+    with pytest.raises(DemoError, match=words):
+        show.perform(second)
+
+
+def test_troubles_are_noticed_without_the_proxy(cgroups, runtime, client):
+    for at in ("cannot be placed", "the runtime fails"):
+        show = unplaced(cgroups, runtime, client)
+        first, *rest = Scenario(show).steps()
+        show.perform(first)
+        with pytest.raises((DemoError, TopoproxyError)):
+            show.perform(next(step for step in rest if at in step.title))
+        for pod in show.stage.pods:
+            client.end_pod(pod)
+
+
+def test_the_parts_of_machines():
+    big = Parts.of(described(2, 1, 4, 2, sibling_offset=False))
+    assert (str(big.lse), str(big.lsr), str(big.failed), big.count, big.big) == (
+        "2-3",
+        "4-5",
+        "14-15",
+        4,
+        True,
+    )
+    small = Parts.of(described(1, 1, 2, 1))
+    assert (str(small.lse), small.count, small.big, str(small.absent)) == ("1", 1, False, "2-3")
+    with pytest.raises(DemoError, match="at least two CPUs"):
+        Parts.of(described(1, 1, 1, 1))
+
+
+def test_what_is_missing_is_reported(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    options = Options("containerd", tmp_path / "no.sock")
+    with pytest.raises(UnavailableError, match=r"not installed: containerd \(package containerd\), ctr"):
+        play(Screen(io.StringIO(), width=80), options)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(TopoproxyError, match="needs root"):
+        play(Screen(io.StringIO(), width=80), options)

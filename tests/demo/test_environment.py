@@ -1,0 +1,70 @@
+"""The stage that is real: containerd and this machine's cgroups. Nothing may be left behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.demonstration import Options, play
+from proxy.demo.environment import GROUP
+from proxy.demo.image import IMAGE, write_image
+from proxy.demo.private_containerd import PrivateContainerd, missing
+from proxy.demo.terminal import Screen
+from proxy.model.errors import TopoproxyError, UnavailableError
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def why_not() -> str:
+    if os.geteuid() != 0:
+        return "needs root"
+    if lacking := missing():
+        return f"not installed: {', '.join(lacking)}"
+    if len(os.sched_getaffinity(0)) < 2:
+        return "needs two CPUs"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write_image(Path(folder) / "image.tar")
+    except TopoproxyError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+
+
+@pytest.fixture
+def folder():
+    path = Path(tempfile.mkdtemp(prefix="tp-"))  # short: sockets lie in it
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def perform(socket: Path) -> str:
+    out = io.StringIO()
+    assert play(Screen(out, width=80), Options("containerd", socket)), out.getvalue()
+    assert not list(GROUPS.glob(f"{GROUP}*")) + list(GROUPS.glob(f"*/{GROUP}"))
+    return out.getvalue()
+
+
+def test_where_no_containerd_runs(folder):
+    text = perform(folder / "none.sock")
+    assert "a private containerd" in text
+    assert 'failed to resolve image "localhost/absent:1": not found' in " ".join(text.split())
+
+
+def test_on_a_containerd_that_runs(folder):
+    with PrivateContainerd(folder) as bed, CriClient(str(bed.socket), root=GROUP, image=IMAGE) as client:
+        pod = client.launch(PodSpec("guest"))
+        with pytest.raises(UnavailableError, match=r"pods run there \(1\) and would be moved"):
+            play(Screen(io.StringIO(), width=80), Options("containerd", bed.socket))
+        assert client.status(pod.container_id).status.state == 1
+        client.end_pod(pod)
+        assert f"the containerd at {bed.socket}" in " ".join(perform(bed.socket).split())
+        assert client.list_pods() == []

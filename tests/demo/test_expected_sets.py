@@ -1,0 +1,81 @@
+"""The demonstration's own judgement: it must see what is wrong, or it proves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.demo.client import PodSpec, Started
+from proxy.demo.expected_sets import Expectation
+from proxy.demo.snapshot import DemoError, Seen, Snapshot, take
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import KubeQos
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2, sibling_offset=False)
+LSE = PodSpec("trading", "LSE", KubeQos.GUARANTEED, "2-3", cpus=2)
+LSR = PodSpec("search", "LSR", KubeQos.GUARANTEED, "4-5", cpus=2)
+LS = PodSpec("web", "LS")
+BE = PodSpec("batch", "BE", KubeQos.BEST_EFFORT)
+
+
+def seen(spec: PodSpec, cpus: str, mems: str = "0-1") -> Seen:
+    hard = spec.owns and spec.qos != "LSR"
+    return Seen(spec.name, spec.label, CpuSet.parse(cpus), Mask.parse(mems), spec.owns, hard, spec.background)
+
+
+def expectation() -> Expectation:
+    book = Expectation(MACHINE)
+    for spec in (LS, BE, LSE, LSR):
+        own = CpuSet.parse(spec.cpuset) if spec.owns else None
+        book.started(Started(spec, "", pb.PodSandboxConfig()), own)
+    return book
+
+
+def node(web="0-1,6-15", batch="0-1,4-15", trading="2-3", search="4-5", near="0") -> Snapshot:
+    return Snapshot((seen(LS, web), seen(BE, batch), seen(LSE, trading, near), seen(LSR, search, "0")))
+
+
+def test_the_rules():
+    book = expectation()
+    assert (str(book.shared), str(book.background)) == ("0-1,6-15", "0-1,4-15")
+    book.check(node())
+    book.ended("trading")
+    assert (str(book.shared), str(book.background)) == ("0-3,6-15", "0-15")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (node(web="0-2,6-15"), "web may run on CPU 2, which trading owns"),
+        (node(web="0-1,4,6-15"), "web may run on CPU 4, which search owns"),
+        (node(batch="0-15"), "batch may run on CPUs 2-3, which trading owns"),
+        (node(search="3-4"), "trading|search may run on CPU 3"),
+        (node(web=""), "web has an empty cpuset"),
+        (node(near=""), "trading has an empty cpuset"),
+        (node(web="0"), "web has CPUs 0, expected 0-1,6-15"),
+        (node(batch="0-1,6-15"), "batch has CPUs 0-1,6-15, expected 0-1,4-15"),
+        (node(near="0-1"), "trading has memory nodes 0-1, expected 0"),
+        (Snapshot(node().seen[:3]), "cgroups are there for"),
+    ],
+)
+def test_what_is_wrong_is_seen(wrong, words):
+    with pytest.raises(DemoError, match=words):
+        expectation().check(wrong)
+
+
+def test_be_may_stay_on_lsr_cpus_only():
+    node(batch="0-1,4-15").check()
+    with pytest.raises(DemoError):
+        node(batch="2").check()
+
+
+def test_the_files_are_what_is_read(client, cgroups):
+    pod = client.launch(PodSpec("web", "LS"))
+    waiting = client.run_pod(PodSpec("later", "LS"))
+    path = cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)
+    cgroups.write(path, CpuSet.parse("3"), Mask([1]))
+    (one,) = take(cgroups, [pod, waiting]).seen
+    assert (str(one.cpus), str(one.mems)) == ("3", "1")
+    client.stop(pod.container_id)
+    assert take(cgroups, [pod, waiting]).seen == ()

@@ -1,0 +1,274 @@
+"""Pods as a whole: what is decided before their containers come, and what they find then."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.admit import PodAdmission, admit
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.defects import InputDefect
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NodeBindPolicy
+from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos, Near, Phase, Pod, QosClass, Request, Verdict
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
+RESERVED = {0: {"memory": 10 * MIB}}
+GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
+NOWHERE = Near("/dev/fuse")
+POLICIES = (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+
+
+def empty(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.POD, **more: object) -> NodeState:
+    fields = {"static": True, "policy": policy, "scope": scope} | more
+    return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
+
+
+def ask(name: str, cpus: int = 0, mib: int = 0, kind: Kind = Kind.APP) -> Ask:
+    amounts = {"cpu": cpus * 1000 or 500, **({"memory": mib * MIB} if mib else {})}
+    return Ask(name, kind, amounts, amounts)
+
+
+def pod(uid: str, *asks: Ask, **more: object) -> Pod:
+    told = PodAsk("as kubelet has it", asks) if asks else None
+    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid, asks=told, source="told"), **more)
+
+
+def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+    return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
+
+
+def cpus_of(got: PodAdmission) -> str:
+    assert got.pod.aside is not None
+    return str(got.pod.aside.cpus)
+
+
+@pytest.mark.parametrize(
+    ("policy", "scope"), [(Policy.NONE, Scope.POD), (Policy.RESTRICTED, Scope.CONTAINER)]
+)
+def test_without_scope_pod_or_a_policy_nothing_is_decided(policy: Policy, scope: Scope) -> None:
+    state, the_pod = empty(policy, scope), pod("a", ask("c", 2))
+    assert admit(state, the_pod, whole(99)) == PodAdmission(Verdict(), the_pod, state)
+
+
+@pytest.mark.parametrize(
+    "the_pod",
+    [
+        pod("a", kube_qos=KubeQos.BURSTABLE),
+        pod("a", qos=QosClass.LS),
+        pod("a", defects=(InputDefect("no JSON", decisive=True),), qos=QosClass.LSR),
+        pod("a", cpuset=CpuSet([4]), qos=QosClass.LSR),
+    ],
+)
+def test_a_pod_that_owns_nothing_and_is_near_to_nothing_passes(the_pod: Pod) -> None:
+    got = admit(empty(), the_pod, whole(2, 0, NOWHERE))
+    assert (got.verdict.admitted, got.pod, got.explanation) == (True, the_pod, None)
+    assert "a" not in {p.key for p in got.state.pods.values()}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_containers_are_known_each_has_its_part(policy: Policy) -> None:
+    known = pod(
+        "a", ask("i", 4, 30, Kind.INIT), ask("s", 1, 10, Kind.SIDECAR), ask("x", 2, 20), ask("y", 0, 5)
+    )
+    got = admit(empty(policy, reserved_memory=RESERVED), known, whole(9, 999, GPU1))
+    aside = got.pod.aside
+    assert aside is not None
+    assert (aside.affinity, aside.preferred, aside.blocks) == (Mask([1]), True, ())
+    cpus = {part.name: part.cpus for part in aside.parts}
+    assert [len(cpus[name]) for name in "isxy"] == [4, 1, 2, 0]
+    assert cpus["s"].isdisjoint(cpus["x"])
+    assert cpus["s"] | cpus["x"] <= cpus["i"], "what the init container leaves is used first"
+    assert aside.cpus == cpus["i"] <= NODE1
+    sizes = {part.name: sum(b.size for b in part.blocks) // MIB for part in aside.parts}
+    assert sizes == {"i": 0, "s": 10, "x": 20, "y": 5}
+    assert got.state.memory is not None
+    assert got.state.memory.nodes[1].table("memory").reserved == 35 * MIB
+    assert got.state.pods["s-a"] == got.pod
+    assert aside.part("x") == aside.parts[2]
+    assert aside.part("z") is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: Policy) -> None:
+    got = admit(empty(policy, reserved_memory=RESERVED), pod("a"), whole(3, 40, GPU1))
+    aside = got.pod.aside
+    assert aside is not None
+    assert (aside.affinity, aside.parts) == (Mask([1]), ())
+    assert len(aside.cpus) == 3
+    assert aside.cpus <= NODE1
+    assert [(b.affinity, b.size) for b in aside.blocks] == [(Mask([1]), 40 * MIB)]
+    state, taken = got.state, CpuSet()
+    for name, count in (("x", 2), ("y", 1)):
+        plan = place(state, got.pod, name, 0, whole(count, 20), name)
+        assert plan.container is not None
+        own = plan.container.placement.own
+        assert (len(own), own <= aside.cpus, own.isdisjoint(taken)) == (count, True, True)
+        assert (plan.container.placement.mems, plan.container.placement.blocks) == (Mask([1]), ())
+        assert "set aside for its pod" in plan.container.placement.reasons[0]
+        taken |= own
+        state = plan.state
+    assert state.memory == got.state.memory, "the pod's memory is used together"
+    plan = place(state, got.pod, "z", 0, whole(1), "z")
+    assert plan.container is not None, "more than the sum told: somewhere else, under the pod's hint"
+    assert plan.container.placement.own.isdisjoint(aside.cpus)
+
+
+def test_containers_find_their_parts_whatever_order_they_come_in() -> None:
+    known = pod("a", ask("x", 2, 20), ask("y", 4, 30))
+    got = admit(empty(reserved_memory=RESERVED), known, whole(6))
+    state = got.state
+    for name in "yx":
+        plan = place(state, got.pod, name, 0, whole(2 if name == "x" else 4, 99), name)
+        part = got.pod.aside.part(name) if got.pod.aside else None
+        assert plan.container is not None
+        assert part is not None
+        assert (plan.container.placement.own, plan.container.placement.blocks) == (part.cpus, part.blocks)
+        assert plan.container.placement.mems == Mask([0])
+        state = plan.state
+    assert state.memory is not None
+    assert state.memory.nodes[0].table("memory").reserved == 50 * MIB
+
+
+def test_init_containers_leave_their_parts_to_those_after_them() -> None:
+    known = pod("a", ask("i", 4, 0, Kind.INIT), ask("x", 3))
+    got = admit(empty(), known, whole(4))
+    first = place(got.state, got.pod, "i", 0, whole(4), "i").container
+    assert first is not None
+    state = got.state.changed(put=[first.in_phase(Phase.EXITED)])
+    second = place(state, got.pod, "x", 0, whole(3), "x").container
+    assert second is not None
+    assert second.placement.own < first.placement.own
+
+
+def test_a_set_aside_is_exclusive_and_pools_use_it_meanwhile() -> None:
+    got = admit(empty(), pod("a"), whole(6))
+    state = got.state
+    assert state.pools.shared == MACHINE.online
+    assert state.aside() == state.aside("b") == got.pod.aside.cpus
+    assert state.aside("a") == CpuSet()
+    other = admit(state, pod("b"), whole(4))
+    assert CpuSet.parse(cpus_of(other)) <= NODE1
+    refused = admit(other.state, pod("c"), whole(6))
+    assert refused.verdict.reason == "TopologyAffinityError"
+    assert refused.state is other.state
+    assert refused.pod == pod("c")
+    lse = Pod("s-l", "l", "ns", "l", 0, QosClass.LSE, cpuset=CpuSet([0]))
+    clash = place(state, lse, "c", 0, Request(), "t")
+    assert (
+        clash.verdict.message == "cannot give CPUs 0 to ns/l/c: CPUs 0 are owned by ns/a (set aside) already"
+    )
+    assert admit(state.without_pod("s-a"), pod("c"), whole(6)).verdict.admitted
+
+
+@pytest.mark.parametrize(
+    ("policy", "admitted"),
+    [(Policy.BEST_EFFORT, True), (Policy.RESTRICTED, False), (Policy.SINGLE_NUMA_NODE, False)],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_policies_refuse_what_is_not_preferred(policy: Policy, *, admitted: bool, known: bool) -> None:
+    state = admit(empty(policy), pod("x"), whole(5)).state
+    state = admit(state, pod("y"), whole(5)).state
+    wanted = pod("p", ask("a", 2), ask("b", 2)) if known else pod("p")
+    got = admit(state, wanted, whole(4))
+    assert got.verdict.admitted is admitted
+    why = got.explanation
+    assert why is not None
+    assert (why.event, why.pod, why.container, why.verdict) == ("RunPodSandbox", "ns/p", "", got.verdict)
+    assert why.merge is not None
+    assert (why.merge.policy, why.merge.scope) == (policy.value, "pod")
+    assert [said.resource for said in why.said] == ["cpu"]
+    if admitted:
+        assert len(CpuSet.parse(cpus_of(got))) == 4
+        assert why.cpus == got.pod.aside.cpus
+        if known:
+            assert all(step.what.startswith(("a: ", "b: ")) for step in why.steps)
+        return
+    assert got.state is state
+    assert got.verdict.code == 9
+    text = "TopologyAffinityError: Resources cannot be allocated with Topology locality (ns/p: "
+    assert got.verdict.message.startswith(text)
+    assert got.verdict.message.endswith(f"{'; '.join(why.merge.blame)})")
+    assert why.lacks
+
+
+def test_devices_alone_make_a_pod_worth_a_decision() -> None:
+    got = admit(empty(), pod("a", kube_qos=KubeQos.BURSTABLE), whole(0, 0, GPU1))
+    assert got.pod.aside is not None
+    assert (got.pod.aside.affinity, got.pod.aside.cpus) == (Mask([1]), CpuSet())
+    apart = admit(
+        empty(Policy.SINGLE_NUMA_NODE), pod("a"), whole(2, 0, GPU0, dataclasses.replace(GPU1, resource="nic"))
+    )
+    assert apart.verdict.reason == "TopologyAffinityError"
+
+
+def test_the_shared_pool_is_left_a_cpu_beside_all_that_is_set_aside() -> None:
+    state = admit(empty(Policy.BEST_EFFORT), pod("a"), whole(12)).state
+    got = admit(state, pod("b"), whole(4))
+    assert got.verdict.reason == "SharedPoolExhausted"
+    assert (
+        got.verdict.message == "cannot set CPUs 6-7,14-15 aside for ns/b: the shared pool would be left empty"
+    )
+    assert got.state is state
+    assert got.pod.aside is None
+    assert got.explanation is not None
+    assert (got.explanation.verdict, got.explanation.cpus) == (got.verdict, CpuSet())
+    assert admit(state, pod("b"), whole(3)).verdict.admitted
+    lsr = Pod("s-l", "l", "ns", "l", 0, QosClass.LSR, cpuset=CpuSet.parse("6-7,14-15"))
+    assert place(state, lsr, "c", 0, Request(), "t").verdict.reason == "SharedPoolExhausted"
+
+
+def test_memory_that_is_nowhere_refuses_the_pod_at_once() -> None:
+    state = empty(reserved_memory=RESERVED)
+    got = admit(state, pod("a", ask("x", 0, 100), ask("y", 0, 100)), whole(1, 200))
+    assert got.verdict.reason == "UnexpectedAdmissionError"
+    assert got.verdict.message == (
+        "UnexpectedAdmissionError: Allocate failed due to [memorymanager] failed to find NUMA nodes to "
+        "extend the current topology hint, which is unexpected (ns/a)"
+    )
+    assert got.state is state
+    assert not admit(state, pod("a"), whole(0, 200)).verdict.admitted
+    assert admit(state, pod("a", kube_qos=KubeQos.BURSTABLE), whole(0, 200)).verdict.admitted
+
+
+def test_a_part_that_cannot_be_served_refuses_the_pod() -> None:
+    state = empty(options=CpuOptions(full_pcpus_only=True))
+    got = admit(state, pod("a", ask("x", 2), ask("y", 3)), whole(5))
+    assert (got.verdict.reason, got.pod.aside) == ("SMTAlignmentError", None)
+    assert got.verdict.message == (
+        "SMTAlignmentError: SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2 (ns/a)"
+    )
+    assert got.state is state
+    assert not got.explanation.lacks, "no node lacks anything"
+
+
+def test_a_sandbox_created_again_keeps_its_decision() -> None:
+    first = admit(empty(), pod("a"), whole(4))
+    state = admit(first.state, pod("b"), whole(2)).state
+    again = admit(state, pod("a", sandbox_id="new", attempt=1), whole(7))
+    assert again.pod.aside == first.pod.aside
+    assert (again.pod.sandbox_id, again.explanation) == ("new", None)
+    assert set(again.state.pods) == {"s-a", "s-b", "new"}
+    assert again.state.without_pod("s-a").aside("b") == first.pod.aside.cpus
+
+
+def test_a_forbidden_bind_policy_refuses_a_pod_that_would_own_cpus() -> None:
+    state = empty(bind=NodeBindPolicy.FULL_PCPUS_ONLY)
+    spread = {"bind_required": BindPolicy.SPREAD_BY_PCPUS}
+    for who in (pod("a", **spread), pod("a", ask("c", 2), **spread)):
+        got = admit(state, who, whole(2))
+        assert (got.verdict.reason, got.state, got.pod) == ("CPUBindPolicyError", state, who)
+        assert got.explanation is not None
+        assert got.explanation.verdict == got.verdict
+    some = Request(512, 50_000, 100_000)
+    assert admit(state, pod("b", **spread), some).verdict.admitted, "it shares"
+    assert admit(state, pod("b", ask("c"), **spread), some).verdict.admitted, "it shares"

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.adoption import adopt
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+
+
+def empty() -> NodeState:
+    return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True))
+
+
+def pod(uid: str, qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus: str = "") -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", CpuSet.parse(cpus) or None)
+
+
+def runs_on(cpus: str, count: int = 2, mems: str = "") -> Request:
+    return Request(1024 * count, 100_000 * count, 100_000, 0, cpus, mems)
+
+
+def test_a_running_owner_keeps_the_cpus_that_it_has() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("5,13", mems="1"), Phase.RUNNING)
+    assert plan.container is not None
+    assert (plan.container.placement.own, plan.container.placement.mems) == (CpuSet.parse("5,13"), Mask((1,)))
+    assert plan.state.pools.shared == MACHINE.online - CpuSet.parse("5,13")
+
+
+def test_a_running_container_without_cpus_of_its_own_is_not_moved_to_some() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+    assert "while it runs" in plan.container.placement.reasons[0]
+
+
+@pytest.mark.parametrize("cpus", ["5,40", "4-6", "x"])
+def test_cpus_that_are_not_what_it_asks_for_are_not_its_own(cpus: str) -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on(cpus), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+
+
+def test_owners_are_adopted_beside_each_other_and_sharers_move() -> None:
+    state = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING).state
+    for key, uid, attempt, cpus in (("a", "g", 0, "5,13"), ("b", "g", 1, "5,13"), ("c", "h", 0, "6,14")):
+        plan = adopt(state, key, pod(uid), "c", attempt, runs_on(cpus), Phase.RUNNING)
+        assert plan.container is not None
+        assert plan.container.placement.own == CpuSet.parse(cpus)
+        assert plan.shrink == (() if key == "b" else ("ls",))
+        state = plan.state
+
+
+def test_foreign_cpus_are_not_adopted() -> None:
+    state = place(empty(), pod("lse", QosClass.LSE, cpus="5"), "c", 0, runs_on(""), "x").state
+    plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+
+
+def test_a_created_container_is_placed_as_a_new_one() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.CREATED)
+    assert plan.container is not None
+    assert (plan.container.id, plan.container.phase) == ("id", Phase.CREATED)
+    assert len(plan.container.placement.own) == 2
+
+
+def test_a_claim_that_would_be_refused_shares_and_is_reported() -> None:
+    plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="40"), "c", 0, runs_on(""), Phase.RUNNING)
+    assert plan.container is not None
+    assert (plan.verdict.admitted, plan.container.placement.pool) == (True, Pool.SHARED)
+    assert plan.problem == "resource-status asks for CPUs 40, but 40 not online here"
+    state = place(empty(), pod("one", QosClass.LSE, cpus="4"), "c", 0, runs_on(""), "x").state
+    plan = adopt(state, "id", pod("lse", QosClass.LSE, cpus="4"), "c", 0, runs_on("4"), Phase.RUNNING)
+    assert plan.problem == "cannot give CPUs 4 to ns/lse/c: CPUs 4 are owned by ns/one already"
+
+
+def test_annotated_pods_get_their_cpus_back_and_move_others() -> None:
+    ls = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING)
+    plan = adopt(ls.state, "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.RUNNING)
+    assert plan.shrink == ("ls",)
+    assert plan.state.owners["lse"].cpus == CpuSet.parse("3")
+
+
+def test_exited_containers_hold_nothing() -> None:
+    plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.EXITED)
+    assert plan.state.pools == empty().pools
+
+
+def test_the_memory_of_a_live_container_stays_where_it_is() -> None:
+    lse = pod("lse", QosClass.LSE, cpus="3")
+    plan = adopt(empty(), "id", lse, "c", 0, runs_on("3", mems="0-1"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.mems == Mask((0, 1))
+
+
+MIB = 1 << 20
+
+
+def counting() -> NodeState:
+    machine = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+    node = Node(machine, CpuTopology.of(machine), static=True, reserved_memory={0: {"memory": 10 * MIB}})
+    return NodeState.empty(node)
+
+
+def with_memory(cpus: str, mems: str, count: int = 2) -> Request:
+    pages = (("hugepages-2Mi", 4 * MIB), ("hugepages-1Gi", 0))
+    return Request(1024 * count, 100_000 * count, 100_000, 60 * MIB, cpus, mems, pages)
+
+
+@pytest.mark.parametrize(
+    ("the_pod", "request_", "pool"),
+    [
+        (pod("g"), with_memory("5,13", "1"), Pool.OWN),
+        (pod("g"), with_memory("0-15", "1"), Pool.SHARED),
+        (pod("g"), Request(512, 0, 0, 60 * MIB, "", "1", (("hugepages-2Mi", 4 * MIB),)), Pool.SHARED),
+        (pod("l", QosClass.LSR, cpus="5,13"), with_memory("5,13", "1"), Pool.OWN),
+    ],
+)
+def test_bound_memory_counts_for_its_container(the_pod: Pod, request_: Request, pool: Pool) -> None:
+    plan = adopt(counting(), "id", the_pod, "c", 0, request_, Phase.RUNNING)
+    assert plan.container is not None
+    placement = plan.container.placement
+    assert (placement.pool, placement.mems, plan.container.request) == (pool, Mask([1]), request_)
+    assert [(b.affinity, b.resource, b.size) for b in placement.blocks] == [
+        (Mask([1]), "memory", 60 * MIB),
+        (Mask([1]), "hugepages-2Mi", 4 * MIB),
+    ]
+    assert plan.state.memory is not None
+    assert plan.state.memory.nodes[1].table("memory").reserved == 60 * MIB
+    assert plan.state.changed(drop=["id"]).memory == counting().memory
+
+
+@pytest.mark.parametrize(
+    ("the_pod", "mems"), [(pod("g"), ""), (pod("g"), "0-1"), (pod("b", kube=KubeQos.BURSTABLE), "1")]
+)
+def test_memory_that_may_be_anywhere_counts_nowhere(the_pod: Pod, mems: str) -> None:
+    plan = adopt(counting(), "id", the_pod, "c", 0, with_memory("5,13", mems), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.blocks == ()
+    assert adopt(empty(), "id", pod("g"), "c", 0, with_memory("5", "1"), Phase.RUNNING).container is not None
+
+
+def test_named_cpus_are_kept_though_their_memory_would_not_be_given_now() -> None:
+    state = adopt(counting(), "a", pod("a"), "c", 0, with_memory("5,13", "1"), Phase.RUNNING).state
+    lsr = pod("l", QosClass.LSR, cpus="6,14")
+    plan = adopt(state, "id", lsr, "c", 0, with_memory("6,14", "0-1"), Phase.RUNNING)
+    assert plan.container is not None
+    assert (plan.container.placement.own, plan.container.placement.mems) == (
+        CpuSet.parse("6,14"),
+        Mask([0, 1]),
+    )
+    plain = dataclasses.replace(with_memory("", ""), huge_pages=())
+    created = adopt(state, "id", lsr, "c", 0, plain, Phase.CREATED)
+    assert created.container is not None
+    assert created.container.placement.mems == Mask([0]), "nothing is in use yet"
+    assert created.container.placement.own == CpuSet.parse("6,14")
+
+
+def test_what_is_there_is_not_adopted_if_it_leaves_nothing_to_share() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15", 16), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED

@@ -1,0 +1,91 @@
+"""Memory of containers that were placed when it was not counted, or when more of it was there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.adoption import adopt, overcommitted_memory, with_unrecorded_grants
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Block
+from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.topology.build import described
+
+GIB = 1 << 30
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
+POD = Pod("s", "u", "ns", "p", 0, kube_qos=KubeQos.GUARANTEED)
+OWNER = Container(
+    "id",
+    "c",
+    POD,
+    Request(2048, 200_000, 100_000, 2 * GIB),
+    Placement(Pool.OWN, CpuSet.parse("0,8"), Mask([0]), ("why",)),
+    Phase.RUNNING,
+    0,
+    "u/c",
+)
+
+
+def state(*containers: Container, reserved: Mapping[int, int] | None = None) -> NodeState:
+    kept = {1: GIB, **(reserved or {})}
+    tables = {node: {"memory": size} for node, size in kept.items()}
+    node = Node(MACHINE, CpuTopology.of(MACHINE), True, reserved_memory=tables)
+    return NodeState.of(node, [c.pod for c in containers], containers)
+
+
+def given(now: NodeState) -> list[int]:
+    assert now.memory is not None
+    return [node.table("memory").reserved // GIB for node in now.memory.nodes.values()]
+
+
+def test_memory_of_bound_containers_is_counted_afterwards() -> None:
+    after = with_unrecorded_grants(state(OWNER))
+    assert after.containers["id"].placement.blocks == (Block(Mask([0]), "memory", 2 * GIB),)
+    assert given(after) == [2, 0]
+    assert with_unrecorded_grants(after) is after
+
+
+def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
+    blocks = (Block(Mask([0]), "memory", GIB),)
+    part = SetAside(Mask([0]), True, OWNER.placement.own, (), (Part("c", OWNER.placement.own, blocks),))
+    whole = dataclasses.replace(part, blocks=blocks, parts=())
+    free = dataclasses.replace(OWNER.placement, mems=Mask([0, 1]))
+    for container in (
+        dataclasses.replace(OWNER, placement=dataclasses.replace(OWNER.placement, blocks=blocks)),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, aside=part)),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, aside=whole)),
+        dataclasses.replace(OWNER, placement=free),
+        dataclasses.replace(OWNER, phase=Phase.EXITED),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)),
+    ):
+        before = state(container)
+        assert with_unrecorded_grants(before) is before
+
+
+def test_without_a_memory_manager_nothing_is_counted() -> None:
+    node = Node(MACHINE, CpuTopology.of(MACHINE), True)
+    before = NodeState.of(node, [POD], [OWNER])
+    assert with_unrecorded_grants(before) is before
+    assert overcommitted_memory(before) == {}
+
+
+def test_overcommitment_is_reported() -> None:
+    assert overcommitted_memory(with_unrecorded_grants(state(OWNER, reserved={0: 6 * GIB}))) == {}
+    tight = with_unrecorded_grants(state(OWNER, reserved={0: 7 * GIB}))
+    assert overcommitted_memory(tight) == {"memory": (2 * GIB, 8 * GIB)}
+    assert given(tight) == [1, 0]
+
+
+def test_a_container_created_without_us_counts_whatever_its_pool() -> None:
+    """What we wrote into its request names nodes, and a request that names nodes is not decided anew."""
+    before = state()
+    for shares, cpus, pool in ((2, "1-15", Pool.SHARED), (2048, "0,8", Pool.OWN)):
+        request = Request(shares, 100_000 * (shares // 1024), 100_000, 2 * GIB, cpus, "1")
+        plan = adopt(before, "id", POD, "c", 0, request, Phase.CREATED)
+        assert plan.container is not None
+        assert (plan.container.placement.pool, plan.container.phase) == (pool, Phase.CREATED)
+        assert plan.container.placement.blocks == (Block(Mask([1]), "memory", 2 * GIB),)
+        assert given(plan.state) == [0, 2]

@@ -1,0 +1,177 @@
+"""What a decision leaves: facts and where they came from, what was weighed, and who had to move."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.create import place
+from proxy.engine.explain_record import MAX_MOVED, explain, explain_pooled, facts_of
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.explanation import Fact, Moved
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos, Near, Pod, QosClass, Request, Verdict
+from proxy.topology.build import described
+
+MIB, GIB = 1 << 20, 1 << 30
+MACHINE = described(2, 1, 4, 2)
+POD = Pod("s", "u", "ns", "p")
+EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=Policy.RESTRICTED))
+CRI = "the CRI request"
+TOLD = dataclasses.replace(
+    POD,
+    source="kubelet's /pods",
+    asks=PodAsk(
+        "u",
+        (
+            Ask("i", Kind.INIT, {"cpu": 1500, "memory": GIB}, {"cpu": 2000, "hugepages-2Mi": 4 * MIB}),
+            Ask("c", Kind.APP, {"memory": 3 * 1024, "vendor/gpu": 2}, {"memory": 1000}),
+        ),
+    ),
+)
+
+
+def facts(pod: Pod, name: str, request: Request) -> list[Fact]:
+    found = facts_of(pod, name, request)
+    assert found[0] == Fact("QoS class", "Guaranteed", "the pod's cgroup parent")
+    return list(found[1:])
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Request(), []),
+        (Request(cpu_shares=2), []),
+        (
+            Request(2048, 200_000, 100_000),
+            [
+                Fact("cpu request", "2 CPUs", f"cpu_shares 2048 of {CRI}"),
+                Fact("cpu limit", "2 CPUs", f"cpu_quota and cpu_period of {CRI}"),
+            ],
+        ),
+        (
+            Request(512, 50_000, 0),
+            [
+                Fact("cpu request", "about 500m", f"cpu_shares 512 of {CRI}"),
+                Fact("cpu limit", "500m", f"cpu_quota and cpu_period of {CRI}"),
+            ],
+        ),
+        (Request(3, -1), [Fact("cpu request", "about 2m", f"cpu_shares 3 of {CRI}")]),
+        (
+            Request(memory_limit=5 * GIB, huge_pages=(("hugepages-2Mi", 6 * MIB),)),
+            [Fact("memory limit", "5Gi", CRI), Fact("hugepages-2Mi limit", "6Mi", CRI)],
+        ),
+        (
+            Request(memory_limit=1000, cpuset_cpus="1-2", cpuset_mems="0"),
+            [
+                Fact("memory limit", "1000", CRI),
+                Fact("CPUs named", "1-2", f"cpuset_cpus of {CRI}"),
+                Fact("memory nodes named", "0", f"cpuset_mems of {CRI}"),
+            ],
+        ),
+        (
+            Request(devices=(Near("/dev/a", "v/gpu", Mask([1]), "sysfs"), Near("/dev/b"))),
+            [
+                Fact("device v/gpu /dev/a", "near to NUMA nodes 1", "sysfs"),
+                Fact("device /dev/b", "near to no NUMA node", ""),
+            ],
+        ),
+    ],
+)
+def test_facts_of_the_cri(request_: Request, expected: list[Fact]) -> None:
+    assert facts(POD, "c", request_) == expected
+
+
+def test_facts_of_kubelet_replace_those_of_the_cri() -> None:
+    request, source = Request(2048, 200_000, 100_000, GIB), "kubelet's /pods"
+    assert facts(TOLD, "i", request) == [
+        Fact("kind of container", "init", source),
+        Fact("cpu request", "1500m", source),
+        Fact("memory request", "1Gi", source),
+        Fact("cpu limit", "2 CPUs", source),
+        Fact("hugepages-2Mi limit", "4Mi", source),
+    ]
+    assert facts(TOLD, "c", request) == [
+        Fact("kind of container", "app", source),
+        Fact("memory request", "3Ki", source),
+        Fact("vendor/gpu request", "2", source),
+        Fact("memory limit", "1000", source),
+    ]
+    assert facts(TOLD, "", request) == [Fact("containers", "i, c", source)]
+
+
+def test_the_label_and_the_annotation_are_facts_too() -> None:
+    lsr = dataclasses.replace(POD, qos=QosClass.LSR, cpuset=CpuSet.parse("3-4"))
+    assert facts_of(lsr, "c", Request()) == (
+        Fact("QoS class", "LSR", "the pod's label"),
+        Fact("CPUs of the pod", "3-4", "its resource-status annotation"),
+    )
+
+
+def test_a_record_says_what_came_of_it() -> None:
+    request = Request(2048, 200_000, 100_000, devices=(Near("/dev/a", "v/gpu", Mask([1])),))
+    plan = place(EMPTY, POD, "c", 3, request, "t")
+    why = plan.explanation
+    assert why is not None
+    assert plan.container is not None
+    assert (why.event, why.ref, why.uid, why.attempt) == ("CreateContainer", "ns/p/c", "u", 3)
+    assert (why.pool, why.cpus, why.mems) == ("own", CpuSet.parse("4,12"), Mask([1]))
+    assert (why.devices, why.reasons) == (("v/gpu=/dev/a",), plan.container.placement.reasons)
+    assert [(s.provider, s.resource, s.count) for s in why.said] == [
+        ("devices", "v/gpu", 1),
+        ("cpu", "cpu", 3),
+    ]
+    assert why.merge is not None
+    assert why.merge.best.affinity == Mask([1])
+    assert [step.provider for step in why.steps] == ["cpu"]
+    assert (why.moved, why.more_moved, why.lacks, why.verdict) == ((), 0, (), Verdict())
+
+
+def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
+    far = (Near("/dev/a", "v/gpu", Mask([0])), Near("/dev/b", "v/nic", Mask([1])))
+    plan = place(EMPTY, POD, "c", 0, Request(2048, 200_000, 100_000, devices=far), "t")
+    why = plan.explanation
+    assert why is not None
+    assert plan.state is EMPTY
+    assert (why.pool, why.cpus, why.mems, why.reasons, why.steps) == ("", CpuSet(), None, (), ())
+    assert why.devices == ("v/gpu=/dev/a", "v/nic=/dev/b")
+    assert {s.resource for s in why.said} == {"v/gpu", "v/nic", "cpu"}
+    assert why.merge is not None
+    assert plan.verdict.message.endswith(f"(ns/p/c: {'; '.join(why.merge.blame)})")
+    assert why.merge.blame
+    blank = explain("RunPodSandbox", POD, "", 0, Request(), plan.verdict)
+    assert (blank.ref, blank.said, blank.merge, blank.cpus) == ("ns/p", (), None, CpuSet())
+
+
+def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
+    be = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT)
+    plan = place(EMPTY, be, "c", 0, Request(cpu_shares=2), "t")
+    assert plan.explanation is None
+    assert plan.container is not None
+    why = explain_pooled(plan.container, plan.state.wanted(plan.container))
+    assert (why.pool, why.cpus, why.mems, why.reasons) == (
+        "be",
+        MACHINE.online,
+        Mask([0, 1]),
+        ("BestEffort pod runs on the BE pool",),
+    )
+    assert why.facts == (Fact("QoS class", "BestEffort", "the pod's cgroup parent"),)
+
+
+@pytest.mark.parametrize("count", [1, MAX_MOVED, MAX_MOVED + 3])
+def test_of_the_moved_containers_the_first_are_named(count: int) -> None:
+    state = EMPTY
+    burstable = dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)
+    for number in range(count):
+        state = place(state, burstable, f"c{number:02}", 0, Request(), f"t{number:02}").state
+    plan = place(state, dataclasses.replace(POD, uid="g"), "g", 0, Request(2048, 200_000, 100_000), "t")
+    why = plan.explanation
+    assert why is not None
+    assert len(plan.shrink) == count
+    assert (len(why.moved), why.more_moved) == (min(count, MAX_MOVED), max(0, count - MAX_MOVED))
+    assert why.moved[0] == Moved("ns/p/c00", MACHINE.online, CpuSet.parse("1-7,9-15"))

@@ -1,0 +1,282 @@
+"""A fourth provider, defined here and registered with the node by one entry: nothing else knows of it.
+
+It grants ways of the last-level cache: every NUMA node has a few, and a container asks for some of them in
+its limits. Its hints are merged with those of CPUs, memory and devices, its grants are part of placements and
+of what is set aside, they are counted as containers come and go, and refusals say what was missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Self
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.pod_requests import peak_request
+from proxy.allocation.providers.provider import Allocation, Provider, ProviderRequest, Serves
+from proxy.allocation.refusal import AllocationRefusedError
+from proxy.controller.codec import dump, load_container
+from proxy.engine.admit import admit
+from proxy.engine.adoption import adopt, with_unrecorded_grants
+from proxy.engine.create import Plan, place
+from proxy.engine.node import PROVIDERS, Node
+from proxy.engine.pod_dry_run import ArrivingPod, dry_run
+from proxy.engine.state import NodeState
+from proxy.model.explanation import Lack
+from proxy.model.grants import Grants, Share
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.observe.sentences import sections
+from proxy.topology.build import described
+
+RESOURCE = "example.com/cache-ways"
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
+
+
+class NoCacheWaysError(AllocationRefusedError):
+    """Too few cache ways are free."""
+
+    reason = "CacheWaysError"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWays(Provider):
+    """Grants ways of the last-level cache.
+
+    Attributes:
+        ways: By NUMA node, how many there are.
+        taken: By NUMA node, how many are granted.
+    """
+
+    ways: Mapping[int, int]
+    taken: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return "cache"
+
+    @property
+    def serves(self) -> Serves:
+        return Serves.ALL
+
+    @property
+    def accounts(self) -> bool:
+        return True
+
+    def account(
+        self,
+        pods: Mapping[str, Pod],
+        containers: Mapping[str, Container],
+        changed_pods: Collection[Pod],
+        changed: Collection[Container],
+    ) -> Self:
+        taken: dict[int, int] = {}
+        shares = [s for c in containers.values() if c.phase is not Phase.EXITED for s in c.placement.shares]
+        here = {(c.pod.key, c.name) for c in containers.values() if c.phase is not Phase.EXITED}
+        for pod in pods.values():
+            parts = pod.aside.parts if pod.aside else ()
+            shares += [s for part in parts if (pod.key, part.name) not in here for s in part.shares]
+        for share in shares:
+            (node,) = share.nodes or ()
+            taken[node] = taken.get(node, 0) + share.amount
+        return dataclasses.replace(self, taken=taken)
+
+    def _count(self, request: ProviderRequest) -> int:
+        if request.scope is Scope.POD:
+            return peak_request(request.asks.containers, lambda ask: ask.limits).get(RESOURCE, 0)
+        return request.asks.named(request.name).limits.get(RESOURCE, 0)
+
+    def _free(self, node: int) -> int:
+        return self.ways[node] - self.taken.get(node, 0)
+
+    def _mine(self, request: ProviderRequest) -> Share | None:
+        part = request.pod.aside.part(request.name) if request.pod.aside else None
+        return part.shares[0] if part and part.shares else None
+
+    def wants(self, request: ProviderRequest) -> bool:
+        return self._count(request) > 0
+
+    def hints(self, request: ProviderRequest) -> Hints:
+        count = self._count(request)
+        if not count:
+            return None
+        masks = [Mask(nodes) for size in (1, 2) for nodes in combinations(self.ways, size)]
+        fitting = [mask for mask in masks if any(self._free(node) >= count for node in mask)]
+        return {RESOURCE: tuple(TopologyHint(mask, len(mask) == 1) for mask in fitting)}
+
+    def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
+        count = self._count(request)
+        if not count:
+            return Allocation(self, grants)
+        if (mine := self._mine(request)) is not None:
+            return Allocation(self, dataclasses.replace(grants, shares=(*grants.shares, mine)))
+        wanted = hint.affinity or MACHINE.nodes_of(grants.cpus) or Mask(self.ways)
+        for node in [*wanted, *self.ways]:
+            if self._free(node) >= count:
+                share = Share(self.name, RESOURCE, count, Mask((node,)))
+                after = dataclasses.replace(self, taken={**self.taken, node: self.taken.get(node, 0) + count})
+                granted = dataclasses.replace(grants, shares=(*grants.shares, share))
+                return Allocation(after, granted, [f"{count} ways on NUMA node {node}"])
+        raise NoCacheWaysError(f"no NUMA node has {count} cache ways left")
+
+    def release(self, grants: Grants) -> Grants:
+        return dataclasses.replace(grants, shares=tuple(s for s in grants.shares if s.provider != self.name))
+
+    def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
+        if grants.shares or pod.qos is not QosClass.LSR:
+            return grants
+        return dataclasses.replace(grants, shares=(Share(self.name, RESOURCE, 1, Mask([0])),))
+
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+        count = self._count(request)
+        if self.ways[node] < count:
+            return None
+        free = self._free(node)
+        return (Lack(RESOURCE, Mask((node,)), count, free),) if free < count else ()
+
+
+def empty(policy: Policy, scope: Scope = Scope.CONTAINER, ways: int = 8) -> NodeState:
+    registered = (*PROVIDERS, lambda node: CacheWays({each.id: ways for each in node.machine.nodes}))
+    topology = CpuTopology.of(MACHINE)
+    return NodeState.empty(Node(MACHINE, topology, True, policy=policy, scope=scope, factories=registered))
+
+
+def asking(uid: str, ways: int, cpus: int = 2, **more: object) -> Pod:
+    amounts = {"cpu": cpus * 1000}
+    limits = {**amounts, RESOURCE: ways}
+    return dataclasses.replace(
+        Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, (Ask("c", Kind.APP, amounts, limits),))), **more
+    )
+
+
+def arrives(state: NodeState, pod: Pod, cpus: int = 2) -> Plan:
+    request = Request(cpus * 1024, cpus * 100_000, 100_000)
+    got = admit(state, pod, request)
+    if not got.verdict.admitted:
+        return Plan(got.verdict, state, explanation=got.explanation)
+    return place(got.state.with_pod(got.pod), got.pod, "c", 0, request, f"{pod.uid}/c")
+
+
+def taken(state: NodeState) -> Mapping[int, int]:
+    (ways,) = (each for each in state.providers if isinstance(each, CacheWays))
+    return ways.taken
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: Policy, scope: Scope) -> None:
+    first = arrives(empty(policy, scope), asking("a", 6))
+    assert first.container is not None
+    assert first.container.placement.own <= NODE0
+    assert first.container.placement.shares == (Share("cache", RESOURCE, 6, Mask([0])),)
+    assert taken(first.state) == {0: 6}
+    second = arrives(first.state, asking("b", 6))
+    assert second.container is not None
+    assert second.container.placement.own <= NODE1, "its ways lie there"
+    assert taken(second.state) == {0: 6, 1: 6}
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -> None:
+    state = arrives(empty(Policy.SINGLE_NUMA_NODE, scope), asking("a", 6)).state
+    state = arrives(state, asking("b", 6)).state
+    refused = arrives(state, asking("c", 4))
+    assert (refused.verdict.reason, refused.container) == ("TopologyAffinityError", None)
+    assert refused.explanation is not None
+    assert refused.explanation.lacks == (Lack(RESOURCE, Mask([0]), 4, 2),)
+    assert f"{RESOURCE} cannot be given at all" in refused.verdict.message
+    words = str(sections(refused.explanation))
+    assert f"2 more of {RESOURCE}" in words
+    never = arrives(state, asking("d", 9))
+    assert never.explanation is not None
+    assert never.explanation.lacks == (), "no NUMA node has so many"
+    fits = arrives(state, asking("e", 2))
+    assert fits.explanation is not None
+    if scope is Scope.CONTAINER:
+        assert [s.what for s in fits.explanation.steps if s.provider == "cache"] == ["2 ways on NUMA node 0"]
+        assert [s.resource for s in fits.explanation.said if s.provider == "cache"] == [RESOURCE]
+
+
+def test_it_is_asked_for_containers_that_share_cpus_and_without_a_policy() -> None:
+    shares = asking("a", 3, kube_qos=KubeQos.BURSTABLE, qos=QosClass.LS)
+    plan = arrives(empty(Policy.NONE), shares)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+    assert plan.container.placement.shares == (Share("cache", RESOURCE, 3, Mask([0])),)
+    owns = arrives(empty(Policy.NONE), asking("a", 3))
+    assert owns.container is not None
+    (share,) = owns.container.placement.shares
+    assert share.nodes == MACHINE.nodes_of(owns.container.placement.own), "it follows the CPUs granted before"
+    none_left = arrives(empty(Policy.NONE, ways=2), shares)
+    assert none_left.verdict.reason == "CacheWaysError"
+    assert none_left.verdict.message == "CacheWaysError: no NUMA node has 3 cache ways left (ns/a/c)"
+
+
+def test_it_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
+    named = asking("a", 3, qos=QosClass.LSE, cpuset=CpuSet.parse("4-5"))
+    plan = arrives(empty(Policy.RESTRICTED), named)
+    assert plan.container is not None
+    assert plan.container.placement.own == CpuSet.parse("4-5")
+    assert plan.container.placement.shares == (Share("cache", RESOURCE, 3, Mask([1])),)
+
+
+def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
+    asks = [
+        Ask(name, Kind.APP, {"cpu": 1000}, {"cpu": 1000, RESOURCE: count})
+        for name, count in (("x", 2), ("y", 3))
+    ]
+    pod = Pod("s-p", "p", "ns", "p", asks=PodAsk("p", tuple(asks)))
+    got = admit(empty(Policy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
+    assert got.pod.aside is not None
+    assert [part.shares[0].amount for part in got.pod.aside.parts] == [2, 3]
+    state = got.state.with_pod(got.pod)
+    assert taken(state) == {0: 5}
+    plan = place(state, got.pod, "y", 0, Request(1024, 100_000, 100_000), "p/y")
+    assert plan.container is not None
+    assert plan.container.placement.shares == got.pod.aside.parts[1].shares
+    assert taken(plan.state) == {0: 5}, "what was set aside is counted once"
+    assert taken(plan.state.changed(drop=["p/y"]).without_pod("s-p")) == {}
+
+
+def test_an_init_container_releases_its_share_at_a_later_start() -> None:
+    asks = [
+        Ask(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 2})
+        for name, kind in (("i", Kind.INIT), ("c", Kind.APP))
+    ]
+    pod = Pod("s-p", "p", "ns", "p", asks=PodAsk("p", tuple(asks)))
+    one = Request(1024, 100_000, 100_000)
+    got = dry_run(empty(Policy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
+    assert got.verdict.admitted
+    init, app = (got.state.containers[each.id] for each in got.containers)
+    assert (init.phase, init.placement.shares) == (Phase.EXITED, ())
+    assert app.placement.shares == (Share("cache", RESOURCE, 2, Mask([0])),)
+
+
+def test_what_running_containers_hold_without_a_record_is_counted() -> None:
+    pod = Pod("s-p", "p", "ns", "p", qos=QosClass.LSR, kube_qos=KubeQos.BURSTABLE)
+    plan = adopt(empty(Policy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)
+    assert plan.container is not None
+    assert taken(plan.state) == {0: 1}
+    bare = dataclasses.replace(plan.container.placement, shares=())
+    recorded = NodeState.of(plan.state.node, (), [dataclasses.replace(plan.container, placement=bare)])
+    assert taken(recorded) == {}
+    counted = with_unrecorded_grants(recorded)
+    assert taken(counted) == {0: 1}
+    assert with_unrecorded_grants(counted) is counted
+
+
+def test_its_grants_survive_a_restart_and_a_change_of_the_machine() -> None:
+    plan = arrives(empty(Policy.RESTRICTED), asking("a", 6))
+    assert plan.container is not None
+    again = load_container(dump(plan.container))
+    assert again is not None
+    node = plan.state.node.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id < 15)))
+    assert taken(NodeState.of(node, (), [again])) == {0: 6}

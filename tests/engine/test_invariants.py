@@ -1,0 +1,107 @@
+"""A state that is wrong on purpose: nothing that places would make it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.pools.pools import Owner, Pools
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 4, 2)  # CPUs 0-7
+
+
+def one(
+    name: str, pool: Pool, cpus: str = "", *, hard: bool = True, phase: Phase = Phase.RUNNING
+) -> Container:
+    owner = name if pool is Pool.OWN else ""
+    placement = Placement(pool, CpuSet.parse(cpus), Mask((0,)), (), hard)
+    return Container(name, name, Pod("s", "u", "ns", "p"), Request(), placement, phase, 0, owner)
+
+
+def state_of(*containers: Container, shared: str = "", be: str = "") -> NodeState:
+    """Give a state; with pools that are given instead of those that follow."""
+    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
+    if not shared and not be:
+        return state
+    return dataclasses.replace(state, pools=Pools(CpuSet.parse(shared), CpuSet.parse(be)))
+
+
+OWN, SHARED, BE = Pool.OWN, Pool.SHARED, Pool.BE
+
+
+@pytest.mark.parametrize(
+    ("containers", "found"),
+    [
+        ([one("a", OWN, "0-1"), one("b", OWN, "2"), one("c", SHARED), one("d", BE)], []),
+        ([one("a", OWN, "0-1"), one("b", OWN, "1-2")], ["CPUs 1 are owned by a and by b"]),
+        ([one("a", OWN, "0"), one("b", OWN, "1"), one("c", OWN, "0")], ["CPUs 0 are owned by a and by c"]),
+        ([one("a", OWN)], ["ns/p/a owns CPUs, and none are known"]),
+        ([one("a", OWN, "0-7")], []),
+        ([one("a", OWN, "0-7"), one("c", SHARED)], ["ns/p/c has no CPU"]),
+        ([one("a", OWN, "5,8-9")], []),  # runs on 5 until the others are back
+        ([one("a", OWN, "8-9")], []),  # shares until they are back
+        ([one("a", OWN, "8-9", phase=Phase.EXITED), one("b", OWN, phase=Phase.EXITED)], []),
+        ([one("a", OWN, "5-6"), one("c", SHARED)], []),
+        ([one("a", OWN, "5-6", hard=False), one("d", BE)], []),
+    ],
+)
+def test_what_is_wrong_is_named(containers: list[Container], found: list[str]) -> None:
+    assert violations(state_of(*containers)) == found
+
+
+@pytest.mark.parametrize(
+    ("containers", "found"),
+    [
+        ([one("a", OWN, "5-6"), one("c", SHARED)], ["ns/p/c shares owned CPUs 6"]),
+        ([one("a", OWN, "5-6"), one("d", BE)], ["ns/p/d shares owned CPUs 6"]),
+        ([one("a", OWN, "5-6", hard=False), one("d", BE)], []),
+        ([one("a", OWN, "5-6", hard=False), one("c", SHARED)], ["ns/p/c shares owned CPUs 6"]),
+        ([one("c", SHARED), one("d", BE)], []),
+    ],
+)
+def test_pools_that_are_not_what_is_left(containers: list[Container], found: list[str]) -> None:
+    said = violations(state_of(*containers, shared="6-7", be="6-7"))
+    assert said[0].startswith("pools are shared 6-7, BE 6-7, and what is left is shared ")
+    assert said[1:] == found
+
+
+def test_a_batch_pod_on_another_pool_is_held_to_its_class() -> None:
+    pod = Pod("s", "u", "ns", "p", qos=QosClass.BE)
+    odd = dataclasses.replace(one("c", SHARED), pod=pod)
+    state = state_of(odd, one("a", OWN, "5", hard=False), shared="5-7", be="6-7")
+    assert violations(state)[1:] == []
+    state = state_of(odd, one("a", OWN, "5"), shared="5-7", be="6-7")
+    assert violations(state)[1:] == ["ns/p/c shares owned CPUs 5"]
+
+
+def test_what_is_offline_and_what_is_missing_is_named() -> None:
+    state = state_of(one("c", SHARED), one("d", BE), shared="7-8", be="0-7")
+    assert violations(state)[1:] == ["ns/p/c has CPUs 8 that are not online"]
+    state = state_of(one("c", SHARED), one("d", BE), be="0")
+    assert violations(state)[1:] == ["ns/p/c has no CPU"]
+
+
+def test_owners_that_no_container_makes_are_named() -> None:
+    state = state_of(one("a", OWN, "0"))
+    late = dataclasses.replace(state, owners={**state.owners, "b": Owner(CpuSet((1,)), hard=True)})
+    assert violations(late)[0] == "what is owned is not what containers own: b"
+    early = dataclasses.replace(state, owners={})
+    assert violations(early)[0] == "what is owned is not what containers own: a"
+
+
+@pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR, QosClass.LS])
+def test_a_strict_pod_owns_what_was_named(qos: QosClass) -> None:
+    pod = Pod("s", "u", "ns", "p", qos=qos, cpuset=CpuSet((1, 2)))
+    good = dataclasses.replace(one("a", OWN, "1-2"), pod=pod)
+    odd = dataclasses.replace(one("a", OWN, "1"), pod=pod)
+    assert violations(state_of(good)) == []
+    strict = qos is not QosClass.LS
+    assert violations(state_of(odd)) == (["ns/p/a owns CPUs 1 instead of 1-2"] if strict else [])

@@ -1,0 +1,416 @@
+"""Random lives on one node: pods come and go under a policy, CPUs vanish and return, the daemon restarts.
+
+What is checked after each step is what must hold whatever happened: nothing is owned twice, what is set aside
+belongs to its pod, every CPU of a pool is accounted for, memory is what the containers hold (computed anew it
+is the same), and a refusal changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.memory.state import MemoryState
+from proxy.allocation.pod_requests import peak_request
+from proxy.controller.codec import dump, load_container, load_pod
+from proxy.engine.admit import admit
+from proxy.engine.create import place
+from proxy.engine.explain_record import explain_pooled
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 2, 2, 2, mem_bytes_per_node=64 * MIB)
+RESERVED = {0: {"memory": 4 * MIB}}
+NOTHING = Near("/dev/fuse", nodes=None)
+FAR = Near("/dev/gpu3", "vendor/gpu", Mask([3]), "sysfs")
+
+MOST = 6
+Wanted = tuple[Kind, int, int, tuple[Near, ...]]
+CONTAINERS = st.lists(
+    st.tuples(
+        st.sampled_from([Kind.INIT, Kind.APP, Kind.APP, Kind.SIDECAR]),
+        st.sampled_from([0, 500, 1000, 2000, 2000, 4000, 6000, 9000]),
+        st.sampled_from([1, 8, 30, 60, 70]),
+        st.sampled_from([(), (), (), (NOTHING,), (FAR,)]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def within(wanted: list[Wanted]) -> list[tuple[Ask, tuple[Near, ...]]]:
+    """Put containers in a pod's order, with names, at least one of them an app container."""
+    if all(kind is not Kind.APP for kind, *_ in wanted):
+        wanted = [*wanted, (Kind.APP, 1000, 1, ())]
+    first = sorted(wanted, key=lambda one: one[0] is Kind.APP)
+    return [
+        (Ask(f"c{i}", kind, {"cpu": cpu, "memory": mib * MIB}, {"cpu": cpu, "memory": mib * MIB}), near)
+        for i, (kind, cpu, mib, near) in enumerate(first)
+    ]
+
+
+def request_of(amounts: dict[str, int], devices: tuple[Near, ...] = ()) -> Request:
+    cpu = amounts.get("cpu", 0)
+    return Request(max(2, cpu * 1024 // 1000), cpu * 100, 100_000, amounts.get("memory", 0), devices=devices)
+
+
+def accounts(memory: MemoryState | None) -> object:
+    """Give memory as far as it means something: of the nodes of a group only the sum does."""
+    if memory is None:
+        return None
+    groups: dict[tuple[int, str], list[int]] = {}
+    for node in memory.nodes.values():
+        for resource, table in node.tables.items():
+            assert min(table.free, table.reserved) >= 0
+            assert table.free + table.reserved == table.allocatable
+            entry = groups.setdefault((node.cells.bits, resource), [0, 0])
+            entry[0] += table.reserved
+            entry[1] = node.assignments
+    held = {
+        uid: {name: blocks for name, blocks in pod.items() if blocks}
+        for uid, pod in memory.assignments.items()
+    }
+    return groups, {uid: pod for uid, pod in held.items() if pod}
+
+
+class Life:
+    """A node and what kubelet does to it."""
+
+    def begin(
+        self, policy: Policy, scope: Scope, options: CpuOptions, counted: bool, follow: bool, reserved: str
+    ) -> None:
+        self.state = NodeState.empty(
+            Node(
+                MACHINE,
+                CpuTopology.of(MACHINE),
+                static=True,
+                reserved=CpuSet.parse(reserved),
+                follow_mems=follow,
+                policy=policy,
+                scope=scope,
+                options=options,
+                reserved_memory=RESERVED if counted else None,
+            )
+        )
+        self.serial = itertools.count()
+        self.pods: dict[str, list[tuple[Ask, tuple[Near, ...]]]] = {}
+        self.asks: dict[str, PodAsk] = {}
+        self.forgotten = False
+
+    # -- kubelet ------------------------------------------------------------------------------------------
+
+    def arrives(
+        self,
+        wanted: list[Wanted],
+        known: bool,
+        kube: KubeQos,
+        qos: QosClass,
+        cpus: str,
+    ) -> None:
+        uid = f"u{next(self.serial)}"
+        inside = within(wanted)
+        asks = PodAsk(uid, tuple(ask for ask, _ in inside), kube is KubeQos.GUARANTEED)
+        named = (CpuSet.parse(cpus) or None) if qos is not QosClass.NONE else None
+        pod = Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", named, asks=asks if known else None)
+        total = request_of(
+            peak_request(asks.containers, lambda ask: ask.requests),
+            tuple(d for _, near in inside for d in near),
+        )
+        before = self.state
+        got = admit(before, pod, total)
+        if not got.verdict.admitted:
+            assert got.state is before
+            assert got.pod == pod
+            assert got.explanation is not None
+            assert got.explanation.verdict == got.verdict
+            return
+        self.state = got.state.with_pod(got.pod)
+        self.pods[uid] = inside
+        if known:
+            self.asks[uid] = asks
+
+    def newest(self, uid: str) -> dict[str, Container]:
+        """Give the newest attempt of each container of a pod."""
+        found = sorted(self.state.in_sandbox(f"s-{uid}"), key=lambda c: c.attempt)
+        return {c.name: c for c in found}
+
+    def to_create(self, uid: str) -> list[tuple[Ask, tuple[Near, ...], int]]:
+        """Give the containers of a pod that kubelet may create now."""
+        newest, ready = self.newest(uid), []
+        for ask, near in self.pods[uid]:
+            there = newest.get(ask.name)
+            if ask.kind is Kind.INIT:
+                if there is None:
+                    return [(ask, near, 0)]
+                if there.phase is not Phase.EXITED:
+                    return []
+            elif there is None:
+                ready.append((ask, near, 0))
+                if ask.kind is Kind.SIDECAR:
+                    return ready
+            elif there.phase is Phase.EXITED:
+                ready.append((ask, near, there.attempt + 1))
+        return ready
+
+    def creates(self, dice: random.Random, run: bool, fails: bool) -> None:
+        able = [(uid, *one) for uid in sorted(self.pods) for one in self.to_create(uid)]
+        if not able:
+            return
+        uid, ask, near, attempt = dice.choice(able)
+        before, pod = self.state, self.state.pods[f"s-{uid}"]
+        if pod.asks is None and uid in self.asks:
+            pod = dataclasses.replace(pod, asks=self.asks[uid])
+            before = self.state = before.with_pod(pod)
+        key = f"x{next(self.serial)}"
+        old = self.newest(uid).get(ask.name)
+        plan = place(before, pod, ask.name, attempt, request_of(dict(ask.requests), near), key)
+        if plan.container is None:
+            assert not plan.verdict.admitted
+            assert plan.state is before
+            assert plan.explanation is not None
+            assert (plan.explanation.verdict, plan.explanation.pool) == (plan.verdict, "")
+            return
+        self.check_plan(plan.container, pod, before)
+        why = plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container))
+        assert why.cpus == plan.state.wanted(plan.container)
+        assert (why.mems, why.verdict.admitted) == (plan.container.placement.mems, True)
+        self.state = plan.state
+        if (
+            old is not None
+            and pod.asks is not None
+            and old.pod.asks is not None
+            and before.memory is not None
+        ):
+            assert plan.container.placement.blocks == old.placement.blocks, "a restart keeps its memory"
+        if fails:
+            self.state = self.state.changed(drop=[key])
+        elif run:
+            self.starts(key)
+
+    def check_plan(self, container: Container, pod: Pod, before: NodeState) -> None:
+        own = container.placement.own
+        assert container.placement.mems
+        if container.placement.pool is Pool.OWN:
+            assert own
+            assert own.isdisjoint(before.aside(pod.key)), "set aside for another pod"
+            if pod.cpuset is None:
+                assert own.isdisjoint(before.node.cpu.reserved)
+            for owner, held in before.owners.items():
+                siblings = f"{pod.key}/" in owner or owner == pod.key
+                assert siblings or held.cpus.isdisjoint(own)
+
+    def starts(self, key: str) -> None:
+        container = self.state.containers[key].in_phase(Phase.RUNNING)
+        self.state = self.state.changed(put=[container]).started(container)
+
+    def exits(self, dice: random.Random) -> None:
+        live = sorted(k for k, c in self.state.containers.items() if c.phase is not Phase.EXITED)
+        if live:
+            key = dice.choice(live)
+            if self.state.containers[key].phase is Phase.CREATING:
+                self.starts(key)
+            self.state = self.state.changed(put=[self.state.containers[key].in_phase(Phase.EXITED)])
+
+    def goes(self, dice: random.Random, at_once: bool) -> None:
+        uid = dice.choice(sorted(self.pods))
+        inside = self.state.in_sandbox(f"s-{uid}")
+        if not at_once:  # StopPodSandbox first
+            self.state = self.state.changed(put=[c.in_phase(Phase.EXITED) for c in inside])
+            self.state = self.state.without_pod(f"s-{uid}")
+            self.consistent()
+        self.state = self.state.changed(drop=[c.id for c in inside]).without_pod(f"s-{uid}")
+        del self.pods[uid]
+        assert uid not in (self.state.memory.assignments if self.state.memory else {})
+
+    def is_made_anew(self, dice: random.Random) -> None:
+        """The sandbox dies; kubelet makes another for the pod."""
+        uid = dice.choice(sorted(self.pods))
+        old = self.state.pods[f"s-{uid}"]
+        got = admit(
+            self.state, dataclasses.replace(old, sandbox_id=f"t-{uid}", attempt=1, aside=None), Request()
+        )
+        if not got.verdict.admitted:
+            return
+        if old.aside is not None:
+            assert got.pod.aside == old.aside
+        state = got.state.with_pod(got.pod)
+        ended = [c.in_phase(Phase.EXITED) for c in state.in_sandbox(old.sandbox_id)]
+        self.state = state.changed(put=ended)
+        self.consistent()
+        self.state = self.state.without_pod(old.sandbox_id)
+        self.consistent()
+        self.state = self.state.changed(drop=[c.id for c in ended]).without_pod(got.pod.sandbox_id)
+        self.state = self.state.with_pod(dataclasses.replace(got.pod, sandbox_id=old.sandbox_id))
+
+    # -- the machine and the daemon -----------------------------------------------------------------------
+
+    def cpus_change(self, gone: set[int]) -> None:
+        online = CpuSet(i for i in range(16) if i not in gone)
+        machine = smaller(online)
+        after = self.state.on(machine)
+        runs = all(not owner.cpus.isdisjoint(online) for owner in after.owners.values())
+        if after.pools.shared and runs:
+            self.state = after
+
+    def restarts(self, through_ledger: bool) -> None:
+        pods, containers = list(self.state.pods.values()), list(self.state.containers.values())
+        if through_ledger:
+            pods = [p for pod in pods if (p := load_pod(dump(pod)))]
+            containers = [c for one in containers if (c := load_container(dump(one)))]
+            assert (len(pods), len(containers)) == (len(self.state.pods), len(self.state.containers))
+        again = NodeState.of(self.state.node, pods, containers)
+        assert (again.owners, again.pools, again.aside()) == (
+            self.state.owners,
+            self.state.pools,
+            self.state.aside(),
+        )
+        self.state = again
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def consistent(self) -> None:
+        state = self.state
+        assert violations(state) == []
+        assert state.pools.shared
+        owned = CpuSet()
+        for owner in state.owners.values():
+            owned |= owner.cpus
+        assert state.pools.shared == state.node.shareable - owned
+        for pod in state.pods.values():
+            if pod.aside is not None:
+                for key, owner in state.owners.items():
+                    if key != pod.key and not key.startswith(f"{pod.key}/"):
+                        assert owner.cpus.isdisjoint(pod.aside.cpus), (key, pod.key)
+        again = NodeState.of(state.node, state.pods.values(), state.containers.values())
+        assert accounts(state.memory) == accounts(again.memory)
+        if state.memory is not None:
+            promised = sum(
+                b.size for pod in state.memory.assignments.values() for held in pod.values() for b in held
+            )
+            reserved = sum(n.table("memory").reserved for n in state.memory.nodes.values())
+            assert promised == reserved, "more is promised than there is"
+
+
+def smaller(online: CpuSet) -> Machine:
+    """Give the machine with some CPUs offline; groups are named by the lowest CPU that is online."""
+
+    def named(level: str, cpu: int) -> int | None:
+        return next((g & online).first() for g in MACHINE.groups(level).values() if cpu in g)
+
+    cpus = tuple(
+        dataclasses.replace(c, **{level: named(level, c.id) for level in ("core", "package", "llc", "die")})
+        for c in MACHINE.cpus
+        if c.id in online
+    )
+    nodes = tuple(dataclasses.replace(n, cpus=n.cpus & online) for n in MACHINE.nodes)
+    return dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes, caches={})
+
+
+DICE = st.randoms(use_true_random=False)
+SOME = lambda self: bool(self.pods)  # noqa: E731
+OPTIONS = [CpuOptions(), *(CpuOptions(**{f.name: True}) for f in dataclasses.fields(CpuOptions))]
+KUBE = [*[KubeQos.GUARANTEED] * 4, KubeQos.BURSTABLE, KubeQos.BEST_EFFORT]
+QOS = [*[QosClass.NONE] * 4, QosClass.LS, QosClass.LSR, QosClass.LSE]
+NAMED = ["", "", "", "3,11", "4-5,12-13"]
+RESERVES = ["", "0", "0,8"]
+
+
+class Lives(Life, RuleBasedStateMachine):
+    """The same, as hypothesis likes to play it."""
+
+    begins = initialize(
+        policy=st.sampled_from(Policy),
+        scope=st.sampled_from(Scope),
+        options=st.sampled_from(OPTIONS),
+        counted=st.booleans(),
+        follow=st.booleans(),
+        reserved=st.sampled_from(RESERVES),
+    )(Life.begin)
+    arrival = precondition(lambda self: len(self.pods) < MOST)(
+        rule(
+            wanted=CONTAINERS,
+            known=st.booleans(),
+            kube=st.sampled_from(KUBE),
+            qos=st.sampled_from(QOS),
+            cpus=st.sampled_from(NAMED),
+        )(Life.arrives)
+    )
+    creation = precondition(SOME)(rule(dice=DICE, run=st.booleans(), fails=st.just(False))(Life.creates))
+    another = precondition(SOME)(rule(dice=DICE, run=st.just(True), fails=st.booleans())(Life.creates))
+    end = precondition(SOME)(rule(dice=DICE)(Life.exits))
+    going = precondition(SOME)(rule(dice=DICE, at_once=st.booleans())(Life.goes))
+    anew = precondition(SOME)(rule(dice=DICE)(Life.is_made_anew))
+    change = rule(gone=st.sets(st.integers(0, 15), max_size=3))(Life.cpus_change)
+    restart = rule(through_ledger=st.booleans())(Life.restarts)
+    truth = invariant()(Life.consistent)
+
+
+Lives.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLives = Lives.TestCase
+
+
+def wanted(dice: random.Random) -> list[Wanted]:
+    kinds, amounts = (
+        [Kind.INIT, Kind.APP, Kind.APP, Kind.SIDECAR],
+        [0, 500, 1000, 2000, 2000, 4000, 6000, 9000],
+    )
+    near: list[tuple[Near, ...]] = [(), (), (), (NOTHING,), (FAR,)]
+    return [
+        (dice.choice(kinds), dice.choice(amounts), dice.choice([1, 8, 30, 60, 70]), dice.choice(near))
+        for _ in range(dice.randint(1, 4))
+    ]
+
+
+def step(life: Life, dice: random.Random) -> None:
+    """Do what happens on a node, as often as it does."""
+    what = dice.random()
+    if what < 0.25 and len(life.pods) < MOST:
+        known, kube, qos = dice.random() < 0.6, dice.choice(KUBE), dice.choice(QOS)
+        life.arrives(wanted(dice), known, kube, qos, dice.choice(NAMED))
+    elif what > 0.95:
+        life.restarts(through_ledger=dice.random() < 0.5)
+    elif what > 0.9:
+        life.cpus_change(set(dice.sample(range(16), dice.randint(0, 3))))
+    elif not life.pods:
+        return
+    elif what < 0.65:
+        life.creates(dice, run=dice.random() < 0.6, fails=dice.random() < 0.15)
+    elif what < 0.8:
+        life.exits(dice)
+    elif what < 0.87:
+        life.goes(dice, at_once=dice.random() < 0.5)
+    else:
+        life.is_made_anew(dice)
+
+
+@pytest.mark.parametrize("first", range(0, 240, 24))
+def test_random_lives(first: int) -> None:
+    """Longer and fuller lives than those that are easily shrunk; ``first`` and those after it are seeds."""
+    for seed in range(first, first + 24):
+        dice, life = random.Random(seed), Life()
+        life.begin(
+            list(Policy)[seed % 4],
+            list(Scope)[seed // 4 % 2],
+            dice.choice(OPTIONS),
+            counted=dice.random() < 0.7,
+            follow=dice.random() < 0.5,
+            reserved=dice.choice(RESERVES),
+        )
+        for _ in range(50):
+            step(life, dice)
+            life.consistent()

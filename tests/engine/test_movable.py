@@ -1,0 +1,111 @@
+"""Which owners can be moved to which CPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.movable import containers_of, why_not_movable
+from proxy.engine.node import Node
+from proxy.engine.owners import CpuHold
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 1)  # CPUs 0-3 and 4-7
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods/podu")
+OTHER = Pod("t", "v", "ns", "q", cgroup_parent="/kubepods/podv")
+MINE, FREE = CpuSet.parse("0-1"), CpuSet.parse("2-3")
+
+
+def without(gone: CpuSet) -> Machine:
+    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    return dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in gone), nodes=nodes)
+
+
+def owning(key: str, cpus: str, pod: Pod = POD, phase: Phase = Phase.RUNNING, **changes: Any) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=True, **changes)
+    return Container(key, key, pod, Request(), placement, phase, 0, f"{pod.key}/{key}")
+
+
+def state(*containers: Container, node: Node = NODE, pods: tuple[Pod, ...] = (POD, OTHER)) -> NodeState:
+    return NodeState.of(node, pods, containers)
+
+
+def why(there: NodeState, cpus: CpuSet = FREE) -> str:
+    return why_not_movable(there, f"{POD.key}/a", cpus)
+
+
+def test_an_owner_can_be_moved_to_free_cpus_of_its_numa_node() -> None:
+    assert why(state(owning("a", "0-1"))) == ""
+    assert why(state(owning("a", "0-1")), CpuSet.parse("1-2")) == ""
+
+
+def test_only_containers_that_exist_count() -> None:
+    there = state(owning("a", "0-1", phase=Phase.EXITED))
+    assert containers_of(there, f"{POD.key}/a") == ()
+    assert why(there) == "it owns no CPUs"
+
+
+@pytest.mark.parametrize("phase", [Phase.CREATING, Phase.CREATED, Phase.STARTING])
+def test_an_owner_that_does_not_run_stays(phase: Phase) -> None:
+    assert why(state(owning("a", "0-1", phase=phase))) == "ns/p/a is not running"
+
+
+def test_an_owner_whose_cpus_are_being_changed_stays() -> None:
+    there = state(owning("a", "0-1"))
+    hold = CpuHold(f"{POD.key}/a", CpuSet.parse("3"))
+    assert why(there.holding("instead-1", hold)) == "its CPUs are being changed already"
+    other = there.holding("instead-1", CpuHold("another", CpuSet.parse("3")))
+    assert why(other) == "CPUs 3 are not free"
+
+
+def test_an_owner_with_replaced_or_offline_cpus_stays() -> None:
+    words = "ns/p/a does not have the CPUs that it was given"
+    assert why(state(owning("a", "0-1", instead=CpuSet.parse("7")))) == words
+    away = NODE.on(without(CpuSet.parse("1")))
+    assert why(state(owning("a", "0-1"), node=away)) == words
+
+
+def test_an_owner_that_hooks_have_narrowed_stays() -> None:
+    assert why(state(owning("a", "0-1", narrowed=CpuSet.parse("0")))) == "a hook has narrowed ns/p/a"
+
+
+def test_cpus_that_another_party_counts_on_stay() -> None:
+    words = "the CPUs of ns/p/a were named for it, or chosen for its pod"
+    named = dataclasses.replace(POD, cpuset=MINE, chosen=True)
+    assert why(state(owning("a", "0-1", named), pods=(named,))) == words
+    aside = dataclasses.replace(POD, aside=SetAside(None, preferred=True, cpus=MINE))
+    assert why(state(owning("a", "0-1", aside), pods=(aside,))) == words
+    held = state(owning("a", "0-1")).beside({"u": {"a": MINE}})
+    assert why(held) == words
+
+
+def test_as_many_cpus_as_before() -> None:
+    assert why(state(owning("a", "0-1")), CpuSet.parse("2")) == "it has 2 CPUs, not 1"
+    assert why(state(owning("a", "0-1")), MINE) == "it is on CPUs 0-1 already"
+
+
+def test_cpus_where_its_memory_may_not_be_are_refused() -> None:
+    words = "CPUs 4-5 are on NUMA node 1, and its memory may be on NUMA node 0 only"
+    assert why(state(owning("a", "0-1")), CpuSet.parse("4-5")) == words
+
+
+def test_cpus_that_are_taken_are_refused() -> None:
+    assert why(state(owning("a", "0-1"), owning("b", "3", OTHER))) == "CPUs 3 are not free"
+    ended = owning("b", "3", OTHER, Phase.EXITED)
+    assert why(state(owning("a", "0-1"), ended)) == "CPUs 3 are not free"
+    missing = NODE.on(without(CpuSet.parse("3")))
+    assert why(state(owning("a", "0-1"), node=missing)) == "CPUs 3 are not free"
+
+
+def test_the_shared_pool_keeps_a_cpu_while_both_sets_are_held() -> None:
+    there = state(owning("a", "0-1"), owning("b", "4-7", OTHER))
+    assert why(there) == "the shared pool would be left empty"
+    assert why(there, CpuSet.parse("1-2")) == ""

@@ -1,0 +1,76 @@
+"""What does not change on a node, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100)
+TOPOLOGY = CpuTopology.of(MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "strict", "shareable"),
+    [
+        ("0,8", False, "0-15"),
+        ("0,8", True, "1-7,9-15"),
+        ("", True, "0-15"),
+        ("0-15", True, "0-15"),
+        ("0,99", True, "1-15"),
+    ],
+)
+def test_pools_keep_off_what_is_strictly_reserved(reserved: str, *, strict: bool, shareable: str) -> None:
+    options = CpuOptions(strict_cpu_reservation=strict)
+    node = Node(MACHINE, TOPOLOGY, reserved=CpuSet.parse(reserved), options=options)
+    assert str(node.shareable) == shareable
+    assert str(NodeState.empty(node).pools.shared) == str(NodeState.empty(node).pools.be) == shareable
+    assert node.cpu.reserved == CpuSet.parse(reserved) & MACHINE.online
+    assert node.cpu.options is options
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("scope", list(Scope))
+def test_pods_are_decided_as_a_whole_only_where_something_is(policy: Policy, scope: Scope) -> None:
+    node = Node(MACHINE, TOPOLOGY, policy=policy, scope=scope)
+    assert node.decides_pods is (scope is Scope.POD and policy is not Policy.NONE)
+
+
+def test_memory_and_distances_are_read_where_they_are_wanted() -> None:
+    node = Node(MACHINE, TOPOLOGY)
+    assert (node.memory, node.distances, node.nodes) == (None, None, Mask([0, 1]))
+    node = Node(MACHINE, TOPOLOGY, closest=True, reserved_memory={1: {"memory": 30}})
+    assert node.distances is not None
+    assert node.memory is not None
+    assert [n.table("memory").allocatable for n in node.memory.nodes.values()] == [100, 70]
+
+
+def test_another_machine_keeps_the_rules() -> None:
+    node = Node(
+        MACHINE,
+        TOPOLOGY,
+        static=True,
+        reserved=CpuSet.parse("0,15"),
+        policy=Policy.RESTRICTED,
+        options=CpuOptions(strict_cpu_reservation=True),
+        reserved_memory={0: {"memory": 1}},
+    )
+    node.alike["x"] = None  # type: ignore[assignment]
+    gone = CpuSet([15])
+    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    cpus = tuple(c for c in MACHINE.cpus if c.id not in gone)
+    smaller = dataclasses.replace(MACHINE, nodes=nodes, cpus=cpus)
+    there = node.on(smaller)
+    assert (there.machine, there.topology.cpus) == (smaller, smaller.online)
+    assert (str(there.shareable), str(there.cpu.reserved)) == ("1-14", "0")
+    assert (there.static, there.policy, there.alike) == (True, Policy.RESTRICTED, {})
+    assert there.memory == node.memory
+    back = there.on(MACHINE)
+    assert (str(back.shareable), back.cpu, back) == ("1-14", node.cpu, node), "what was reserved is so again"

@@ -1,0 +1,226 @@
+"""Pods that want to be aligned by themselves (numa-topology-spec)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.admit import PodAdmission, admit, decides_pod
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.defects import InputDefect
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaStrategy
+from proxy.model.options import Policy
+from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 2, 4, 2, mem_bytes_per_node=100 * MIB)  # 4 nodes of 8 CPUs; siblings 16 apart
+NODES = [node.cpus for node in MACHINE.nodes]
+SINGLE, RESTRICTED, BEST = NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED, NumaPolicy.BEST_EFFORT
+
+
+def empty(**more: object) -> NodeState:
+    return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **({"static": True} | more)))
+
+
+def pod(uid: str, policy: NumaPolicy = NumaPolicy.NONE, **more: object) -> Pod:
+    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid), aligned=policy, **more)
+
+
+def lsr(uid: str, policy: NumaPolicy = NumaPolicy.NONE, **more: object) -> Pod:
+    return pod(uid, policy, qos=QosClass.LSR, **more)
+
+
+def burstable(uid: str, policy: NumaPolicy = NumaPolicy.NONE, **more: object) -> Pod:
+    return pod(uid, policy, qos=QosClass.LS, kube_qos=KubeQos.BURSTABLE, **more)
+
+
+def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+    return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
+
+
+def shares(milli: int) -> Request:
+    return Request(milli * 1024 // 1000, 0, 100_000)
+
+
+def add(state: NodeState, the_pod: Pod, request: Request) -> tuple[NodeState, Container]:
+    got = admit(state, the_pod, request)
+    assert got.verdict.admitted, got.verdict.message
+    return start(got.state.with_pod(got.pod), got.pod, request)
+
+
+def start(state: NodeState, the_pod: Pod, request: Request) -> tuple[NodeState, Container]:
+    plan = place(state, the_pod, "c", 0, request, f"{the_pod.uid}/c")
+    assert plan.container is not None, plan.verdict.message
+    running = plan.container.in_phase(Phase.RUNNING)
+    return plan.state.changed(put=(running,)), running
+
+
+def nodes_of(got: PodAdmission) -> Mask | None:
+    assert got.verdict.admitted, got.verdict.message
+    assert got.pod.aside is not None
+    return got.pod.aside.affinity
+
+
+def test_owners_on_one_node_or_several() -> None:
+    state = empty()
+    fits = admit(state, lsr("a", SINGLE), whole(8))
+    assert nodes_of(fits) == Mask((0,))
+    assert fits.pod.cpuset == NODES[0]
+    refused = admit(state, lsr("a", SINGLE), whole(9))
+    assert (refused.verdict.code, refused.verdict.reason) == (9, "TopologyAffinityError")
+    assert "Unaligned NUMA Hint cause" in refused.verdict.message
+    assert refused.explanation is not None
+    assert refused.explanation.merge is not None
+    assert refused.explanation.merge.policy == "single-numa-node"
+    assert [said.resource for said in refused.explanation.said] == ["cpu"]
+    assert admit(state, lsr("b"), whole(9)).verdict.admitted, "who does not want to be aligned is not"
+
+
+def test_what_spans_nodes_is_divided_evenly() -> None:
+    got = admit(empty(), lsr("a", RESTRICTED), whole(12))
+    assert nodes_of(got) == Mask((0, 1))
+    assert [len(got.pod.cpuset & node) for node in NODES] == [6, 6, 0, 0]
+    spread = lsr("a", BEST, bind_required=BindPolicy.SPREAD_BY_PCPUS)
+    got = admit(empty(), spread, whole(6))
+    assert got.verdict.admitted
+    assert [len(got.pod.cpuset & node) for node in NODES] == [3, 3, 0, 0], "one thread of each core"
+    odd = admit(empty(), lsr("a", RESTRICTED, bind_required=BindPolicy.FULL_PCPUS), whole(10))
+    assert sorted(len(odd.pod.cpuset & node) for node in NODES) == [0, 0, 4, 6], "whole cores stay whole"
+
+
+def test_strategy_chooses_among_equals() -> None:
+    state, _ = add(empty(), lsr("first", SINGLE), whole(2))
+    fullest = admit(state, lsr("a", SINGLE), whole(2))
+    assert nodes_of(fullest) == Mask((0,))
+    state, _ = add(empty(strategy=NumaStrategy.LEAST_ALLOCATED), lsr("first", SINGLE), whole(2))
+    emptiest = admit(state, lsr("a", SINGLE), whole(2))
+    assert nodes_of(emptiest) == Mask((1,))
+
+
+def test_a_sharing_container_is_bound_to_a_part_of_its_pool() -> None:
+    state, owner = add(empty(), lsr("owner", SINGLE), whole(6))
+    assert owner.placement.own <= NODES[0]
+    state, one = add(state, burstable("a", SINGLE), shares(4000))
+    assert (one.placement.pool, one.placement.nodes) == (Pool.SHARED, Mask((1,)))
+    assert state.wanted(one) == NODES[1]
+    assert one.placement.mems == Mask((1,))
+    assert "aligned" in one.placement.reasons[0]
+    small = admit(state, burstable("b", SINGLE), shares(2000))
+    assert nodes_of(small) == Mask((0,)), "the fullest node that has two shared CPUs"
+    wide = admit(state, burstable("c", SINGLE), shares(9000))
+    assert wide.verdict.reason == "TopologyAffinityError"
+    two = admit(state, burstable("c", RESTRICTED), shares(9000))
+    assert len(nodes_of(two) or ()) == 2
+    everywhere = admit(state, burstable("d", BEST), shares(25_000))
+    assert everywhere.pod.nodes is None, "all nodes are no part"
+    assert everywhere.verdict.admitted
+
+
+def test_decided_elsewhere_or_nothing_asked() -> None:
+    state = empty()
+    for decided in (
+        lsr("a", SINGLE, cpuset=CpuSet.parse("0-11")),
+        burstable("a", SINGLE, nodes=Mask((0, 1))),
+        burstable("a", SINGLE, defects=(InputDefect("faulty", decisive=True),)),
+    ):
+        assert not decides_pod(state.node, decided)
+    silent = admit(state, burstable("a", SINGLE), Request(cpu_shares=2))
+    assert silent.verdict.admitted
+    assert silent.pod.aside is None
+    assert silent.pod.nodes is None
+
+
+def test_pod_and_node_must_want_the_same() -> None:
+    node = empty(policy=Policy.RESTRICTED)
+    assert admit(node, lsr("a", RESTRICTED), whole(2)).verdict.admitted
+    refused = admit(node, lsr("a", SINGLE), whole(2))
+    assert refused.verdict.reason == "CPUBindPolicyError" or "SingleNUMANode" in refused.verdict.message
+    assert "the node has Restricted" in refused.verdict.message
+
+
+def test_devices_take_part() -> None:
+    nic = Near("nic", "vendor/nic", Mask((2,)), "sysfs")
+    got = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic))
+    assert nodes_of(got) == Mask((2,))
+    assert got.pod.cpuset <= NODES[2]
+    both = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
+    apart = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic, dataclasses.replace(both, resource="v/gpu")))
+    assert apart.verdict.reason == "TopologyAffinityError"
+
+
+def test_memory_takes_part() -> None:
+    state = empty(reserved_memory={0: {"memory": MIB}})
+    state, _ = add(state, pod("first", SINGLE), whole(1, 80))
+    got = admit(state, pod("second", SINGLE), whole(1, 50))
+    assert nodes_of(got) == Mask((1,)), "node 0 has a CPU and not the memory"
+    assert admit(state, pod("third", SINGLE), whole(1, 101)).verdict.reason == "TopologyAffinityError"
+
+
+def test_keeping_apart() -> None:
+    """A pod on one node avoids nodes of pods that span several, and the other way round."""
+    required = {"apart": NumaExclusive.REQUIRED}
+    state, wide = add(empty(), lsr("wide", RESTRICTED), whole(10))
+    assert MACHINE.nodes_of(wide.placement.own) == Mask((0, 1))
+    assert nodes_of(admit(state, lsr("a", SINGLE), whole(2))) in (Mask((0,)), Mask((1,)))
+    state, _ = add(state, lsr("a", SINGLE, **required), whole(2))
+    single = state.containers["a/c"].placement.own
+    assert MACHINE.nodes_of(single) == Mask((2,))
+    assert 2 not in (nodes_of(admit(state, lsr("b", RESTRICTED, **required), whole(9))) or ())
+    beside = admit(state, lsr("b", RESTRICTED, **required), whole(15))
+    assert beside.verdict.reason == "TopologyAffinityError", "all but node 2, which has a single, have 14"
+    preferred = admit(state, lsr("b", RESTRICTED, apart=NumaExclusive.PREFERRED), whole(15))
+    assert preferred.verdict.admitted
+
+
+def test_a_pod_created_again_keeps_its_nodes() -> None:
+    got = admit(empty(), burstable("a", SINGLE), shares(4000))
+    state = got.state.with_pod(got.pod)
+    state, _ = add(state, lsr("owner", SINGLE), whole(8))
+    again = admit(
+        state, dataclasses.replace(burstable("a", SINGLE), sandbox_id="s-2", attempt=1), shares(4000)
+    )
+    assert again.pod.nodes == got.pod.nodes
+
+
+def test_exhausted_nodes_refuse_only_pods_that_need_them() -> None:
+    for class_, admitted in ((QosClass.LS, True), (QosClass.LSR, False), (QosClass.LSE, False)):
+        lost = pod("a", qos=class_, kube_qos=KubeQos.BURSTABLE, nodes=Mask((7,)))
+        plan = place(empty(), lost, "c", 0, whole(2), "a/c")
+        assert plan.verdict.admitted is admitted
+        said = plan.problem or plan.verdict.message
+        assert "nothing is left of the shared pool on NUMA node 7" in said
+
+
+def test_hints_of_providers_are_reported_by_name() -> None:
+    state = empty(reserved_memory={0: {"memory": MIB}})
+    nic = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
+    got = admit(state, pod("a", SINGLE), whole(2, 50, nic))
+    assert got.explanation is not None
+    said = {(each.provider, each.resource) for each in got.explanation.said}
+    assert said == {("cpu", "cpu"), ("memory", "memory"), ("devices", "vendor/nic")}
+    hints = {each.resource: [str(hint.affinity) for hint in each.hints] for each in got.explanation.said}
+    assert hints["vendor/nic"] == ["1"]
+    assert hints["cpu"][:4] == ["0", "1", "2", "3"]
+
+
+def test_uncounted_memory_is_not_part_of_the_pods_sum() -> None:
+    state = empty(reserved_memory={0: {"memory": MIB}})
+    got = admit(state, burstable("a", SINGLE), dataclasses.replace(shares(2000), memory_limit=1000 * MIB))
+    assert nodes_of(got) == Mask((0,)), "a Burstable pod's memory is not counted"
+
+
+def test_devices_alone_align_a_pod() -> None:
+    nic = Near("nic", "vendor/nic", Mask((2,)), "sysfs")
+    got = admit(empty(), burstable("a", SINGLE), Request(cpu_shares=2, devices=(nic,)))
+    assert nodes_of(got) == Mask((2,))
+    assert got.pod.nodes == Mask((2,))
+
+
+def test_on_one_node_cpus_are_chosen_as_ever() -> None:
+    state, _ = add(empty(), pod("first"), whole(3))
+    got = admit(state, lsr("a", SINGLE), whole(4))
+    assert got.pod.cpuset == CpuSet((2, 3, 18, 19)), "whole cores"

@@ -1,0 +1,326 @@
+"""What a pod may claim by itself: by its namespace, its class, its annotation and what it requests."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.config.admission import AdmissionConfig
+from proxy.engine.admission import assigned_cpus, permitted_claim, requested_cpus, sum_requests
+from proxy.engine.admit import admit
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode, Rule
+from proxy.model.idset import CpuSet
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.facts import QOS_LABEL, pod_facts
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 8, 2)  # 32 CPUs
+DEFAULT = AdmissionConfig().rules
+
+
+def node_of(rules: AdmissionRules = DEFAULT, **more: Any) -> Node:
+    return Node(MACHINE, CpuTopology.of(MACHINE), admission=rules, **more)
+
+
+def asked(milli: int, limit: int | None = None) -> Request:
+    """What kubelet sends for a request and a limit (the same if None, none if 0)."""
+    limit = milli if limit is None else limit
+    return Request(max(2, milli * 1024 // 1000), limit * 100, 100_000)
+
+
+def pod_of(
+    annotation: str = "", qos: str = "", total: Request | None = None, namespace: str = "a", parent: str = ""
+) -> Pod:
+    annotations = {RESOURCE_STATUS: annotation} if annotation else {}
+    labels = {QOS_LABEL: qos} if qos else {}
+    parent = parent or "/kubepods/burstable"
+    pod = pod_facts("s", "u", namespace, "p", 0, labels, annotations, f"{parent}/podu")
+    return dataclasses.replace(pod, total=total)
+
+
+def rule_of(pod: Pod, node: Node | None = None) -> Rule | None:
+    breach = permitted_claim(node or node_of(), pod)[1]
+    return None if breach is None else breach.rule
+
+
+@pytest.mark.parametrize(
+    ("annotation", "qos", "total", "rule"),
+    [
+        ('{"cpuset":"0-30"}', "", asked(100), Rule.REQUEST),
+        ('{"cpuset":"0-30"}', "LS", asked(100), Rule.REQUEST),
+        ('{"cpuset":"0-5"}', "LSE", asked(100), Rule.REQUEST),
+        ('{"cpuset":"0"}', "", asked(999), Rule.REQUEST),
+        ('{"cpuset":"0"}', "", asked(1000), None),
+        ('{"cpuset":"0-1"}', "", asked(1999), Rule.REQUEST),
+        ('{"cpuset":"0-3"}', "LSR", asked(4000), None),
+        ('{"cpuset":"0-3"}', "LSE", asked(4000), None),
+        ('{"cpuset":"0-2"}', "LSR", asked(4000), None),  # fewer than it requests
+        ('{"cpuset":"0-3"}', "LSR", asked(4000, 0), Rule.WHOLE_CPUS),  # no limit
+        ('{"cpuset":"0-3"}', "LSR", asked(4000, 8000), Rule.WHOLE_CPUS),
+        ('{"cpuset":"0-3"}', "LSR", asked(4500), Rule.WHOLE_CPUS),
+        ('{"cpuset":"0-3"}', "LS", asked(4000, 0), None),  # bound on a node with a bind policy
+        ('{"cpuset":"0-3"}', "BE", asked(2), None),  # it owns nothing by its annotation
+        ('{"cpu\\u0073et":"0-30"}', "", asked(100), Rule.REQUEST),
+        ('{"CPUSET":"0-30"}', "", asked(100), Rule.REQUEST),
+        ('{"CpuSet":"0-30","cpuset":null}', "", asked(100), None),  # null goes before: it names no CPUs
+        ('{"CpuSet":"0-30","cpuset":""}', "", asked(100), None),
+        ('{"cpuset":"0","CPUSET":"0-30"}', "", asked(100), Rule.REQUEST),
+        ('{"cpuset":"0-30","cpuset":"0-30"}', "", asked(100), Rule.REQUEST),
+        ('{"cpuset":"0-30","numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", asked(100),
+         Rule.REQUEST),
+        ('{"numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", asked(100), None),
+        ('{"cpuset":"0,0,0,1"}', "", asked(2000), None),
+        ('{"cpuset":"0-1,3-4,30"}', "", asked(4000), Rule.REQUEST),
+    ],
+)  # fmt: skip
+def test_an_annotation_names_no_more_cpus_than_the_pod_requests(
+    annotation: str, qos: str, total: Request, rule: Rule | None
+) -> None:
+    pod = pod_of(annotation, qos, total)
+    assert rule_of(pod) is rule
+    plan = place(NodeState.empty(node_of()).with_pod(pod), pod, "c", 0, total, "t")
+    owns = plan.container is not None and plan.container.placement.pool is Pool.OWN
+    assert owns is (rule is None and bool(pod.cpuset) and qos != "BE")
+    assert plan.limit is rule
+    if rule is not None:
+        assert (plan.verdict.code, plan.verdict.reason) == (9, rule.reason)
+        assert plan.state == NodeState.empty(node_of()).with_pod(pod)
+
+
+@pytest.mark.parametrize("qos", ["", "LS", "LSR", "LSE", "SYSTEM"])
+@pytest.mark.parametrize(
+    ("cpus", "rule"),
+    [("0", Rule.RESERVED_CPUS), ("4", Rule.RESERVED_CPUS), ("8", Rule.RESERVED_CPUS), ("9", None)],
+)
+def test_reserved_cpus_are_never_named(cpus: str, rule: Rule | None, qos: str) -> None:
+    kept = {"reserved": CpuSet([0]), "reservation": CpuSet([4]), "system": CpuSet([8])}
+    pod = pod_of(f'{{"cpuset":"{cpus}"}}', qos, asked(1000), "kube-system")
+    assert rule_of(pod, node_of(**kept)) is rule
+    follow = dataclasses.replace(DEFAULT, resource_status=ResourceStatusMode.FOLLOW)
+    assert rule_of(pod, node_of(follow, **kept)) is None
+
+
+def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
+    """Its container crashes and comes back, after the Node object has reserved the CPUs."""
+    pod = pod_of('{"cpuset":"4-5"}', "LSR", asked(2000))
+    state = NodeState.empty(node_of()).with_pod(pod)
+    plan = place(state, pod, "c", 0, asked(2000), "c1")
+    assert plan.container is not None
+    later = plan.state.under(node_of(reservation=CpuSet([4])))
+    again = place(later, pod, "c", 1, asked(2000), "c2")
+    assert again.container is not None
+    assert again.container.placement.own == CpuSet([4, 5])
+    other = dataclasses.replace(pod, uid="v", sandbox_id="s2")
+    assert place(later, other, "c", 0, asked(2000), "c3").verdict.reason == "AdmissionReservedCPUs"
+
+
+def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
+    asks = PodAsk(
+        "u",
+        (
+            Ask("init", Kind.INIT, {"cpu": 6000}, {"cpu": 6000}),
+            Ask("side", Kind.SIDECAR, {"cpu": 1000}, {"cpu": 1000}),
+            Ask("app", Kind.APP, {"cpu": 3000}, {"cpu": 3000}),
+        ),
+        guaranteed=False,
+    )
+    pod = dataclasses.replace(pod_of('{"cpuset":"0-5"}', "", asked(100)), asks=asks)
+    assert requested_cpus(pod, Request()) == 6, "the init container needs more than what runs after it"
+    assert rule_of(pod) is None
+    more = dataclasses.replace(pod, cpuset=CpuSet(range(7)))
+    assert rule_of(more) is Rule.REQUEST
+    whole = dataclasses.replace(pod, asks=dataclasses.replace(asks, own={"cpu": 8000}))
+    assert requested_cpus(whole, Request()) == 8, "what the pod itself requests"
+    assert (
+        requested_cpus(dataclasses.replace(pod, asks=dataclasses.replace(asks, own={"memory": 1})), Request())
+        == 6
+    )
+
+
+def test_beyond_256_cpus_the_limit_is_used() -> None:
+    """The kernel takes no more than 262144 shares."""
+    pod = pod_of("", "", Request(262_144, 300 * 100_000, 100_000))
+    assert requested_cpus(pod, Request()) == 300
+    assert requested_cpus(pod_of("", "", Request(262_144, -1, 100_000)), Request()) == 256
+    assert requested_cpus(pod_of("", "", Request(262_143, 0, 0)), Request()) == 255
+
+
+def test_a_guaranteed_pod_is_limited_where_kubelet_sets_no_quota() -> None:
+    """kubelet with cpuCFSQuota false, and pinned containers since 1.33."""
+    for quota in (-1, 0):
+        pod = pod_of('{"cpuset":"0-3"}', "LSR", Request(4096, quota, 100_000), parent="/kubepods")
+        assert rule_of(pod) is None
+        burstable = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
+        assert rule_of(burstable) is Rule.WHOLE_CPUS
+
+
+def test_without_a_sum_the_containers_that_are_here_count() -> None:
+    """kubelet before 1.23 sends no sum: then containers are added up as they come."""
+    node = node_of()
+    pod = pod_of('{"cpuset":"0-3"}', "LSR")
+    state = NodeState.empty(node).with_pod(pod)
+    assert place(state, pod, "a", 0, asked(4000), "a1").container is not None
+    assert place(state, pod, "a", 0, asked(2000), "a1").limit is Rule.REQUEST
+    shared = dataclasses.replace(pod, cpuset=None, qos=QosClass.LS)
+    with_other = place(state, shared, "b", 0, asked(2000), "b1")
+    assert place(with_other.state, pod, "a", 0, asked(2000), "a1").container is not None
+    again = place(with_other.state, pod, "b", 1, asked(2000), "b2")
+    assert again.limit is Rule.REQUEST, "attempts of one container count once"
+
+
+def test_quotas_that_are_off_stand_for_the_request() -> None:
+    assert sum_requests([Request(1024, 100_000, 100_000), Request(2048, 100_000, 50_000)]) == Request(
+        3072, 300_000, 100_000
+    )
+    assert sum_requests([Request(1024, -1, 100_000), Request(2048, 200_000, 0)]) == Request(
+        3072, 300_000, 100_000
+    )
+    assert sum_requests([Request(2, 0, 0)]) == Request(0, 0, 100_000)
+
+
+TEAMS = dataclasses.replace(DEFAULT, owners=Namespaces(("team-*", "infra")))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "listed"),
+    [("team-a", True), ("infra", True), ("infra2", False), ("a-team-b", False), ("", False), ("team-", True)],
+)
+@pytest.mark.parametrize(
+    ("annotation", "qos"), [('{"cpuset":"4-5"}', ""), ("", "LSR"), ("", "LSE"), ('{"cpuset":"4-5"}', "LSE")]
+)
+def test_namespaces_that_are_listed_may_own(namespace: str, listed: bool, annotation: str, qos: str) -> None:
+    pod = pod_of(annotation, qos, asked(2000), namespace)
+    assert rule_of(pod, node_of(TEAMS)) is (None if listed else Rule.NAMESPACE)
+
+
+def test_pods_of_other_namespaces_that_claim_nothing_are_not_rejected() -> None:
+    node = node_of(TEAMS)
+    for pod in (
+        pod_of("", "LS"),
+        pod_of("", "BE"),
+        pod_of("", ""),
+        pod_of('{"cpuset":"4-5"}', "BE"),
+        pod_of('{"numaNodeResources":[{"node":1,"resources":{"cpu":"1"}}]}', "LS"),
+    ):
+        seen, breach = permitted_claim(node, pod)
+        assert breach is None
+        assert (seen.cpuset, seen.nodes) == (None, None), "the annotation is not read"
+
+
+@pytest.mark.parametrize(("namespace", "keeps", "rule"), [
+    ("a", "2-3", Rule.SYSTEM_NAMESPACE), ("kube-system", "2-3", None), ("a", "", None),
+])  # fmt: skip
+def test_class_system_is_for_listed_namespaces(namespace: str, keeps: str, rule: Rule | None) -> None:
+    """Where the node keeps no CPUs for the class, the label gives nothing that others have not."""
+    node = node_of(system=CpuSet.parse(keeps))
+    pod = pod_of("", "SYSTEM", namespace=namespace)
+    assert rule_of(pod, node) is rule
+    state = NodeState.empty(node).with_pod(pod)
+    plan = place(state, pod, "c", 0, Request(), "c1")
+    assert plan.limit is rule
+    assert admit(state, pod, Request()).limit is rule
+    sharing = node_of(dataclasses.replace(DEFAULT, beyond=BeyondLimit.SHARE), system=CpuSet.parse(keeps))
+    shared = place(NodeState.empty(sharing).with_pod(pod), pod, "c", 0, Request(), "c1")
+    assert shared.container is not None
+    pool = Pool.SHARED if rule else Pool.SYSTEM
+    assert shared.container.placement.pool is pool
+    assert bool(shared.problem) is (rule is not None)
+
+
+@pytest.mark.parametrize("qos", ["", "LS", "LSR", "LSE"])
+def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
+    node = node_of(dataclasses.replace(DEFAULT, beyond=BeyondLimit.SHARE), static=True)
+    pod = pod_of('{"cpuset":"0-30"}', qos, asked(100))
+    state = NodeState.empty(node).with_pod(pod)
+    assert admit(state, pod, asked(100)).verdict.admitted
+    plan = place(state, pod, "c", 0, asked(100), "c1")
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+    assert plan.container.placement.unlimited is False
+    assert plan.limit is Rule.REQUEST
+    assert plan.problem.startswith("it owns no CPUs (request): its resource-status annotation names 31 CPUs")
+    assert plan.state.pools.shared == MACHINE.online
+
+
+@pytest.mark.parametrize("annotation", ['{"cpuset":"0-3"}', "{", '{"numaNodeResources":[{"node":1}]}'])
+@pytest.mark.parametrize("qos", ["", "LS", "LSR", "BE"])
+def test_an_annotation_that_is_ignored_is_as_none(annotation: str, qos: str) -> None:
+    rules = dataclasses.replace(DEFAULT, resource_status=ResourceStatusMode.IGNORE)
+    for static in (False, True):
+        node = node_of(rules, static=static)
+        with_it, without = pod_of(annotation, qos, asked(4000)), pod_of("", qos, asked(4000))
+        seen, breach = permitted_claim(node, with_it)
+        assert breach is None
+        assert dataclasses.replace(seen, defects=(), total=None) == dataclasses.replace(without, total=None)
+        state = NodeState.empty(node)
+        one, other = (admit(state, pod, asked(4000)) for pod in (with_it, without))
+        assert (one.verdict, one.pod.aside) == (other.verdict, other.pod.aside)
+
+
+def test_an_ignored_annotation_lets_the_node_choose_for_lsr_pods() -> None:
+    node = node_of(dataclasses.replace(DEFAULT, resource_status=ResourceStatusMode.IGNORE), static=True)
+    pod = pod_of('{"cpuset":"30-31"}', "LSR", asked(2000), parent="/kubepods")
+    admission = admit(NodeState.empty(node), pod, asked(2000))
+    assert admission.pod.aside is not None
+    assert admission.pod.chosen
+    assert admission.pod.cpuset == admission.pod.aside.cpus == admission.state.pods["s"].cpuset
+    assert admission.pod.cpuset != CpuSet([30, 31])
+    plan = place(admission.state, admission.pod, "c", 0, asked(2000), "c1")
+    assert plan.container is not None
+    assert plan.container.placement.own == admission.pod.cpuset
+
+
+def test_a_claim_that_is_not_allowed_is_rejected_when_the_sandbox_comes() -> None:
+    pod = pod_of('{"cpuset":"0-30"}', "", asked(100))
+    state = NodeState.empty(node_of())
+    admission = admit(state, pod, asked(100))
+    assert admission.verdict.reason == "AdmissionRequest"
+    assert admission.verdict.message == (
+        "cannot place a/p: its resource-status annotation names 31 CPUs, and its containers request"
+        " 0 whole CPUs together (admission.resourceStatus is bounded)"
+    )
+    assert admission.explanation is not None
+    unknown = dataclasses.replace(pod, total=None)
+    assert admit(state, unknown, Request()).verdict.admitted, "what it requests is not known yet"
+
+
+def test_cpus_that_a_pod_may_not_claim_are_not_kept_for_it() -> None:
+    """Else an annotation that is rejected would keep the CPUs from others all the same."""
+    node = node_of()
+    evil = pod_of('{"cpuset":"0-30"}', "", asked(100))
+    honest = dataclasses.replace(pod_of('{"cpuset":"4-5"}', "LSR", asked(2000)), uid="v", sandbox_id="s2")
+    state = NodeState.empty(node).with_pod(evil).with_pod(honest)
+    assert assigned_cpus(node, evil) is None
+    assert state.promised("") == CpuSet([4, 5])
+
+
+@given(
+    st.sampled_from(["", "LS", "LSR", "LSE", "SYSTEM", "BE"]),
+    st.sets(st.integers(0, 40), max_size=40),
+    st.integers(0, 34_000),
+    st.sampled_from([None, 0, 500, 2000, 4000, 34_000]),
+    st.booleans(),
+)
+def test_nothing_is_owned_by_an_annotation_that_was_not_requested(
+    qos: str, named: set[int], milli: int, limit: int | None, guaranteed: bool
+) -> None:
+    node = node_of(reserved=CpuSet([0]), system=CpuSet([1]))
+    parent = "/kubepods" if guaranteed else "/kubepods/burstable"
+    text = f'{{"cpuset":"{CpuSet(named)}"}}'
+    pod = pod_of(text, qos, asked(milli, limit), "kube-system", parent)
+    plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, asked(milli, limit), "c1")
+    own = CpuSet() if plan.container is None else plan.container.placement.own
+    assert len(own) <= milli // 1000
+    assert own.isdisjoint(node.reserved | node.system)
+    if qos in ("LSR", "LSE") and own:
+        assert milli % 1000 == 0

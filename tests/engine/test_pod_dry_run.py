@@ -1,0 +1,135 @@
+"""A pod's whole life as pure calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.pod_requests import peak_request
+from proxy.allocation.providers.devices import devices_held
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.pod_dry_run import ArrivingPod, dry_run
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for n, i in enumerate("ab")}}
+
+
+def node(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.CONTAINER) -> NodeState:
+    return NodeState.empty(
+        Node(
+            MACHINE,
+            CpuTopology.of(MACHINE),
+            static=True,
+            policy=policy,
+            scope=scope,
+            reserved_memory={0: {"memory": 10 * MIB}},
+            devices=GPUS,
+        )
+    )
+
+
+def ask(name: str, cpus: int, mib: int, kind: Kind = Kind.APP, gpus: int = 0) -> Ask:
+    amounts = {"cpu": cpus * 1000, "memory": mib * MIB, **({"gpu": gpus} if gpus else {})}
+    return Ask(name, kind, amounts, amounts)
+
+
+def arrival(uid: str, *asks: Ask) -> ArrivingPod:
+    def request(amounts: dict[str, int]) -> Request:
+        return Request(amounts["cpu"] * 1024 // 1000, amounts["cpu"] * 100, 100_000, amounts["memory"])
+
+    pod = Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, asks), source="its manifest")
+    total = request(peak_request(asks, lambda one: one.requests))
+    return ArrivingPod(pod, total, tuple((one.name, request(dict(one.requests))) for one in asks))
+
+
+def devices(state: NodeState) -> DeviceState:
+    return devices_held(GPUS, state.pods.values(), state.containers.values())
+
+
+LONG = arrival(
+    "p", ask("i", 6, 80, Kind.INIT, gpus=1), ask("s", 2, 10, Kind.SIDECAR), ask("c", 4, 70, gpus=1)
+)
+
+
+def gone(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
+    """Have pods leave, with all that was given to them."""
+    for sandbox_id in sandbox_ids:
+        held = [container.id for container in state.in_sandbox(sandbox_id)]
+        state = state.changed(drop=held).without_pod(sandbox_id)
+    return state
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_pod_uses_again_what_its_init_containers_leave(policy: Policy, scope: Scope) -> None:
+    got = dry_run(node(policy, scope), LONG)
+    assert got.verdict.admitted
+    assert [(c.name, c.phase, len(c.placement.own)) for c in got.containers] == [
+        ("i", Phase.EXITED, 6),
+        ("s", Phase.RUNNING, 2),
+        ("c", Phase.RUNNING, 4),
+    ]
+    first, side, app = (c.placement for c in got.containers)
+    assert side.own | app.own == first.own
+    assert (first.devices, app.devices) == ((("gpu", ("a",)),), (("gpu", ("a",)),))
+    assert got.state.memory is not None
+    assert [n.table("memory").reserved // MIB for n in got.state.memory.nodes.values()] == [80, 0]
+    assert len(got.state.pools.shared) == 10
+    assert got.refused == ""
+    decided = policy is not Policy.NONE and scope is Scope.POD
+    assert [why.ref for why in got.explanations] == ["ns/p"] * decided + ["ns/p/i", "ns/p/s", "ns/p/c"]
+    assert violations(got.state) == []
+    over = gone(got.state, ["s-p"])
+    fresh = node(policy, scope)
+    assert (over.pools, over.memory, devices(over)) == (fresh.pools, fresh.memory, devices(fresh))
+    assert not over.pods
+    assert not over.containers
+
+
+@pytest.mark.parametrize(
+    ("scope", "refused", "placed", "told"),
+    [(Scope.CONTAINER, "c", ["i"], ["ns/p/i", "ns/p/c"]), (Scope.POD, "", [], ["ns/p"])],
+)
+def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
+    scope: Scope, refused: str, placed: list[str], told: list[str]
+) -> None:
+    state = dry_run(node(scope=scope), arrival("x", ask("c", 2, 30))).state
+    got = dry_run(state, arrival("p", ask("i", 2, 10, Kind.INIT), ask("c", 2, 10, gpus=3), ask("d", 1, 1)))
+    assert got.state is state
+    assert not got.verdict.admitted
+    assert (got.refused, [c.name for c in got.containers]) == (refused, placed)
+    assert [why.ref for why in got.explanations] == told
+    assert got.explanations[-1].verdict == got.verdict
+
+
+def test_sharing_pods_are_reported_too() -> None:
+    pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.BEST_EFFORT)
+    state = dataclasses.replace(node(), node=dataclasses.replace(node().node, devices={}))
+    got = dry_run(state, ArrivingPod(pod, Request(), (("c", Request()),)))
+    assert [(why.ref, why.pool) for why in got.explanations] == [("ns/p/c", "be")]
+    assert got.containers[0].placement.pool is Pool.BE
+    assert got.state.pods["s"] == pod
+
+
+def test_machines_fill_up_and_empty_again() -> None:
+    state, there = node(scope=Scope.POD), []
+    for number in range(9):
+        got = dry_run(state, arrival(f"p{number}", ask("c", 2, 20)))
+        if got.verdict.admitted:
+            there.append(f"s-p{number}")
+        state = got.state
+    assert len(there) == 7, "one CPU at least stays for the others"
+    assert state.aside() == MACHINE.online - state.pools.shared
+    assert gone(state, there).pools.shared == CpuSet.parse("0-15")

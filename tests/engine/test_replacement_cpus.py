@@ -1,0 +1,136 @@
+"""Which CPUs stand in for those that are away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy
+from proxy.model.machine import Machine
+from proxy.model.options import CpuOptions, Policy
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
+
+WHOLE = described(2, 1, 4, 2)
+
+
+def without(gone: CpuSet) -> Machine:
+    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in WHOLE.nodes)
+    return dataclasses.replace(WHOLE, cpus=tuple(c for c in WHOLE.cpus if c.id not in gone), nodes=nodes)
+
+
+def owner(name: str, own: CpuSet, **more: object) -> Container:
+    pod = Pod(f"s-{name}", name, "ns", name, **more)  # type: ignore[arg-type]
+    placement = Placement(Pool.OWN, own, Mask([0]), hard=True)
+    return Container(name, "c", pod, Request(), placement, Phase.RUNNING, owner=f"{name}/c")
+
+
+def state_of(gone: CpuSet, *containers: Container, **rules: object) -> NodeState:
+    machine = without(gone)
+    node = Node(machine, CpuTopology.of(machine), True, **rules)  # type: ignore[arg-type]
+    return NodeState.of(node, (), containers)
+
+
+def only(state: NodeState) -> MissingCpus:
+    (short,) = owners_missing_cpus(state)
+    return short
+
+
+@given(
+    st.sets(st.integers(0, 15), max_size=10),
+    st.lists(st.integers(0, 3), min_size=16, max_size=16),
+    st.booleans(),
+    st.sampled_from(Policy),
+)
+def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, policy: Policy) -> None:
+    """Whoever has what, and whatever goes."""
+    sets = [CpuSet(cpu for cpu, hand in enumerate(hands) if hand == n) for n in range(1, 4)]
+    holders = [owner(f"o{n}", cpus) for n, cpus in enumerate(sets) if cpus]
+    state = state_of(CpuSet(away), *holders, options=CpuOptions(full_pcpus_only=full), policy=policy)
+    if not state.node.machine.online or not state.pools.shared:
+        return
+    for short in owners_missing_cpus(state):
+        cpus = choose_replacements(state, short)
+        assert len(cpus) <= short.missing == len(short.own & CpuSet(away))
+        assert cpus <= state.pools.shared
+        assert cpus < state.pools.shared or not cpus, "the others have some left"
+        homes = state.node.machine.nodes_of(short.own) or Mask([0])
+        if policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
+            assert cpus <= state.node.machine.cpus_of(homes)
+        if full:
+            assert all(core <= cpus or core.isdisjoint(cpus) for core in state.node.machine.cores.values())
+        (holder,) = short.containers
+        given_ = dataclasses.replace(holder, placement=dataclasses.replace(holder.placement, instead=cpus))
+        after = state.changed(put=(given_,))
+        assert violations(after) == []
+        assert len(after.wanted(given_)) == len(short.own) - short.missing + len(cpus) or not cpus
+        back = after.on(WHOLE)
+        assert back.wanted(given_) == short.own
+        assert back.pools.shared.isdisjoint(cpus), "nobody else's until the owner has left them"
+
+
+def test_near_ones_come_first() -> None:
+    near = WHOLE.node_by_id[0].cpus
+    own = CpuSet(list(near)[:2])
+    state = state_of(CpuSet([max(own)]), owner("a", own))
+    assert choose_replacements(state, only(state)) < near
+    others = owner("b", near - own)
+    crowded = state_of(CpuSet([max(own)]), owner("a", own), others)
+    assert choose_replacements(crowded, only(crowded)) < WHOLE.node_by_id[1].cpus
+    strict = state_of(CpuSet([max(own)]), owner("a", own), others, policy=Policy.RESTRICTED)
+    assert not choose_replacements(strict, only(strict))
+
+
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [
+        ({"cpuset": CpuSet([3, 11])}, 0),
+        ({"cpuset": CpuSet([3, 11]), "chosen": True}, 1),
+        ({"bind_required": BindPolicy.FULL_PCPUS}, 0),
+        ({"bind_required": BindPolicy.SPREAD_BY_PCPUS}, 1),
+    ],
+)
+def test_containers_whose_cpus_have_a_replacement(more: dict[str, object], count: int) -> None:
+    state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11]), **more))
+    assert len(choose_replacements(state, only(state))) == count
+
+
+def test_what_kubelet_gave_has_none() -> None:
+    state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])))
+    held = state.beside({"a": {"c": CpuSet([3, 11])}})
+    assert not choose_replacements(held, only(held))
+    pinned = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="3,11"))
+    other = NodeState.of(dataclasses.replace(state.node, static=False), (), [pinned])
+    assert not choose_replacements(other, only(other))
+    ours = NodeState.of(state.node, (), [pinned])
+    assert len(choose_replacements(ours, only(ours))) == 1
+
+
+def test_reserved_and_owned_cpus_are_no_replacement() -> None:
+    own = CpuSet([3, 11])
+    free = WHOLE.online - own - CpuSet([5])
+    state = state_of(CpuSet([3]), owner("a", own), reserved=free)
+    assert choose_replacements(state, only(state)) == CpuSet([5])
+    assert owners_missing_cpus(state_of(CpuSet(), owner("a", own))) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.EXITED, Phase.CREATING])
+def test_ended_and_future_containers_lack_nothing(phase: Phase) -> None:
+    gone = dataclasses.replace(owner("a", CpuSet([3, 11])), phase=phase)
+    assert owners_missing_cpus(state_of(CpuSet([3]), gone, owner("b", CpuSet([4])))) == []
+
+
+def test_a_request_that_names_foreign_cpus_has_named_none_of_its_own() -> None:
+    other = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="0-15"))
+    machine = without(CpuSet([3]))
+    state = NodeState.of(Node(machine, CpuTopology.of(machine), False), (), [other])
+    assert len(choose_replacements(state, only(state))) == 1

@@ -1,0 +1,340 @@
+"""Every order of events of a reservation, on a node of three CPUs, with a crash after every effect.
+
+The node is a value: what the plan says, what the ledger holds and what it still has to write, what the kernel
+holds, and which calls are in flight. An action performs the effect that is waited for, in one of the ways in
+which it can end, or is something that happens beside it: the kernel follows the plan, a call lands, a record
+becomes durable, a container exits, a client leaves, an effect fails, the daemon is killed. From each state
+each action is tried.
+
+CPU 0 is the owner's old one, CPU 1 the reserved one, and CPU 2 is always shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from proxy.engine import effects as to_do
+from proxy.engine import events as seen
+from proxy.engine.reservation import step
+from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
+from proxy.model.idset import CpuSet
+
+OLD, NEW, SHARED, NONE = (CpuSet.from_bits(bits) for bits in (1, 2, 4, 0))
+ALL = OLD | NEW | SHARED
+KIND = ReservationKind
+LIMIT = 400_000
+"""More states than there are."""
+Record = tuple[str, CpuSet | None]
+"""What a write to the ledger changes: ``own`` (the placement), ``move`` (its record, None to delete it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """The node.
+
+    Attributes:
+        reservation: What is under way.
+        waits: The effect whose result is outstanding.
+        own, hold: What the owner has by the plan, and what is held besides.
+        ledger_own, ledger_move: What is durable.
+        queue: What the ledger is to write, in order.
+        owner, sharer: What the kernel holds; None for an owner that does not run.
+        owner_call, sharer_call: What calls in flight carry to them.
+        faults, beside, crashes: How many more may happen.
+        done: Whether it committed; None where it has not ended.
+        stopped: The daemon stops.
+        odd: Records of the container cannot be stored, because of what they hold.
+        boots: The daemon has not written every cpuset yet.
+    """
+
+    reservation: Reservation
+    waits: to_do.Effect | None
+    own: CpuSet
+    hold: CpuSet
+    ledger_own: CpuSet | None
+    ledger_move: CpuSet | None
+    queue: tuple[tuple[Record, ...], ...]
+    owner: CpuSet | None
+    sharer: CpuSet
+    owner_call: CpuSet | None
+    sharer_call: CpuSet | None
+    faults: int = 2
+    beside: int = 2
+    crashes: int = 1
+    done: bool | None = None
+    stopped: bool = False
+    odd: bool = False
+    boots: bool = False
+
+    @property
+    def wanted(self) -> CpuSet:
+        """What is shared by the plan."""
+        return ALL - self.own - self.hold
+
+
+def begun(kind: ReservationKind) -> Small:
+    """A node on which a reservation is about to begin."""
+    moves = kind is KIND.MOVE
+    before = OLD if moves else NONE
+    one = Reservation(kind, ("own",), NEW, ref="ns/p/c", previous=before)
+    runs = kind in (KIND.MOVE, KIND.REPLACEMENT)
+    if kind is KIND.NARROW:
+        own = NONE
+    elif kind is KIND.REPLACEMENT:
+        own = OLD
+    else:
+        own = OLD if moves else NEW
+    node = Small(
+        reservation=one,
+        waits=None,
+        own=own,
+        hold=NONE,
+        ledger_own=own if runs or kind is KIND.START else None,
+        ledger_move=None,
+        queue=(),
+        owner=OLD if runs else None,
+        sharer=ALL - OLD if runs else ALL,
+        owner_call=OLD if moves else None,
+        sharer_call=ALL - OLD if runs else ALL,
+    )
+    return given(node, seen.ReservationRequested())
+
+
+def given(node: Small, event: seen.Event) -> Small:
+    """Let an event happen, with the effects that are not waited for."""
+    over = node.reservation.is_over
+    reservation, effects = step(node.reservation, event)
+    assert not (over and effects), "something is done after the end"
+    waits = node.waits if not effects and not reservation.is_over else None
+    node = dataclasses.replace(node, reservation=reservation, waits=waits)
+    for effect in effects:
+        node = performed(node, effect)
+    return node
+
+
+def performed(node: Small, effect: to_do.Effect) -> Small:
+    """Perform an effect, or begin to wait for it."""
+    recorded = node.ledger_own is not None if node.reservation.kind is KIND.CREATE else True
+    if isinstance(effect, to_do.WriteSharers):
+        assert recorded, "others are moved for a placement that is not durable"
+    if isinstance(effect, to_do.WriteSharers | to_do.WriteOwners) and node.reservation.kind is KIND.MOVE:
+        assert node.ledger_move == NEW, "a cpuset is written for a move that is not recorded"
+    if isinstance(effect, to_do.WAITED):
+        node = dataclasses.replace(node, waits=effect)
+    match effect:
+        case to_do.WithdrawPlacement():
+            return queued(dataclasses.replace(node, own=NONE), ("own", None))
+        case to_do.RecordSoon():
+            return queued(node, ("own", node.own), ("move", None))
+        case to_do.AppendLedger(may_run_on):
+            own = node.own | node.hold if node.reservation.kind is KIND.REPLACEMENT else node.own
+            return queued(node, ("own", own), ("move", may_run_on or None))
+        case to_do.Commit():
+            runs = node.reservation.kind in (KIND.CREATE, KIND.START)
+            assert node.sharer.isdisjoint(node.reservation.cpus) or node.reservation.kind is KIND.NARROW
+            owner = node.own if runs else node.owner
+            return dataclasses.replace(node, done=True, owner=owner)
+        case to_do.Abort():
+            return dataclasses.replace(node, done=False)
+    return placed(node, effect)
+
+
+def placed(node: Small, effect: to_do.Effect) -> Small:
+    """Perform an effect on the plan, if it is one."""
+    match effect:
+        case to_do.HoldCpus(cpus):
+            return dataclasses.replace(node, hold=cpus)
+        case to_do.ReleaseHold():
+            return dataclasses.replace(node, hold=NONE)
+        case to_do.AssignReplacement():
+            return dataclasses.replace(node, own=node.own | node.hold, hold=NONE)
+        case to_do.AssignOwn(cpus, hold):
+            return dataclasses.replace(node, own=cpus, hold=hold)
+    return node
+
+
+def queued(node: Small, *records: Record) -> Small:
+    """Give the ledger something to write in one step."""
+    return dataclasses.replace(node, queue=(*node.queue, records))
+
+
+def flushed(node: Small, count: int | None = None) -> Small:
+    """Have what waits for the ledger become durable, all of it or some.
+
+    A record that cannot be stored is dropped alone; deletions beside it are written.
+    """
+    own, move = node.ledger_own, node.ledger_move
+    batches = node.queue if count is None else node.queue[:count]
+    for what, value in (record for batch in batches for record in batch):
+        if what == "move":
+            move = value
+        elif value is None or not node.odd:
+            own = value
+    return dataclasses.replace(node, ledger_own=own, ledger_move=move, queue=node.queue[len(batches) :])
+
+
+def landed(node: Small, *, owner: bool) -> Small:
+    """Have a call in flight land: the runtime writes what it carries."""
+    if owner:
+        runs = node.owner is not None
+        return dataclasses.replace(node, owner=node.owner_call if runs else None, owner_call=None)
+    assert node.sharer_call is not None
+    return dataclasses.replace(node, sharer=node.sharer_call, sharer_call=None)
+
+
+def results(node: Small) -> Iterator[Small]:
+    """Give the node after each result that the effect can have which is waited for."""
+    bad = dataclasses.replace(node, faults=node.faults - 1) if node.faults else None
+    if isinstance(node.waits, to_do.AppendLedger):
+        yield given(flushed(node), seen.LedgerRejected("odd") if node.odd else seen.LedgerWritten())
+        if bad:
+            yield given(bad, seen.LedgerLate("late"))
+    elif isinstance(node.waits, to_do.Pause):
+        yield given(node, seen.PauseOver())
+    elif isinstance(node.waits, to_do.PlaceElsewhere):
+        yield given(dataclasses.replace(node, own=SHARED), seen.PlacedElsewhere("t-2", SHARED))
+        yield given(node, seen.NoOtherPlacement())
+        yield given(queued(dataclasses.replace(node, own=NONE), ("own", None)), seen.PlacementWithdrawn())
+    elif isinstance(node.waits, to_do.AwaitInflight | to_do.AwaitOwnInflight):
+        yield from calls(node, bad, node.waits)
+    else:
+        yield from kernel(node, bad)
+
+
+def calls(
+    node: Small, bad: Small | None, waits: to_do.AwaitInflight | to_do.AwaitOwnInflight
+) -> Iterator[Small]:
+    """Give the node after each result of a wait for calls in flight."""
+    if isinstance(waits, to_do.AwaitInflight):
+        call, owner = node.sharer_call, False
+        in_the_way = call is not None and bool(call & waits.cpus)
+    else:
+        call, owner = node.owner_call, True
+        in_the_way = call is not None and not call <= waits.cpus
+    yield given(landed(node, owner=owner) if in_the_way else node, seen.InflightLanded())
+    if bad and in_the_way and call is not None:
+        yield given(bad, seen.InflightLate("busy", "", call))
+
+
+def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
+    """Give the node after each result of a write or a read."""
+    owner = None if node.owner is None else node.own
+    if isinstance(node.waits, to_do.WriteSharers):
+        yield given(dataclasses.replace(node, sharer=node.wanted), seen.CpusetsWritten())
+    elif isinstance(node.waits, to_do.WriteOwners):
+        yield given(dataclasses.replace(node, owner=owner), seen.CpusetsWritten())
+    else:
+        assert isinstance(node.waits, to_do.ReadCpusets)
+        found = seen.CpusInEffect("ls", node.sharer, node.wanted)
+        if not node.waits.container_ids:
+            found = seen.CpusInEffect("own", node.owner or NONE, node.own)
+        yield given(node, seen.CpusetsRead((found,)))
+    if bad is None:
+        return
+    if not isinstance(node.waits, to_do.ReadCpusets):
+        for number in (errno.EBUSY, errno.EACCES, errno.EROFS):
+            refused = seen.RefusedWrite("ls", number, "refused")
+            yield given(bad, seen.CpusetsWritten((refused,), ("refused",)))
+    if node.reservation.phase is not ReservationPhase.HANDING_OVER:
+        yield given(bad, seen.TimedOut())
+
+
+def beside(node: Small) -> Iterator[Small]:
+    """Give the node after each of the things that happen by themselves."""
+    if node.sharer != node.wanted and not node.stopped:
+        yield dataclasses.replace(node, sharer=node.wanted)
+    if node.boots:
+        first = dataclasses.replace(node, sharer=node.wanted)
+        check(first)
+        owner = None if node.owner is None else node.own
+        yield dataclasses.replace(first, owner=owner, boots=False)
+    elif node.owner is not None and node.owner != node.own and not node.stopped:
+        yield dataclasses.replace(node, owner=node.own)
+    if node.owner_call is not None:
+        yield landed(node, owner=True)
+    if node.queue and not isinstance(node.waits, to_do.AppendLedger):
+        yield flushed(node, 1)
+    if not node.beside:
+        return
+    less = dataclasses.replace(node, beside=node.beside - 1)
+    if node.owner is not None and node.owner_call is None and not (node.stopped or node.boots):
+        yield dataclasses.replace(less, owner_call=node.own)  # an update of kubelet's, rewritten
+    if node.reservation.kind is KIND.MOVE and not node.stopped:
+        yield queued(less, ("own", node.own))  # its phase has changed, say
+    if node.reservation.is_over:
+        return
+    yield given(less, seen.ClientGone())
+    if not (node.reservation.is_assigned and node.reservation.kind is KIND.REPLACEMENT):
+        yield given(less, seen.Interrupted())
+    if node.reservation.kind in (KIND.MOVE, KIND.REPLACEMENT):
+        yield given(dataclasses.replace(less, owner=None), seen.ContainersExited())
+    yield dataclasses.replace(given(less, seen.Cancelled()), stopped=True)
+
+
+def crashed(node: Small) -> Small:
+    """Give the node with the next daemon on it, which knows the ledger and the runtime only."""
+    node = dataclasses.replace(node, crashes=node.crashes - 1, queue=(), done=None, waits=None, stopped=False)
+    node = dataclasses.replace(node, boots=True)
+    own = node.ledger_own or NONE
+    if node.ledger_move is None:
+        over = dataclasses.replace(node.reservation, phase=ReservationPhase.ABORTED)
+        return dataclasses.replace(node, own=own, hold=NONE, reservation=over)
+    back = restoration(node.reservation.containers, OLD, node.ledger_move, "ns/p/c")
+    node = dataclasses.replace(node, own=OLD, hold=node.ledger_move, reservation=back)
+    return given(node, seen.ReservationRequested())
+
+
+def check(node: Small) -> None:
+    """Check what must hold at any moment."""
+    assert node.own.isdisjoint(node.hold) or node.reservation.kind is KIND.MOVE
+    if node.owner is not None and node.reservation.kind is not KIND.NARROW:
+        assert node.sharer.isdisjoint(node.owner), "a container runs on exclusive CPUs"
+    assert node.sharer, "a container has no CPU"
+    kind = node.reservation.kind
+    if node.done is True:
+        assert not node.hold
+        if kind is KIND.MOVE:
+            assert (node.own, node.ledger_move) == (NEW, None)
+            assert node.owner is None or node.owner == NEW
+    if node.done is False:
+        assert not node.hold
+        if kind is KIND.MOVE:
+            assert node.own == OLD
+            assert node.owner is None or node.owner == OLD
+            assert flushed(node).ledger_move is None
+            assert flushed(node).ledger_own == OLD
+        if kind is KIND.REPLACEMENT:
+            assert (node.own, flushed(node).ledger_own) == (OLD, OLD)
+        if kind is KIND.CREATE:
+            assert not node.own
+            assert not flushed(node).ledger_own
+    elif node.reservation.is_over and kind is KIND.MOVE and not node.crashes and not node.queue:
+        assert node.owner is None or node.owner in (OLD, NEW)
+
+
+@pytest.mark.parametrize("kind", list(ReservationKind))
+def test_every_order_of_events_with_a_crash_after_every_effect(kind: ReservationKind) -> None:
+    ahead, found = [begun(kind), dataclasses.replace(begun(kind), odd=True)], set[Small]()
+    ends = set[bool]()
+    while ahead:
+        node = ahead.pop()
+        if node in found:
+            continue
+        found.add(node)
+        assert len(found) < LIMIT
+        check(node)
+        if node.done is not None:
+            ends.add(node.done)
+        if not node.reservation.is_over and not node.stopped:
+            assert node.waits is not None, "it waits for nothing and has not ended"
+            ahead += results(node)
+        ahead += beside(node)
+        if node.crashes:
+            ahead.append(crashed(node))
+    assert True in ends
+    assert False in ends or kind is KIND.NARROW

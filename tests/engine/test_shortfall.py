@@ -1,0 +1,126 @@
+"""What a refusal says was missing, and that it would have been enough."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.allocation.providers.devices import devices_held
+from proxy.engine.admit import admit
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.explanation import Lack
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import Near, Pod, QosClass, Request
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1), ("c", 1))}}
+
+
+def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeState:
+    """Give a node on which somebody owns CPUs already."""
+    fields = {"static": True, "policy": Policy.SINGLE_NUMA_NODE, "scope": scope} | more
+    state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
+    if not cpus:
+        return state
+    lse = Pod("s-x", "x", "ns", "x", 0, QosClass.LSE, cpuset=CpuSet.parse(cpus))
+    return place(state, lse, "c", 0, Request(), "x/c").state
+
+
+def lacks(state: NodeState, request: Request, *asks: Ask) -> tuple[Lack, ...]:
+    pod = Pod("s", "u", "ns", "p", asks=PodAsk("u", asks) if asks else None)
+    got = admit(state, pod, request)
+    plan = place(got.state, got.pod, "c", 0, request, "t") if got.verdict.admitted else got
+    assert not plan.verdict.admitted
+    assert plan.explanation is not None
+    return plan.explanation.lacks
+
+
+def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+    return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
+
+
+def ask(name: str, cpus: int, kind: Kind = Kind.APP, gpus: int = 0) -> Ask:
+    amounts = {"cpu": cpus * 1000, **({"gpu": gpus} if gpus else {})}
+    return Ask(name, kind, amounts, amounts)
+
+
+def cpus(node: int, wanted: int, free: int) -> Lack:
+    return Lack("cpu", Mask([node]), wanted, free)
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize(
+    ("there", "wanted", "missing"),
+    [
+        ("0-3,4-6", 6, (cpus(1, 6, 5),)),  # node 1 lacks one, node 0 two
+        ("0-3,4-7", 6, (cpus(0, 6, 4),)),  # alike: the lower one
+        ("0-2,4-6", 8, (cpus(0, 8, 5),)),  # a whole node would hold it
+        ("0-3", 9, ()),  # no node ever holds it
+    ],
+)
+def test_cpus(there: str, wanted: int, missing: tuple[Lack, ...], scope: Scope) -> None:
+    assert lacks(taken(there, scope), whole(wanted)) == missing
+    assert lacks(taken(there, scope), whole(wanted), ask("c", wanted)) == missing
+
+
+def test_reserved_cpus_do_not_count_as_room() -> None:
+    assert lacks(taken("1-3,4-7", reserved=CpuSet([0])), whole(8)) == (cpus(1, 8, 4),)
+    assert lacks(taken("1-2,4-7", reserved=CpuSet([0])), whole(7)) == (cpus(0, 7, 5),)
+
+
+def test_a_pod_is_measured_as_a_whole() -> None:
+    asks = ask("i", 7, Kind.INIT), ask("c", 3), ask("d", 3)
+    assert lacks(taken("0-1,4-5", Scope.POD), whole(7), *asks) == (cpus(0, 7, 6),)
+
+
+def test_nodes_without_the_devices_do_not_help() -> None:
+    near, both = Near("a", "v/gpu", Mask([1])), Near("b", "v/nic", Mask([0, 1]))
+    assert lacks(taken("0-3,4-7"), whole(6, 0, near)) == (cpus(1, 6, 4),)
+    assert lacks(taken("0-3,4-7"), whole(6, 0, both)) == ()
+
+
+def test_memory() -> None:
+    state = taken("0-3,4-5", reserved_memory={0: {"memory": 10 * MIB}})
+    assert lacks(state, whole(7, 80)) == (cpus(1, 7, 6),)
+    plan = place(state, Pod("s-m", "m", "ns", "m"), "c", 0, Request(512, memory_limit=95 * MIB), "m/c")
+    assert lacks(plan.state, whole(7, 80)) == (cpus(0, 7, 4),)
+    assert lacks(plan.state, whole(7, 95)) == (cpus(1, 7, 6), Lack("memory", Mask([1]), 95 * MIB, 5 * MIB))
+
+
+def test_devices_of_our_own() -> None:
+    state = taken("4-5", devices=GPUS)
+    first = Pod("s-f", "f", "ns", "f", asks=PodAsk("f", (ask("c", 1, gpus=1),)))
+    state = place(state.with_pod(first), first, "c", 0, whole(1), "f/c").state
+    assert devices_held(GPUS, state.pods.values(), state.containers.values()).available("gpu") == {"b", "c"}
+    assert lacks(state, whole(7), ask("c", 7, gpus=2)) == (cpus(1, 7, 6),)
+    assert lacks(state, whole(8), ask("c", 8, gpus=1)) == (cpus(1, 8, 6),)
+    assert lacks(state, whole(7), ask("c", 7, gpus=1)) == (Lack("gpu", Mask([0]), 1, 0),), "no CPU is missing"
+
+
+@pytest.mark.parametrize("wanted", range(2, 9))
+@pytest.mark.parametrize("there", ["0-3,4-7", "0-2,8,4-7,12", "1-3,4-6"])
+def test_the_reported_amount_would_have_been_enough(there: str, wanted: int) -> None:
+    state = taken(there)
+    if place(state, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted:
+        return
+    (lack,) = lacks(state, whole(wanted))
+    assert lack.nodes is not None
+    room = MACHINE.nodes[lack.nodes.first()].cpus
+    owner = state.containers["x/c"]
+    kept = CpuSet(sorted(owner.placement.own & room)[lack.wanted - lack.free :])
+    own = dataclasses.replace(owner.placement, own=(owner.placement.own - room) | kept)
+    freed = state.changed(put=[dataclasses.replace(owner, placement=own)])
+    assert place(freed, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted
+    tight = CpuSet(sorted(owner.placement.own & room)[lack.wanted - lack.free - 1 :])
+    own = dataclasses.replace(owner.placement, own=(owner.placement.own - room) | tight)
+    short = state.changed(put=[dataclasses.replace(owner, placement=own)])
+    assert not place(short, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.create import place
+from proxy.engine.node import Node
+from proxy.engine.rebalance import moves
+from proxy.engine.state import NodeState
+from proxy.model.defects import InputDefect
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+TOPOLOGY = CpuTopology.of(MACHINE)
+NODE = Node(MACHINE, TOPOLOGY, static=True)
+POD, OTHER = (Pod(f"s-{uid}", uid, "ns", uid) for uid in ("a", "b"))
+ALL = Mask((0, 1))
+
+
+def owning(key: str, owner: str, cpus: str, phase: Phase = Phase.RUNNING, **more: object) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), ALL, hard=bool(more.pop("hard", True)))
+    fields = {"pod": POD, "attempt": 0} | more
+    return Container(key, "c", request=Request(), placement=placement, phase=phase, owner=owner, **fields)
+
+
+def sharing(key: str) -> Container:
+    return Container(key, "c", POD, Request(), Placement(Pool.SHARED, CpuSet(), ALL), Phase.RUNNING)
+
+
+def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
+    node = Node(MACHINE, TOPOLOGY)
+    state = NodeState.empty(node)
+    assert place(state, POD, "c", 0, Request(cpu_shares=512), "x").container.placement.pool is Pool.SHARED
+    whole = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+    plan = place(state, POD, "c", 0, whole, "x")
+    assert plan.container.placement.pool is Pool.SHARED
+    lse = dataclasses.replace(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("4"))
+    assert place(state, lse, "c", 0, whole, "x").container.placement.mems == Mask((1,))
+    assert node == Node(MACHINE, TOPOLOGY), "what was looked up is not part of what a node is"
+    assert "alike" not in repr(node)
+
+
+def test_a_container_that_owned_and_now_shares_gives_its_cpus_back() -> None:
+    state = NodeState.of(NODE, (), [owning("x", "a/c", "0-1")])
+    assert state.pools.shared == CpuSet.parse("2-15")
+    for after in (state.changed(put=[sharing("x")]), state.renamed("", sharing("x"))):
+        assert (after.pools.shared, after.owners) == (MACHINE.online, {})
+
+
+def test_a_container_gets_its_id() -> None:
+    state = NodeState.of(NODE, (), [sharing("token")])
+    assert set(state.renamed("token", sharing("x")).containers) == {"x"}
+    state = NodeState.of(NODE, (), [sharing("token"), owning("x", "a/c", "0-1")])
+    renamed = state.renamed("token", sharing("x"))
+    assert set(renamed.containers) == {"x"}
+    assert renamed.pools.shared == MACHINE.online
+
+
+def test_pods_come_and_go() -> None:
+    state = NodeState.empty(NODE).with_pod(POD).with_pod(OTHER)
+    assert dict(state.pods) == {"s-a": POD, "s-b": OTHER}
+    assert dict(state.without_pod("s-a").pods) == {"s-b": OTHER}
+    state = state.changed(put=[sharing("x"), dataclasses.replace(sharing("y"), pod=OTHER)])
+    assert [c.id for c in state.in_sandbox("s-a")] == ["x"]
+
+
+def test_an_owner_is_hard_if_one_of_its_containers_is() -> None:
+    hard, soft = owning("x", "a", "0"), owning("y", "a", "1", hard=False)
+    for containers in ([hard, soft], [soft, hard]):
+        state = NodeState.of(NODE, (), containers)
+        assert (state.owners["a"].cpus, state.owners["a"].hard) == (CpuSet.parse("0-1"), True)
+    alike = dataclasses.replace(soft, id="z")
+    assert not NodeState.of(NODE, (), [soft, alike]).owners["a"].hard
+
+
+def test_annotated_and_returning_cpus_count_as_promised() -> None:
+    named = dataclasses.replace(OTHER, cpuset=CpuSet.parse("4-5"))
+    containers = [
+        owning("1", "a/c", "0-1", Phase.EXITED),
+        owning("2", "a/d", "2", Phase.RUNNING),
+        owning("3", "gone/c", "3", Phase.EXITED, pod=Pod("s-gone", "gone", "ns", "gone")),
+        dataclasses.replace(sharing("4"), phase=Phase.EXITED),
+    ]
+    state = NodeState.of(NODE, [POD, named], containers)
+    assert state.promised("x/c") == CpuSet.parse("0-1,4-5")
+    assert state.promised("a/c") == CpuSet.parse("4-5")
+    assert state.promised("b") == CpuSet.parse("0-1")
+    batch = dataclasses.replace(named, qos=QosClass.BE)
+    faulty = dataclasses.replace(named, defects=(InputDefect("resource-spec is no good", decisive=True),))
+    for pod in (batch, faulty):
+        assert not NodeState.of(NODE, [pod], []).promised("x/c"), "it does not own what its annotation names"
+
+
+def test_an_owner_had_what_its_last_attempt_had() -> None:
+    ended = [
+        owning("1", "a/c", "0-1", Phase.EXITED, attempt=1),
+        owning("2", "a/c", "2-3", Phase.EXITED, attempt=2),
+        owning("3", "b/c", "4-5", Phase.EXITED, attempt=3),
+    ]
+    state = NodeState.of(NODE, [POD], ended)
+    assert state.had("a/c") == CpuSet.parse("2-3")
+    assert state.had("x/c") == CpuSet()
+    assert state.changed(put=[owning("4", "a/c", "6-7")]).had("a/c") == CpuSet.parse("6-7")
+
+
+def test_kube_classes_without_a_label_share_by_class() -> None:
+    be = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT)
+    plan = place(NodeState.of(NODE, (), [owning("x", "b", "0-1", hard=False)]), be, "c", 0, Request(), "t")
+    assert plan.state.wanted(plan.container) == MACHINE.online, "BE may borrow what is not hard"
+
+
+def narrowed(key: str, within: str, pool: Pool = Pool.SHARED) -> Container:
+    placement = Placement(pool, CpuSet(), ALL, within=CpuSet.parse(within))
+    return Container(key, key, POD, Request(), placement, Phase.RUNNING)
+
+
+def test_a_container_bound_to_a_node_follows_only_its_part_of_the_pool() -> None:
+    state = NodeState.of(NODE, (), [narrowed("x", "4-7,12-15"), sharing("y")])
+    assert state.wanted(state.containers["x"]) == CpuSet.parse("4-7,12-15")
+    elsewhere = state.changed(put=[owning("o", "b/c", "0-1")])
+    assert moves(state, elsewhere) == (("y",), ()), "what happens on another node does not concern it"
+    here = elsewhere.changed(put=[owning("p", "d/c", "4-5")])
+    assert here.wanted(here.containers["x"]) == CpuSet.parse("6-7,12-15")
+    assert moves(elsewhere, here) == (("x", "y"), ())
+    assert moves(here, elsewhere) == ((), ("x", "y"))
+    full = here.changed(put=[owning("q", "e/c", "6-7,12-15")])
+    assert full.wanted(full.containers["x"]) == full.pools.shared == CpuSet.parse("2-3,8-11")
+
+
+def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
+    node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"), reservation=CpuSet.parse("1"))
+    state = NodeState.of(node, (), [narrowed("s", "0-15", Pool.SYSTEM), sharing("y")])
+    assert state.wanted(state.containers["s"]) == CpuSet.parse("0,8")
+    assert state.wanted(state.containers["y"]) == CpuSet.parse("2-7,9-15")
+    assert node.cpu.reserved == CpuSet.parse("0-1,8"), "nobody is given what is kept"
+    open_to_all = NodeState.of(dataclasses.replace(node, system_alone=False), (), [sharing("y")])
+    assert open_to_all.pools.shared == CpuSet.parse("0,2-15")
+    without = NodeState.of(NODE, (), [narrowed("s", "0-15", Pool.SYSTEM)])
+    assert without.wanted(without.containers["s"]) == MACHINE.online
+
+
+def test_what_owners_have_of_the_system_cpus_is_theirs() -> None:
+    node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"))
+    system = narrowed("s", "0-15", Pool.SYSTEM)
+    state = NodeState.of(node, (), [system, owning("o", "b/c", "0")])
+    assert state.wanted(system) == CpuSet.parse("8")
+    assert moves(NodeState.of(node, (), [system]), state) == (("s",), ())
+    state = state.changed(put=[owning("p", "d/c", "8")])
+    assert state.wanted(system) == state.pools.shared
+
+
+def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
+    bound = Container(
+        "x", "x", POD, Request(), Placement(Pool.SHARED, CpuSet(), ALL, nodes=Mask((0,))), Phase.RUNNING
+    )
+    state = NodeState.of(NODE, (), [bound, sharing("y")])
+    assert state.wanted(bound) == CpuSet.parse("0-3,8-11")
+    few = state.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id > 3)))
+    assert few.wanted(bound) == CpuSet.parse("8-11")
+    gone = state.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
+    assert gone.wanted(bound) == gone.pools.shared == CpuSet.parse("4-7,12-15")
+    assert gone.on(MACHINE).wanted(bound) == CpuSet.parse("0-3,8-11"), "it is back where it belongs"
+
+
+def without(text: str) -> Node:
+    """The node with some CPUs offline."""
+    gone = CpuSet.parse(text)
+    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    cpus = tuple(c for c in MACHINE.cpus if c.id not in gone)
+    return dataclasses.replace(NODE, machine=dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes))
+
+
+def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
+    x, y, z = owning("x", "a/c", "0-1"), owning("y", "b/c", "2-3"), sharing("z")
+    state = NodeState.of(NODE, (), [x, y, z])
+    fewer = state.under(without("0-1"))
+    assert fewer.wanted(x) == fewer.pools.shared == CpuSet.parse("4-15")
+    assert moves(state, fewer) == (("x",), ()), "pools are as they were, and yet somebody moves"
+    late = owning("w", "d/c", "4")
+    assert moves(fewer, fewer.changed(put=[late])) == (("x", "z"), ())
+    assert moves(fewer, state) == (("x",), ())
+    part = state.under(without("1"))
+    assert part.wanted(x) == CpuSet.parse("0")
+    assert moves(part, part.changed(drop=["y"])) == ((), ("z",))
+
+
+def test_a_container_that_is_bound_elsewhere_does_not_move() -> None:
+    bound = Placement(Pool.SHARED, CpuSet(), ALL, nodes=Mask((1,)))
+    near, far = (dataclasses.replace(sharing(key), placement=bound) for key in ("near", "far"))
+    far = dataclasses.replace(far, placement=dataclasses.replace(bound, nodes=Mask((0,))))
+    named = dataclasses.replace(
+        sharing("named"), placement=Placement(Pool.BE, CpuSet(), ALL, within=CpuSet((0,)))
+    )
+    state = NodeState.of(NODE, (), [near, far, named, sharing("z")])
+    after = state.changed(put=[owning("x", "a/c", "4-5")])
+    assert moves(state, after) == (("near", "z"), ())
+    assert moves(after, state) == ((), ("near", "z"))
+
+
+def test_one_container_known_to_kubelet_alone_causes_a_recount() -> None:
+    held = {POD.uid: {"c": CpuSet.parse("4-5")}}
+    state = NodeState.of(NODE, [POD, OTHER], [], held)
+    assert state.pools.shared.isdisjoint(CpuSet.parse("4-5"))
+    here = Container("1", "c", POD, Request(), Placement(Pool.SHARED, CpuSet(), Mask((0,))), Phase.RUNNING)
+    after = state.changed(put=[here, dataclasses.replace(here, id="2", pod=OTHER)])
+    assert CpuSet.parse("4-5") <= after.pools.shared

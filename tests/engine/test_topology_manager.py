@@ -1,0 +1,290 @@
+"""One decision: what the providers say, what the policy makes of it, and what is given."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.allocation.refusal import AllocationRefusedError
+from proxy.engine.admit import admit
+from proxy.engine.create import Plan, place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import refusal_verdict
+from proxy.model.explanation import Step
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.requests import Ask, PodAsk
+from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
+RESERVED = {0: {"memory": 10 * MIB}}
+GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
+NIC1 = Near("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
+NOWHERE = Near("/dev/fuse")
+POLICIES = (Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+
+
+def empty(policy: Policy = Policy.NONE, scope: Scope = Scope.CONTAINER, **more: object) -> NodeState:
+    fields = {"static": True, "policy": policy, "scope": scope} | more
+    return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
+
+
+def pod(uid: str, cpus: int = 0, *, known: bool = False, mib: int = 0, **more: object) -> Pod:
+    amounts = {"cpu": cpus * 1000, **({"memory": mib * MIB} if mib else {})}
+    asks = PodAsk(uid, (Ask("c", requests=amounts, limits=amounts),)) if known else None
+    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid, asks=asks), **more)
+
+
+def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+    return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
+
+
+def arrives(state: NodeState, the_pod: Pod, request: Request) -> Plan:
+    """Have a pod of one container come: first its sandbox, then the container."""
+    got = admit(state, the_pod, request)
+    if not got.verdict.admitted:
+        assert got.state is state
+        return Plan(got.verdict, state, explanation=got.explanation)
+    plan = place(got.state, got.pod, "c", 0, request, f"{the_pod.uid}/c")
+    assert plan.verdict.admitted or plan.state is got.state
+    return plan
+
+
+def halves(state: NodeState) -> NodeState:
+    """Leave three CPUs free on each node."""
+    for uid, cpus in (("x", "0-3,8"), ("y", "4-7,12")):
+        lse = Pod(f"s-{uid}", uid, "ns", uid, 0, QosClass.LSE, cpuset=CpuSet.parse(cpus))
+        state = place(state, lse, "c", 0, Request(), f"{uid}/c").state
+    return state
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize(
+    ("policy", "split", "apart"),
+    [
+        (Policy.NONE, True, True),
+        (Policy.BEST_EFFORT, True, True),
+        (Policy.RESTRICTED, False, False),
+        (Policy.SINGLE_NUMA_NODE, False, False),
+    ],
+)
+def test_policies(policy: Policy, scope: Scope, *, known: bool, split: bool, apart: bool) -> None:
+    state = empty(policy, scope)
+    easy = arrives(state, pod("p", 4, known=known), whole(4))
+    assert easy.container is not None
+    assert easy.container.placement.own == CpuSet.parse("0-1,8-9")
+    near = arrives(state, pod("p", 4, known=known), whole(4, 0, GPU1))
+    assert near.container is not None
+    assert near.container.placement.own == CpuSet.parse("4-5,12-13")
+    assert near.container.placement.mems == Mask([1])
+    over_two = arrives(halves(state), pod("p", 4, known=known), whole(4))
+    assert over_two.verdict.admitted is split
+    across = arrives(state, pod("p", 4, known=known), whole(4, 0, GPU0, NIC1))
+    assert across.verdict.admitted is apart
+    more = arrives(state, pod("p", 10, known=known), whole(10))
+    assert more.verdict.admitted is (policy is not Policy.SINGLE_NUMA_NODE), (
+        "two nodes are the fewest for ten"
+    )
+    for plan in (over_two, across, more):
+        why = plan.explanation
+        assert why is not None
+        if plan.verdict.admitted and scope is Scope.POD:
+            continue  # what was weighed is in the pod's record
+        assert (why.merge is None) is (policy is Policy.NONE)
+        if why.merge is not None:
+            assert (why.merge.policy, why.merge.scope) == (policy.value, scope.value)
+        if not plan.verdict.admitted:
+            assert plan.verdict.reason == "TopologyAffinityError"
+            ref = "ns/p" if scope is Scope.POD else "ns/p/c"
+            assert why.ref == ref
+            assert f" ({ref}: " in plan.verdict.message
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kube", [KubeQos.BURSTABLE, KubeQos.GUARANTEED])
+def test_devices_that_are_nowhere_change_nothing(policy: Policy, kube: KubeQos) -> None:
+    plan = arrives(empty(policy), pod("p", kube_qos=kube), Request(512, devices=(NOWHERE,)))
+    assert plan.container is not None
+    assert (plan.container.placement.pool, plan.container.placement.mems) == (Pool.SHARED, Mask([0, 1]))
+    assert plan.explanation is not None
+    assert plan.explanation.devices == ("/dev/fuse",)
+    assert plan.explanation.merge is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("kube", "scope"), [(KubeQos.BURSTABLE, Scope.CONTAINER), (KubeQos.BURSTABLE, Scope.POD)]
+)
+def test_devices_apart_refuse_pods_of_any_class(policy: Policy, kube: KubeQos, scope: Scope) -> None:
+    plan = arrives(empty(policy, scope), pod("p", kube_qos=kube), Request(512, devices=(GPU0, NIC1)))
+    assert plan.verdict.admitted is (policy in (Policy.NONE, Policy.BEST_EFFORT))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("known", [True, False])
+def test_memory_that_is_counted_binds_and_is_kept(policy: Policy, *, known: bool) -> None:
+    state = empty(policy, reserved_memory=RESERVED)
+    plan = arrives(state, pod("p", 2, known=known, mib=60), whole(2, 60))
+    assert plan.container is not None
+    assert plan.container.placement.mems == Mask([0])
+    other = arrives(plan.state, pod("q", 2, known=known, mib=60), whole(2, 60))
+    assert other.container is not None
+    assert other.container.placement.mems == Mask([1])
+    assert (other.container.placement.own <= NODE1) is (policy is not Policy.NONE)
+    full = arrives(other.state, pod("r", 2, known=known, mib=60), whole(2, 60))
+    assert not full.verdict.admitted
+    assert full.verdict.reason == "UnexpectedAdmissionError"
+    assert full.verdict.message.endswith(" (ns/r/c)")
+    ended = plan.state.changed(put=[plan.container.in_phase(Phase.EXITED)])
+    again = place(
+        ended.with_pod(plan.container.pod), plan.container.pod, "c", 1, whole(2, 60), "again"
+    ).container
+    assert again is not None
+    assert (again.placement.own, again.placement.mems) == (plan.container.placement.own, Mask([0]))
+
+
+def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
+    state = halves(empty(reserved_memory=RESERVED))
+    filled = arrives(state, pod("f", kube_qos=KubeQos.GUARANTEED), Request(512, memory_limit=50 * MIB)).state
+    for follow, mems in ((True, Mask([1])), (False, Mask([0]))):
+        node = dataclasses.replace(filled.node, follow_mems=follow)
+        fresh = NodeState.of(node, filled.pods.values(), filled.containers.values())
+        near = arrives(fresh, pod("p"), whole(2, 30, GPU1))
+        assert near.container is not None
+        assert near.container.placement.own <= NODE1
+        assert near.container.placement.mems == mems
+        too_much = arrives(fresh, pod("p"), whole(2, 120, GPU1))
+        assert not too_much.verdict.admitted
+    full = arrives(filled, pod("g"), Request(512, memory_limit=95 * MIB)).state
+    plan = arrives(full, pod("p"), whole(2, 30, GPU1))
+    assert plan.container is not None
+    assert plan.container.placement.mems == Mask([0])
+    assert plan.explanation is not None
+    assert any(s.what.startswith("not on the nodes 1 of its CPUs: ") for s in plan.explanation.steps)
+
+
+def test_memory_that_the_request_binds_is_not_counted_again() -> None:
+    state = empty(Policy.SINGLE_NUMA_NODE, reserved_memory=RESERVED)
+    request = dataclasses.replace(whole(2, 99), cpuset_mems="1")
+    plan = arrives(state, pod("p"), request)
+    assert plan.container is not None
+    assert (plan.container.placement.blocks, plan.container.placement.mems) == ((), Mask([1]))
+    assert plan.state.memory == state.memory
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("known", [True, False])
+def test_whole_cores_only(policy: Policy, *, known: bool) -> None:
+    state = empty(policy, options=CpuOptions(full_pcpus_only=True), reserved=CpuSet([0]))
+    odd = arrives(state, pod("p", 3, known=known), whole(3))
+    assert odd.verdict.message == (
+        "SMTAlignmentError: SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2 (ns/p/c)"
+    )
+    plan = arrives(state, pod("p", 8, known=known), whole(8))
+    if policy is Policy.SINGLE_NUMA_NODE:
+        assert plan.container is not None
+        assert plan.container.placement.own == NODE1
+    first = arrives(state, pod("p", 6, known=known), whole(6)).container
+    assert first is not None
+    second = arrives(state.changed(put=[first]), pod("q", 6, known=known), whole(6))
+    assert second.container is not None
+    few = arrives(second.state, pod("r", 4, known=known), whole(4))
+    assert few.verdict.reason in ("SMTAlignmentError", "TopologyAffinityError")
+    ended = second.state.with_pod(first.pod).changed(put=[first.in_phase(Phase.EXITED)])
+    again = place(ended, first.pod, "c", 1, whole(6), "again")
+    assert again.container is not None, "its own CPUs are not free, and are its own"
+    assert again.container.placement.own == first.placement.own
+    assert "keeps the CPUs of its earlier attempt" in again.container.placement.reasons[0]
+    assert again.explanation is not None
+    assert again.explanation.steps == (Step("cpu", f"keeps CPUs {first.placement.own}"),)
+
+
+def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
+    aside = SetAside(Mask([1]), True, CpuSet())
+    for policy in POLICIES[1:]:
+        held = pod("p", aside=aside)
+        plan = place(empty(policy, Scope.POD).with_pod(held), held, "c", 0, whole(2), "t")
+        assert plan.container is not None
+        assert plan.container.placement.own <= NODE1
+        assert plan.explanation is not None
+        assert [said.provider for said in plan.explanation.said] == ["cpu", "pod"]
+    anywhere = pod("p", aside=dataclasses.replace(aside, affinity=None))
+    plan = place(empty(Policy.RESTRICTED, Scope.POD).with_pod(anywhere), anywhere, "c", 0, whole(2), "t")
+    assert plan.explanation is not None
+    assert [said.provider for said in plan.explanation.said] == ["cpu"]
+
+
+def test_devices_of_our_own_are_given_near_to_cpus() -> None:
+    devices = {
+        "gpu": {
+            "a": RegisteredDevice("a", Mask([0])),
+            "b": RegisteredDevice("b", Mask([1])),
+            "c": RegisteredDevice("c", Mask([1])),
+        }
+    }
+    amounts = {"cpu": 2000, "gpu": 2}
+    known = pod("p", asks=PodAsk("p", (Ask("c", requests=amounts, limits=amounts),)))
+    for scope in Scope:
+        plan = arrives(empty(Policy.RESTRICTED, scope, devices=devices), known, whole(2))
+        assert plan.container is not None
+        assert plan.container.placement.devices == (("gpu", ("b", "c")),)
+        assert plan.container.placement.own <= NODE1
+        assert plan.explanation is not None
+        assert plan.explanation.devices == ("gpu=b", "gpu=c")
+        second = arrives(plan.state, dataclasses.replace(known, sandbox_id="s", uid="q"), whole(2))
+        assert second.verdict.reason == "TopologyAffinityError"
+    plan = arrives(empty(devices=devices), known, whole(2))
+    more = arrives(plan.state.with_pod(known), dataclasses.replace(known, sandbox_id="s", uid="q"), whole(2))
+    assert more.verdict.message == (
+        "UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for gpu. "
+        "Requested: 2, Available: 1, which is unexpected (ns/p/c)"
+    )
+
+
+def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
+    devices = {"gpu": {"a": RegisteredDevice("a", Mask([0])), "b": RegisteredDevice("b", Mask([1]))}}
+    amounts = {"cpu": 2000, "memory": 60 * MIB, "gpu": 1}
+    lsr = pod("p", asks=PodAsk("p", (Ask("c", requests=amounts, limits=amounts),)))
+    lsr = dataclasses.replace(lsr, qos=QosClass.LSR, cpuset=CpuSet.parse("4,12"))
+    for policy, scope in ((Policy.NONE, Scope.CONTAINER), (Policy.RESTRICTED, Scope.CONTAINER)):
+        state = empty(policy, scope, devices=devices, reserved_memory=RESERVED)
+        plan = arrives(state, lsr, whole(2, 60))
+        assert plan.container is not None
+        placement = plan.container.placement
+        assert (placement.own, placement.mems) == (CpuSet.parse("4,12"), Mask([1]))
+        assert [(b.affinity, b.size) for b in placement.blocks] == [(Mask([1]), 60 * MIB)]
+        assert placement.devices == (("gpu", ("b",)),)
+        twin = dataclasses.replace(lsr, sandbox_id="t", uid="t", cpuset=CpuSet.parse("5,13"))
+        second = arrives(plan.state.with_pod(lsr), twin, whole(2, 60)).container
+        assert second is not None
+        assert second.placement.own == CpuSet.parse("5,13")
+        assert second.placement.mems == Mask([0]), "near is full"
+        third = dataclasses.replace(lsr, sandbox_id="u", uid="u", cpuset=CpuSet.parse("6,14"))
+        assert not arrives(plan.state.changed(put=[second]), third, whole(2, 60)).verdict.admitted
+        free = dataclasses.replace(twin, kube_qos=KubeQos.BURSTABLE, asks=None)
+        assert arrives(plan.state, free, Request(memory_limit=99 * MIB)).verdict.admitted
+
+
+def test_a_container_without_named_cpus_still_gets_counted_memory() -> None:
+    state = halves(empty(reserved_memory=RESERVED))
+    ls = pod("p", qos=QosClass.LS, cpuset=CpuSet([0]))
+    plan = arrives(state, ls, Request(512, memory_limit=60 * MIB))
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+    assert plan.container.placement.mems == Mask([0])
+    assert plan.container.placement.blocks
+    assert "CPUs 0 are owned by ns/x already" in plan.problem
+
+
+def test_refusals_are_kubelets() -> None:
+    verdict = refusal_verdict(AllocationRefusedError("not enough"))
+    assert (verdict.code, verdict.reason) == (9, "UnexpectedAdmissionError")
+    assert verdict.message == "Allocate failed due to not enough, which is unexpected"

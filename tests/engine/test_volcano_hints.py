@@ -1,0 +1,117 @@
+"""What Volcano's scheduler wishes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.admit import admit
+from proxy.engine.create import Plan, place
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.defects import DefectKind
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
+SINGLE, BEST = Policy.SINGLE_NUMA_NODE, Policy.BEST_EFFORT
+
+
+def empty(policy: Policy = Policy.NONE, **more: object) -> NodeState:
+    return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), True, policy=policy, **more))
+
+
+def pod(uid: str, **wish: object) -> Pod:
+    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid), **wish)
+
+
+def put(state: NodeState, the_pod: Pod, cpus: int) -> Plan:
+    return place(state, the_pod, "c", 0, Request(cpus * 1024, cpus * 100_000, 100_000), f"{the_pod.uid}/c")
+
+
+def own(plan: Plan) -> CpuSet:
+    assert plan.container is not None, plan.verdict.message
+    assert plan.container.placement.pool is Pool.OWN
+    return plan.container.placement.own
+
+
+def taken(state: NodeState, cpus: str) -> NodeState:
+    plan = place(state, pod("other", cpuset=CpuSet.parse(cpus)), "c", 0, Request(), "other/c")
+    assert plan.container is not None
+    return plan.state.changed(put=(plan.container.in_phase(Phase.RUNNING),))
+
+
+def test_nodes_that_a_scheduler_chose_are_taken() -> None:
+    plan = put(empty(), pod("a", wish_nodes=Mask((1,))), 4)
+    assert own(plan) <= NODE1
+    assert not plan.problem
+    assert own(put(empty(), pod("a"), 4)) <= NODE0, "without the wish it would be elsewhere"
+
+
+@pytest.mark.parametrize("policy", [Policy.NONE, BEST, Policy.RESTRICTED])
+def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: Policy) -> None:
+    state = taken(empty(policy), "4-7,12-13")
+    plan = put(state, pod("a", wish_nodes=Mask((1,))), 4)
+    assert own(plan) <= NODE0
+    assert "cannot meet what Volcano's scheduler wishes (NUMA node 1)" in plan.problem
+    assert getattr(plan.problem, "kind", None) is DefectKind.WISH
+
+
+def test_nodes_that_are_not_there() -> None:
+    plan = put(empty(), pod("a", wish_nodes=Mask((7,))), 4)
+    assert own(plan)
+    assert plan.problem.endswith(": NUMA node 7 cannot be found here")
+    half = put(empty(), pod("a", wish_nodes=Mask((1, 7))), 4)
+    assert own(half) <= NODE1
+
+
+def test_a_stricter_policy_is_tried() -> None:
+    state = taken(empty(), "0-1,4-5")  # 6 CPUs left on each node
+    met = put(state, pod("a", wish_policy=SINGLE), 6)
+    assert len(MACHINE.nodes_of(own(met))) == 1
+    assert not met.problem
+    both = put(state, pod("a", wish_policy=SINGLE, wish_nodes=Mask((7,))), 6)
+    assert len(MACHINE.nodes_of(own(both))) == 1
+    assert "(NUMA node 7)" in both.problem, "the policy was met, the nodes were not"
+    unmet = put(state, pod("a", wish_policy=SINGLE), 7)
+    assert len(own(unmet)) == 7
+    assert "policy single-numa-node" in unmet.problem
+    assert "Resources cannot be allocated with Topology locality" in unmet.problem
+    assert unmet.explanation is not None
+    assert any(step.provider == "volcano" for step in unmet.explanation.steps)
+
+
+def test_a_laxer_policy_than_the_nodes_is_not_a_wish() -> None:
+    state = taken(empty(SINGLE), "0-1,4-5")
+    refused = put(state, pod("a", wish_policy=BEST), 7)
+    assert refused.verdict.reason == "TopologyAffinityError"
+    assert put(state, pod("a"), 7).verdict.reason == "TopologyAffinityError"
+
+
+def test_scope_pod() -> None:
+    state = taken(empty(BEST, scope=Scope.POD), "0-1,4-5")
+    total = Request(7 * 1024, 700_000, 100_000)
+    got = admit(state, pod("a", wish_policy=SINGLE), total)
+    assert got.verdict.admitted
+    assert "policy single-numa-node" in got.problem
+    met = admit(state, pod("a", wish_nodes=Mask((1,))), Request(4096, 400_000, 100_000))
+    assert met.pod.aside is not None
+    assert met.pod.aside.cpus <= NODE1
+    assert not met.problem
+
+
+def test_a_container_that_shares_runs_on_the_wished_nodes() -> None:
+    shares = pod("a", kube_qos=KubeQos.BURSTABLE, wish_nodes=Mask((1,)))
+    plan = place(empty(), shares, "c", 0, Request(512), "a/c")
+    assert plan.container is not None
+    assert plan.state.wanted(plan.container) == NODE1
+    assert "Volcano's scheduler chose" in plan.container.placement.reasons[0]
+    nowhere = place(empty(), dataclasses.replace(shares, wish_nodes=Mask((7,))), "c", 0, Request(512), "a/c")
+    assert nowhere.container is not None
+    assert nowhere.state.wanted(nowhere.container) == MACHINE.online
+    assert "nothing is left of the shared pool" in nowhere.problem

@@ -1,0 +1,68 @@
+"""A process with nothing but a front in it, for tests of what it costs: ``lone_front.py LISTEN RUNTIME``.
+
+Creates are released, refused or held as their body says. Options come as JSON: ``room`` is the limit of held
+bytes, ``unread`` that of bytes that no peer reads, ``memory`` the bytes of address space above what the
+process has when it is ready.
+"""
+
+import asyncio
+import json
+import resource
+import socket
+import sys
+
+from proxy import memory_trim
+from proxy.frontends.cri import acceptor
+from proxy.frontends.cri.acceptor import Front
+from proxy.frontends.cri.interceptors import METHODS
+from proxy.telemetry.text import plain, rendered
+
+
+class Decider:
+    def request(self, call):
+        if call.body.startswith(b"refuse"):
+            call.refuse(9, "no room")
+        elif not call.body.startswith(b"hold"):
+            call.release(call.body + b"+cpuset")
+
+    def unusual(self, path, kind):
+        return None
+
+    def response(self, call, message):
+        pass
+
+    def finished(self, call, status):
+        pass
+
+
+def say(line):
+    print(line, flush=True)
+
+
+def report(message, /, **keys):
+    say(rendered(message, plain(keys)))
+
+
+async def main(listen, runtime, options):
+    memory_trim.keep_large_blocks()
+    front = Front(
+        runtime, Decider(), METHODS, report=lambda message, **keys: say(rendered(message, plain(keys)))
+    )
+    if "room" in options and hasattr(front, "room"):
+        front.room.limit = options["room"]
+    if "unread" in options:
+        acceptor.UNREAD_BYTES = options["unread"]
+    end = socket.socket(socket.AF_UNIX)
+    end.bind(listen)
+    end.listen(64)
+    await front.start(end)
+    if "memory" in options:
+        with open("/proc/self/statm") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + options["memory"],) * 2)
+    say("ready")
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))

@@ -1,0 +1,309 @@
+"""An exception that nobody foresaw, at each place of a link: the link ends, and no other one is touched."""
+
+import asyncio
+import socket
+
+import pytest
+
+from proxy.frontends.cri.link import Ground, Link
+from proxy.relay.body_budget import Room
+from tests.frontends.cri.attacks import CREATE, PREFACE, SETTINGS, VERSION, call, frame, open_stream
+from tests.said import report
+
+
+class Decider:
+    """Holds every call."""
+
+    def __init__(self):
+        self.calls, self.ends, self.raises = [], [], set()
+
+    def request(self, call):
+        self.calls.append(call)
+
+    def unusual(self, path, kind):
+        if "unusual" in self.raises:
+            raise MemoryError
+
+    def response(self, call, message):
+        pass
+
+    def finished(self, call, status):
+        self.ends.append(call)
+        if "finished" in self.raises:
+            raise MemoryError
+
+
+class Scene:
+    """Two links on real sockets, with one call held on each; the first one is to fail."""
+
+    def __init__(self):
+        self.decider, self.lines, self.faults, self.gone = Decider(), [], [], []
+        self.room = Room()
+        ground = Ground(
+            self.decider,
+            {CREATE.decode()}.__contains__,
+            self.gone.append,
+            report(self.lines),
+            self.faults.append,
+            room=self.room,
+        )
+        self.ends = []
+        # The first body is the larger one: where memory runs out, the largest body that is held goes first.
+        self.link, self.client, self.server = self.joined(ground, 6000)
+        self.other, self.other_client, self.other_server = self.joined(ground, 5000)
+
+    def joined(self, ground, size):
+        link = Link(ground)
+        client, near_client = socket.socketpair()
+        server, near_server = socket.socketpair()
+        for end in (client, server, near_client, near_server):
+            end.setblocking(False)
+        self.ends += [client, server]
+        link.server.attach(near_server)
+        link.client.attach(near_client)
+        client.send(PREFACE + frame(SETTINGS, 0, 0) + call(1, CREATE, b"c" * size))
+        server.send(frame(SETTINGS, 0, 0))
+        return link, client, server
+
+    async def started(self):
+        await until(lambda: len(self.decider.calls) == 2)
+        assert self.room.total == 6005 + 5005
+        for end in self.ends:
+            drain(end)
+
+    async def check_ended(self):
+        await until(lambda: self.link.closed and self.room.total == 5005)
+        assert not self.link.client.attached
+        assert not self.link.server.attached
+        assert self.gone == [self.link]
+        assert [type(fault) for fault in self.faults][:1] == [MemoryError]
+        assert any("ended a connection because of an internal error" in line for line in self.lines)
+        assert self.room.total == 5005
+        assert drain(self.client)[1]
+        assert drain(self.server)[1]
+        (done, waiting) = self.decider.calls if self.decider.calls[0].done else self.decider.calls[::-1]
+        assert self.decider.ends == [done]
+        waiting.release()
+        await asyncio.sleep(0.02)
+        data, ended = drain(self.other_server)
+        assert b"c" * 5000 in data
+        assert not ended
+        turns = await turns_of_the_loop(0.1)
+        assert turns < 20, "something goes on and on"
+
+    def close(self):
+        for link in (self.link, self.other):
+            link.lost()
+        for end in self.ends:
+            end.close()
+
+
+async def until(condition):
+    """Wait for a condition, however busy the machine is."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def drain(end):
+    """All that has come, and whether the peer has closed."""
+    data = b""
+    try:
+        while piece := end.recv(1 << 20):
+            data += piece
+    except BlockingIOError:
+        return data, False
+    except ConnectionError:
+        return data, True
+    return data, True
+
+
+async def turns_of_the_loop(seconds):
+    """How often the loop looks for events while nothing happens."""
+    loop, count = asyncio.get_running_loop(), 0
+    select = loop._selector.select
+
+    def counted(timeout=None):
+        nonlocal count
+        count += 1
+        return select(timeout)
+
+    loop._selector.select = counted
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        loop._selector.select = select
+    return count
+
+
+def fails(*_):
+    raise MemoryError("no memory")
+
+
+def in_recv(scene):
+    scene.link.client._recv = fails
+    scene.client.send(b"\0")
+
+
+def in_recv_from_the_runtime(scene):
+    scene.link.server._recv = fails
+    scene.server.send(b"\0")
+
+
+def in_feed(scene):
+    scene.link._session._requests.handlers[6] = fails
+    scene.client.send(frame(6, 0, 0, bytes(8)))
+
+
+def in_feed_from_the_runtime(scene):
+    scene.link._session._responses.handlers[6] = fails
+    scene.server.send(frame(6, 0, 0, bytes(8)))
+
+
+def in_fetching_what_is_to_be_sent(scene):
+    scene.link._session.to_server = fails
+    scene.client.send(open_stream(3, VERSION))
+
+
+def in_sending(scene):
+    scene.link.server._send = fails
+    scene.client.send(open_stream(3, VERSION))
+
+
+def in_sending_later(scene):
+    scene.link.client.write([bytes(8 << 20)])
+    scene.link.client._send = fails
+    scene.client.recv(1 << 20)
+
+
+def in_the_news(scene):
+    scene.decider.raises.add("unusual")
+    scene.client.send(open_stream(3, CREATE, 5))
+
+
+def in_a_release(scene):
+    scene.link._session._streams._send_at_once = fails
+    call_of(scene).release()
+
+
+def in_a_refusal(scene):
+    scene.link.client._send = fails
+    call_of(scene).refuse(9, "no")
+
+
+def in_the_end_of_the_client(scene):
+    scene.link._session._streams.undecided = fails
+    scene.client.shutdown(socket.SHUT_WR)
+
+
+def in_the_goodbye(scene):
+    scene.link._session._responses.inject = fails
+    scene.link.goaway()
+
+
+def in_the_end(scene):
+    scene.link._session._streams.forget = fails
+    scene.server.close()
+    scene.server, near = socket.socketpair()
+    scene.ends.append(scene.server)
+    scene.server.setblocking(False)
+    near.close()
+
+
+def in_a_report_of_what_the_peer_did(scene):
+
+    def say(message, **keys):
+        if "cannot go on" in message:
+            fails()
+        scene.lines.append(message)
+
+    scene.link._say = say
+    scene.client.send(frame(8, 0, 0, bytes(4)))
+
+
+def call_of(scene):
+    return next(call for call in scene.decider.calls if call._link is scene.link)
+
+
+PLACES = [
+    in_recv,
+    in_recv_from_the_runtime,
+    in_feed,
+    in_feed_from_the_runtime,
+    in_fetching_what_is_to_be_sent,
+    in_sending,
+    in_sending_later,
+    in_the_news,
+    in_a_refusal,
+    in_the_end_of_the_client,
+    in_the_goodbye,
+    in_the_end,
+    in_a_report_of_what_the_peer_did,
+]
+
+
+@pytest.fixture(autouse=True)
+def loose(monkeypatch):
+    """Let methods of slotted parts be replaced in one object."""
+    import proxy.relay.session as session
+
+    for name in ("Streams", "Responses", "Requests"):
+        part = getattr(session, name)
+        monkeypatch.setattr(session, name, type(name, (part,), {}))
+
+
+@pytest.mark.parametrize("place", [*PLACES, in_a_release], ids=lambda place: place.__name__)
+def test_a_fault_ends_its_link_alone(place):
+    async def day():
+        scene = Scene()
+        try:
+            await scene.started()
+            place(scene)
+            await scene.check_ended()
+        finally:
+            scene.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(day(), 20))
+
+
+def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
+    async def day():
+        scene = Scene()
+        try:
+            await scene.started()
+            scene.decider.raises.add("finished")
+            scene.client.close()
+            scene.server.close()
+            await asyncio.sleep(0.05)
+            assert scene.link.closed
+            assert scene.room.total == 5005
+            assert [line for line in scene.lines if 'step="note the answer"' in line]
+        finally:
+            scene.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(day(), 20))
+
+
+def test_a_read_without_memory_drops_the_largest_body_and_is_smaller():
+    async def day():
+        scene = Scene()
+        try:
+            await scene.started()
+            scene.client.send(open_stream(3, CREATE) + frame(0, 0, 3, bytes(9000)))
+            await asyncio.sleep(0.02)
+            real = scene.other.client._recv
+            scene.other.client._recv = lambda size: fails() if size > 4096 else real(size)
+            scene.other_client.send(call(3, VERSION, b"v" * 10_000))
+            await asyncio.sleep(0.05)
+            assert b"v" * 10_000 in drain(scene.other_server)[0]
+            assert not scene.link.closed
+            assert b"grpc-status\x018" in drain(scene.client)[0]
+            assert scene.room.total < 9000
+            assert not scene.faults
+        finally:
+            scene.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(day(), 20))

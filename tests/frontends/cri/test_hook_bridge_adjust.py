@@ -1,0 +1,458 @@
+"""Requests as hooks want them, compared with a slow way that is easy to believe."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from typing import TypeVar
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.hook_bridge.adjust import (
+    adjusted_create,
+    adjusted_run_pod,
+    adjusted_update,
+    with_cgroup_parent,
+)
+from proxy.frontends.cri.hook_bridge.facts import container_facts
+from proxy.frontends.cri.rewrite import create_suffix, field
+from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment
+from proxy.hooks.facts import Device, Mount
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet, Mask
+
+_M = TypeVar("_M", pb.CreateContainerRequest, pb.RunPodSandboxRequest, pb.UpdateContainerResourcesRequest)
+
+UNKNOWN = field(13, b"from a later time") + b"\x98\x06\x07"  # a text, and field 99 with the number 7
+NUMBERS = {
+    "cpu_period": "cpu_period",
+    "cpu_quota": "cpu_quota",
+    "cpu_shares": "cpu_shares",
+    "memory_limit": "memory_limit_in_bytes",
+    "memory_swap_limit": "memory_swap_limit_in_bytes",
+    "oom_score_adj": "oom_score_adj",
+}
+
+# -- the slow way -------------------------------------------------------------------------------------------
+
+
+def slow_map(entries: Mapping[str, str], wanted: Mapping[str, object]) -> dict[str, str]:
+    after = {**entries, **wanted}
+    return {key: value for key, value in after.items() if value is not CLEAR}  # type: ignore[misc]
+
+
+def slow_resources(resources: pb.LinuxContainerResources, want: Adjustment) -> None:
+    for name, spelled in NUMBERS.items():
+        value = getattr(want, name)
+        if value is not LEAVE:
+            setattr(resources, spelled, 0 if value is CLEAR else value)
+    if want.cpus is CLEAR:
+        resources.cpuset_cpus = ""
+    if want.mems is CLEAR:
+        resources.cpuset_mems = ""
+    replace_map(resources.unified, want.unified)
+
+
+def replace_map(entries: object, wanted: Mapping[str, object]) -> None:
+    after = slow_map(dict(entries), wanted)  # type: ignore[call-overload]
+    entries.clear()  # type: ignore[attr-defined]
+    entries.update(after)  # type: ignore[attr-defined]
+
+
+def clean(path: str) -> str:
+    return posixpath.normpath("/" + path).replace("//", "/")
+
+
+def slow_list(old: list[tuple[str, bytes]], wanted: Mapping[str, bytes | None]) -> list[bytes]:
+    """Give names and messages anew; None takes a name out."""
+    after = []
+    for index, (name, raw) in enumerate(old):
+        if name not in wanted:
+            after.append(raw)
+        elif wanted[name] is not None and name not in [earlier for earlier, _ in old[:index]]:
+            after.append(wanted[name])
+    names = [name for name, _ in old]
+    return after + [raw for name, raw in wanted.items() if raw is not None and name not in names]
+
+
+def slow_create(body: bytes, want: Adjustment) -> bytes:
+    request = pb.CreateContainerRequest.FromString(body)
+    config = request.config
+    slow_resources(config.linux.resources, want)
+    replace_map(config.labels, want.labels)
+    replace_map(config.annotations, want.annotations)
+
+    old = {pair.key: pair for pair in reversed(config.envs)}
+    values: dict[str, bytes | None] = {}
+    for name, value in want.envs.items():
+        pair = old.get(name, pb.KeyValue(key=name))
+        pair.value = b"" if value is CLEAR else value.encode("utf-8", "surrogateescape")
+        values[name] = None if value is CLEAR else pair.SerializeToString()
+    pairs = [(pair.key, pair.SerializeToString()) for pair in config.envs]
+    envs = [pb.KeyValue.FromString(raw) for raw in slow_list(pairs, values)]
+    config.ClearField("envs")
+    config.envs.extend(envs)
+
+    made = {clean(path): mount_bytes(path, mount) for path, mount in want.mounts.items()}
+    there = [(clean(mount.container_path), mount.SerializeToString()) for mount in config.mounts]
+    mounts = [pb.Mount.FromString(raw) for raw in slow_list(there, made)]
+    config.ClearField("mounts")
+    config.mounts.extend(mounts)
+
+    made = {clean(path): device_bytes(path, device) for path, device in want.devices.items()}
+    there = [(clean(device.container_path), device.SerializeToString()) for device in config.devices]
+    devices = [pb.Device.FromString(raw) for raw in slow_list(there, made)]
+    config.ClearField("devices")
+    config.devices.extend(devices)
+    return request.SerializeToString()
+
+
+def mount_bytes(path: str, mount: Mount | object) -> bytes | None:
+    if not isinstance(mount, Mount):
+        return None
+    number = ["private", "host_to_container", "bidirectional"].index(mount.propagation)
+    message = pb.Mount(container_path=clean(path), host_path=mount.host_path, readonly=mount.readonly)
+    return message.SerializeToString() + (b"\x28" + bytes((number,)) if number else b"")
+
+
+def device_bytes(path: str, device: Device | object) -> bytes | None:
+    if not isinstance(device, Device):
+        return None
+    message = pb.Device(
+        container_path=clean(path), host_path=device.host_path, permissions=device.permissions
+    )
+    return message.SerializeToString()
+
+
+def slow_run_pod(body: bytes, want: Adjustment) -> bytes:
+    request = pb.RunPodSandboxRequest.FromString(body)
+    replace_map(request.config.labels, want.labels)
+    replace_map(request.config.annotations, want.annotations)
+    if want.cgroup_parent is not LEAVE:
+        request.config.linux.cgroup_parent = "" if want.cgroup_parent is CLEAR else want.cgroup_parent
+    return request.SerializeToString()
+
+
+def slow_update(body: bytes, want: Adjustment) -> bytes:
+    request = pb.UpdateContainerResourcesRequest.FromString(body)
+    slow_resources(request.linux, want)
+    replace_map(request.annotations, want.annotations)
+    return request.SerializeToString()
+
+
+def same(kind: type[_M], one: bytes, other: bytes) -> bool:
+    """Compare what two requests say, unknown fields, too; an empty message says as much as none."""
+    plain = [kind.FromString(body) for body in (one, other)]
+    for message in plain:
+        if isinstance(message, pb.CreateContainerRequest):
+            message.config.linux.resources.SetInParent()
+        elif isinstance(message, pb.RunPodSandboxRequest):
+            message.config.linux.SetInParent()
+        else:
+            message.linux.SetInParent()
+    return plain[0].SerializeToString(deterministic=True) == plain[1].SerializeToString(deterministic=True)
+
+
+# -- requests and adjustments -------------------------------------------------------------------------------
+
+keys = st.sampled_from(["A", "B", "AB", "PATH", "a.b/c", "ü", "memory.high"])
+texts = st.sampled_from(["", "A", "PATH", "1", "ü", "/data"])
+values = st.one_of(st.binary(max_size=4), st.sampled_from([b"A", b"/data", b"\xff\xfe"]))
+paths = st.sampled_from(
+    ["/data", "/data/", "//data", "/x/../data", "/data/y/..", "/data/x", "/data/./x", "/dev/a", "/", "/y/.."]
+)
+maps = st.dictionaries(keys, texts, max_size=4)
+changes = st.dictionaries(keys, st.one_of(texts, st.just(CLEAR)), max_size=3)
+unknown = st.sampled_from([b"", UNKNOWN])
+numbers = st.one_of(st.just(LEAVE), st.just(CLEAR), st.integers(-(2**63), 2**63 - 1))
+erased = st.sampled_from([LEAVE, CLEAR])
+
+
+@st.composite
+def resources(draw: st.DrawFn) -> bytes:
+    message = pb.LinuxContainerResources(
+        cpu_quota=draw(st.sampled_from([0, -1, 5])),
+        oom_score_adj=draw(st.sampled_from([0, -997])),
+        memory_swap_limit_in_bytes=draw(st.sampled_from([0, 1 << 40])),
+        cpuset_cpus=draw(st.sampled_from(["", "0-3"])),
+        cpuset_mems=draw(st.sampled_from(["", "0"])),
+        unified=draw(maps),
+    )
+    return message.SerializeToString() + draw(unknown)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> bytes:
+    config = pb.ContainerConfig(labels=draw(maps), annotations=draw(maps), log_path="x.log")
+    raw = config.SerializeToString()
+    for name, value in draw(st.lists(st.tuples(keys, values), max_size=5)):
+        raw += field(6, pb.KeyValue(key=name, value=value).SerializeToString() + draw(unknown))
+    for path in draw(st.lists(paths, max_size=3)):
+        raw += field(7, pb.Mount(container_path=path, host_path="/h").SerializeToString() + draw(unknown))
+    for path in draw(st.lists(paths, max_size=3)):
+        raw += field(8, pb.Device(container_path=path, host_path="/dev/h").SerializeToString())
+    if draw(st.booleans()):
+        raw += field(15, field(1, draw(resources())) + draw(unknown))
+    return raw + draw(unknown)
+
+
+@st.composite
+def creates(draw: st.DrawFn) -> bytes:
+    sandbox = pb.PodSandboxConfig(labels=draw(maps)).SerializeToString() + draw(unknown)
+    raw = field(1, b"sandbox") + field(2, draw(configs())) + field(3, sandbox)
+    again = field(2, draw(configs())) if draw(st.booleans()) else b""
+    return raw + draw(unknown) + again
+
+
+mounts = st.builds(
+    Mount,
+    st.just("/data"),
+    st.sampled_from(["/h", "/new"]),
+    st.booleans(),
+    st.sampled_from(["private", "host_to_container", "bidirectional"]),
+)
+devices = st.builds(Device, st.just("/dev/a"), st.sampled_from(["/dev/h", "/dev/new"]), st.just("rwm"))
+new_paths = st.sampled_from(["/data", "/dev/a", "/data/x", "/new", "/", "/data/"])
+adjustments = st.builds(
+    Adjustment,
+    cpus=st.sampled_from([LEAVE, CLEAR, CpuSet((1,))]),
+    mems=st.sampled_from([LEAVE, CLEAR, Mask((1,))]),
+    **dict.fromkeys(NUMBERS, numbers),
+    unified=changes,
+    annotations=changes,
+    labels=changes,
+    envs=st.dictionaries(keys, st.one_of(st.just(CLEAR), texts, st.just("\udcff")), max_size=3),
+    devices=st.dictionaries(new_paths, st.one_of(st.just(CLEAR), devices), max_size=2),
+    mounts=st.dictionaries(new_paths, st.one_of(st.just(CLEAR), mounts), max_size=2),
+)
+
+
+@given(creates(), adjustments)
+def test_a_create_says_what_the_slow_way_says(body: bytes, want: Adjustment) -> None:
+    assert same(pb.CreateContainerRequest, adjusted_create(body, want), slow_create(body, want))
+
+
+pods = st.builds(
+    lambda labels, notes, linux, more, rest: (
+        field(
+            1,
+            pb.PodSandboxConfig(labels=labels, annotations=notes).SerializeToString()
+            + field(8, linux)
+            + more,
+        )
+        + field(2, b"kata")
+        + rest
+    ),
+    maps,
+    maps,
+    st.sampled_from([b"", UNKNOWN, field(1, b"/kubepods/podu1") + UNKNOWN]),
+    unknown,
+    unknown,
+)
+
+
+@given(pods, changes, changes, st.one_of(erased, st.just("/other")))
+def test_a_sandbox_says_what_the_slow_way_says(
+    body: bytes, labels: dict[str, str], notes: dict[str, str], parent: str
+) -> None:
+    want = Adjustment(labels=labels, annotations=notes, cgroup_parent=parent)
+    assert same(pb.RunPodSandboxRequest, adjusted_run_pod(body, want), slow_run_pod(body, want))
+
+
+@given(resources(), maps, unknown, adjustments)
+def test_an_update_says_what_the_slow_way_says(
+    linux: bytes, notes: dict[str, str], more: bytes, want: Adjustment
+) -> None:
+    message = pb.UpdateContainerResourcesRequest(container_id="c1", annotations=notes)
+    body = message.SerializeToString() + field(2, linux) + more
+    assert same(pb.UpdateContainerResourcesRequest, adjusted_update(body, want), slow_update(body, want))
+
+
+# -- by hand ------------------------------------------------------------------------------------------------
+
+
+def request() -> bytes:
+    message = pb.CreateContainerRequest(pod_sandbox_id="s1")
+    for name, value in (("PATH", b"/bin"), ("RAW", b"\xff\x00"), ("PATH", b"/sbin"), ("LAST", b"1")):
+        message.config.envs.add(key=name, value=value)
+    message.config.mounts.add(container_path="/data/", host_path="/srv", readonly=True)
+    message.config.linux.resources.oom_score_adj = -997
+    message.config.linux.resources.memory_limit_in_bytes = 4096
+    return message.SerializeToString() + field(2, UNKNOWN)
+
+
+def read(body: bytes) -> pb.ContainerConfig:
+    return pb.CreateContainerRequest.FromString(body).config
+
+
+@pytest.mark.parametrize("change", [adjusted_create, adjusted_run_pod, adjusted_update])
+def test_an_empty_adjustment_changes_nothing(change: object) -> None:
+    body = request()
+    assert change(body, NOTHING) is body  # type: ignore[operator]
+    assert change(body, Adjustment(labels={"none": CLEAR})) is body  # type: ignore[operator]
+
+
+def test_what_appending_can_say_leaves_every_byte() -> None:
+    want = Adjustment(
+        envs={"NEW": "1", "GONE": CLEAR},
+        mounts={"/new": Mount("/new", "/h")},
+        devices={"/dev/new": Device("/dev/new", "/dev/h")},
+        labels={"PATH": "x"},
+        annotations={"PATH": "x"},
+        unified={"cpu.max": "max"},
+        cpu_quota=-1,
+        memory_limit=CLEAR,
+    )
+    body = adjusted_create(request(), want)
+    assert body.startswith(request())
+    resources = read(body).linux.resources
+    assert (resources.cpu_quota, resources.memory_limit_in_bytes, dict(resources.unified)) == (
+        -1,
+        0,
+        {"cpu.max": "max"},
+    )
+    assert [pair.key for pair in read(body).envs] == ["PATH", "RAW", "PATH", "LAST", "NEW"]
+
+
+def test_a_variable_keeps_its_place_and_others_their_bytes() -> None:
+    """Koordinator's proxy loses both in each create."""
+    body = adjusted_create(request(), Adjustment(envs={"NEW": "\udcfe", "PATH": "/usr/bin"}))
+    pairs = [(pair.key, pair.value) for pair in read(body).envs]
+    assert pairs == [("PATH", b"/usr/bin"), ("RAW", b"\xff\x00"), ("LAST", b"1"), ("NEW", b"\xfe")]
+    pairs = [
+        (pair.key, pair.value) for pair in read(adjusted_create(request(), Adjustment(cpu_shares=2))).envs
+    ]
+    assert pairs == [("PATH", b"/bin"), ("RAW", b"\xff\x00"), ("PATH", b"/sbin"), ("LAST", b"1")]
+
+
+def test_an_oom_score_that_is_not_set_stays() -> None:
+    """Koordinator's proxy writes the 0 of a hook that has not said any."""
+    body = adjusted_create(request(), Adjustment(cpu_shares=2, envs={"PATH": CLEAR}))
+    assert read(body).linux.resources.oom_score_adj == -997
+    body = adjusted_create(request(), Adjustment(oom_score_adj=0))
+    assert read(body).linux.resources.oom_score_adj == 0
+
+
+@pytest.mark.parametrize("want", [Adjustment(envs={"NEW": "1"}), Adjustment(envs={"PATH": "1"})])
+def test_unknown_fields_stay(want: Adjustment) -> None:
+    """Interfaces grow."""
+    body = request() + UNKNOWN
+    after = adjusted_create(body, want)
+    assert read(after).SerializeToString().count(UNKNOWN) == 1
+    assert after.count(UNKNOWN) == 2
+
+
+def test_a_mount_is_the_same_however_its_path_is_spelled() -> None:
+    body = adjusted_create(request(), Adjustment(mounts={"/data": Mount("/data", "/new")}))
+    assert [(m.container_path, m.host_path, m.readonly) for m in read(body).mounts] == [
+        ("/data", "/new", False)
+    ]
+    assert not read(adjusted_create(request(), Adjustment(mounts={"/./data": CLEAR}))).mounts
+
+
+def test_the_engine_has_the_last_word_on_cpus() -> None:
+    want = Adjustment(cpus=CLEAR, mems=CLEAR, cpu_quota=5)
+    named = request() + create_suffix(CpuSet((7,)), Mask((1,)))
+    body = adjusted_create(named, want)
+    assert (read(body).linux.resources.cpuset_cpus, read(body).linux.resources.cpuset_mems) == ("", "")
+    body = adjusted_create(named, Adjustment(cpus=CpuSet((3,)), mems=Mask((0,))))
+    assert body == named, "which ones is not said here"
+    body = adjusted_create(named, want) + create_suffix(CpuSet((1,)), Mask((0,)), -1)
+    resources = read(body).linux.resources
+    assert (resources.cpuset_cpus, resources.cpuset_mems, resources.cpu_quota) == ("1", "0", -1)
+
+
+def test_the_cgroup_of_a_pod_can_be_another() -> None:
+    message = pb.CreateContainerRequest.FromString(request())
+    message.sandbox_config.linux.cgroup_parent = "/kubepods/podu1"
+    message.sandbox_config.labels["app"] = "web"
+    body = with_cgroup_parent(message.SerializeToString() + field(3, UNKNOWN), "/other/podu1")
+    sandbox = pb.CreateContainerRequest.FromString(body).sandbox_config
+    assert (sandbox.linux.cgroup_parent, dict(sandbox.labels)) == ("/other/podu1", {"app": "web"})
+    assert sandbox.SerializeToString().endswith(UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "want",
+    [
+        Adjustment(labels={"a": "\ud800"}),
+        Adjustment(envs={"A": "\ud800"}),
+        Adjustment(mounts={"/new": Mount("/new", "/h", propagation="both")}),
+        Adjustment(mounts={"/data": Mount("/data", "/h", propagation="both")}),
+    ],
+)
+def test_what_cannot_be_written_is_an_error(want: Adjustment) -> None:
+    with pytest.raises(HookError, match="cannot change a CreateContainer request to what hooks want: "):
+        adjusted_create(request(), want)
+
+
+def test_a_request_that_cannot_be_read_is_an_error_where_it_must_be_read() -> None:
+    with pytest.raises(HookError, match="cannot change a CreateContainer request"):
+        adjusted_create(b"\xffPATH", Adjustment(envs={"PATH": "1"}))
+
+
+@given(creates(), st.dictionaries(keys, texts, min_size=1, max_size=3))
+@example(request(), {"PATH": "1"})
+def test_later_facts_contain_what_hooks_set(body: bytes, envs: dict[str, str]) -> None:
+    told = container_facts(adjusted_create(body, Adjustment(envs=envs))).envs
+    assert {name: told[name] for name in envs} == envs
+    others = {name: value for name, value in container_facts(body).envs.items() if name not in envs}
+    assert {name: value for name, value in told.items() if name not in envs} == others
+
+
+ODD = b"\xff\xfe"
+
+
+def odd_request() -> bytes:
+    """A request in whose strings and entries bytes are not UTF-8, beside what hooks change."""
+    config = b"".join(
+        [
+            field(4, ODD),
+            field(6, field(1, b"KEEP" + ODD) + field(2, ODD)),
+            field(6, field(1, b"GONE") + field(2, ODD)),
+            field(7, field(1, b"/keep/" + ODD) + field(2, ODD)),
+            field(7, field(1, b"/gone") + field(2, ODD)),
+            field(10, field(1, b"keep") + field(2, ODD)),
+            field(10, field(1, ODD) + field(2, b"keep")),
+            field(10, field(1, b"gone") + field(2, ODD)),
+            field(15, field(1, field(9, field(1, b"keep") + field(2, ODD)))),
+            field(15, field(1, field(9, field(1, b"gone") + field(2, ODD)))),
+        ]
+    )
+    return field(1, ODD) + field(2, config) + field(3, field(7, field(1, b"pod") + field(2, ODD)))
+
+
+def test_what_is_not_changed_keeps_bytes_that_are_not_utf8() -> None:
+    want = Adjustment(
+        envs={"GONE": CLEAR, "NEW": "1"},
+        mounts={"/gone": CLEAR},
+        annotations={"gone": CLEAR, "new": "2"},
+        unified={"gone": CLEAR},
+    )
+    changed = pb.CreateContainerEntries.FromString(adjusted_create(odd_request(), want))
+    before = pb.CreateContainerEntries.FromString(odd_request()).config
+    config = changed.config
+    new = field(1, b"NEW") + field(2, b"1")
+    assert list(config.envs) == [before.envs[0], new]
+    assert list(config.mounts) == [before.mounts[0]]
+    assert list(config.annotations) == [*before.annotations[:2], field(1, b"new") + field(2, b"2")]
+    assert list(config.linux.resources.unified) == [before.linux.resources.unified[0]]
+    whole = changed.SerializeToString()
+    for kept in (field(1, ODD), field(4, ODD), field(3, field(7, field(1, b"pod") + field(2, ODD)))):
+        assert kept in whole
+    assert b"gone" not in whole
+    assert b"GONE" not in whole
+
+
+def test_a_sandbox_and_an_update_keep_bytes_that_are_not_utf8() -> None:
+    keep, gone = field(1, b"keep") + field(2, ODD), field(1, b"gone") + field(2, ODD)
+    want = Adjustment(annotations={"gone": CLEAR})
+    run = adjusted_run_pod(field(1, field(2, ODD) + field(7, gone) + field(7, keep)), want)
+    assert pb.RunPodSandboxEntries.FromString(run).config.annotations[:] == [keep]
+    assert field(2, ODD) in run
+    update = adjusted_update(field(1, ODD) + field(4, gone) + field(4, keep), want)
+    assert pb.UpdateContainerResourcesEntries.FromString(update).annotations[:] == [keep]
+    assert field(1, ODD) in update

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.hook_bridge.adjust import adjusted_create
+from proxy.frontends.cri.hook_bridge.facts import existing_facts, pod_facts
+from proxy.frontends.cri.hook_bridge.object_cache import (
+    CONTAINER_BYTES,
+    POD_BYTES,
+    Memory,
+    RememberedContainer,
+)
+from proxy.frontends.cri.rewrite import create_suffix
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+
+POD = Pod("s1", "u1", "ns", "web")
+
+
+def facts(memory: Memory, container_id: str = "c1") -> ContainerFacts:
+    placement = Placement(Pool.SHARED, CpuSet(), Mask())
+    container = Container(container_id, "app", POD, Request(), placement, Phase.RUNNING)
+    return existing_facts(container, memory.container(container_id))
+
+
+def pod(memory: Memory) -> PodFacts:
+    return pod_facts(POD, memory.pod("s1"))
+
+
+def create(**more: object) -> pb.CreateContainerRequest:
+    config = pb.ContainerConfig(
+        metadata=pb.ContainerMetadata(name="app"),
+        image=pb.ImageSpec(image="i"),
+        labels={"l": "1"},
+        annotations={"a": "2"},
+        args=["-v"],
+        linux=pb.LinuxContainerConfig(
+            resources=pb.LinuxContainerResources(cpu_shares=512, oom_score_adj=-997)
+        ),
+        **more,
+    )
+    config.envs.add(key="A", value=b"\xff")
+    return pb.CreateContainerRequest(pod_sandbox_id="s1", config=config)
+
+
+def created(**more: object) -> Memory:
+    memory = Memory()
+    memory.created("c1", create(**more).SerializeToString())
+    return memory
+
+
+def test_nothing_is_remembered_of_an_unknown_container() -> None:
+    memory = Memory()
+    assert memory.pod("s1") is None
+    assert memory.container("c1") is None
+    memory.updated("c1", Resources(cpu_shares=2))
+    memory.forget("s1", "c1")
+    assert memory.container("c1") is None
+
+
+def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
+    config = pb.PodSandboxConfig(labels={"l": "1"}, annotations={"a": "2"}, hostname="h")
+    config.linux.cgroup_parent = "/kubepods/podu1"
+    memory = Memory()
+    for given in (config, config.SerializeToString()):
+        memory.ran("s1", given, "kata")
+        told = pod(memory)
+        assert (told.labels, told.annotations, told.runtime_handler) == ({"l": "1"}, {"a": "2"}, "kata")
+        known = memory.pod("s1")
+        assert known is not None
+        assert known.cgroup_parent == "/kubepods/podu1"
+        assert b"h" not in known.raw.replace(b"2", b""), "what hooks are not told is not kept"
+
+
+def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> None:
+    body = adjusted_create(create().SerializeToString(), Adjustment(envs={"NEW": "1"}, cpu_shares=2))
+    memory = Memory()
+    memory.created("c1", body)
+    told = facts(memory)
+    assert (told.envs, told.args, told.image) == ({"A": "\udcff", "NEW": "1"}, ("-v",), "i")
+    assert told.resources == Resources(cpu_shares=2, oom_score_adj=-997)
+
+
+def test_updates_add_up() -> None:
+    memory = created()
+    memory.updated("c1", pb.LinuxContainerResources(cpu_quota=5000, memory_limit_in_bytes=1 << 30))
+    memory.updated("c1", Resources(cpu_quota=-1, unified={"memory.high": "1"}))
+    memory.updated("c1", pb.LinuxContainerResources(memory_limit_in_bytes=-1, unified={"cpu.max": "max"}))
+    unified = {"memory.high": "1", "cpu.max": "max"}
+    assert facts(memory).resources == Resources(0, -1, 512, -1, 0, -997, unified=unified)
+
+
+def test_given_facts_do_not_change_with_an_update() -> None:
+    """Koordinator's proxy changes what others read at that moment."""
+    memory = created()
+    before = facts(memory).resources
+    memory.updated("c1", Resources(cpu_shares=2, unified={"a": "1"}))
+    assert (before.cpu_shares, before.unified) == (512, {})
+
+
+def test_lists_describe_containers_from_before() -> None:
+    memory = created()
+    sandbox = pb.PodSandbox(id="s1", labels={"l": "1"}, annotations={"a": "2"}, runtime_handler="kata")
+    old = pb.Container(id="c0", labels={"l": "0"}, annotations={"a": "0"}, image=pb.ImageSpec(image="old"))
+    memory.listed([sandbox], [old, pb.Container(id="c1", labels={"l": "other"})])
+    assert (pod(memory).labels, pod(memory).runtime_handler) == ({"l": "1"}, "kata")
+    told = facts(memory, "c0")
+    assert (told.labels, told.annotations, told.image) == ({"l": "0"}, {"a": "0"}, "old")
+    assert facts(memory).envs, "a list says less than a create"
+    assert facts(memory).labels == {"l": "1"}
+    memory.listed([pb.PodSandbox(id="s1", labels={"l": "2"})], ())
+    assert pod(memory).labels == {"l": "1"}
+
+
+def test_a_container_that_is_gone_is_forgotten() -> None:
+    """Koordinator's proxy keeps containers that ended by themselves for ever."""
+    memory = created()
+    memory.created("c2", create().SerializeToString())
+    memory.ran("s1", b"", "")
+    memory.ran("s2", b"", "")
+    memory.forget("c1", "s1")
+    assert memory.container("c1") is memory.pod("s1") is None
+    assert memory.container("c2") is not None
+    memory.created("c1", create().SerializeToString())
+    memory.keep_only({"s1"}, {"c1"})
+    assert memory.container("c2") is memory.pod("s2") is None
+    assert memory.container("c1") is not None
+    memory.keep_only({"s1", "s2"}, {"c1"})
+    assert memory.container("c1") is not None
+
+
+def known(memory: Memory) -> RememberedContainer:
+    found = memory.container("c1")
+    assert found is not None
+    return found
+
+
+def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
+    memory = created(command=["x" * CONTAINER_BYTES])
+    told = facts(memory)
+    assert (told.labels, told.annotations, told.image) == ({"l": "1"}, {"a": "2"}, "i")
+    assert (told.envs, told.command, told.args) == ({}, (), ())
+    assert told.resources.cpu_shares == 512
+    assert len(known(memory).raw) < 100
+
+
+def test_of_large_annotations_the_largest_go() -> None:
+    notes = {"small": "1", "large": "x" * POD_BYTES, "larger": "y" * (POD_BYTES + 1), "fits": "z" * 1000}
+    memory = Memory()
+    memory.ran("s1", pb.PodSandboxConfig(labels={"l": "1"}, annotations=notes), "")
+    assert (pod(memory).labels, {*pod(memory).annotations}) == ({"l": "1"}, {"small", "fits"})
+    del notes["larger"]
+    notes["large"] = "x" * (POD_BYTES - 2000)
+    memory.ran("s1", pb.PodSandboxConfig(annotations=notes), "")
+    assert pod(memory).annotations == notes, "as long as all fits, all is kept"
+
+
+def test_labels_go_last() -> None:
+    container = pb.Container(
+        id="c1", labels={"l": "1", "large": "x" * CONTAINER_BYTES}, annotations={"a": "2"}
+    )
+    memory = Memory()
+    memory.listed((), [container])
+    assert facts(memory).labels == {"l": "1"}
+    assert len(known(memory).raw) <= CONTAINER_BYTES
+
+
+@pytest.mark.parametrize("size", [1, 5000, CONTAINER_BYTES, 1 << 20])
+def test_no_container_takes_more_than_its_share(size: int) -> None:
+    notes = {f"a{number}": "x" * size for number in range(8)}
+    memory = created(command=["x" * size])
+    memory.listed((), [pb.Container(id="c2", labels=notes, annotations=notes)])
+    body = (
+        create().SerializeToString()
+        + pb.CreateContainerRequest(config=pb.ContainerConfig(annotations=notes)).SerializeToString()
+    )
+    memory.created("c3", body)
+    for each in ("c1", "c2", "c3"):
+        found = memory.container(each)
+        assert found is not None
+        assert len(found.raw) <= CONTAINER_BYTES
+
+
+def test_the_engines_own_choice_is_not_a_wish_of_the_client() -> None:
+    """It is appended to what is remembered, not part of it; where it is, it is told as asked for."""
+    memory = created()
+    assert facts(memory).resources.cpuset_cpus == ""
+    memory.created("c1", create().SerializeToString() + create_suffix(CpuSet((1,)), None))
+    assert facts(memory).resources.cpuset_cpus == "1"
+
+
+def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
+    memory = Memory()
+    for body in (b"\xff\xff\xff", b"\xff" * 2 * CONTAINER_BYTES):
+        memory.created("c1", body)
+        assert memory.knows("c1")
+        assert memory.container("c1") == RememberedContainer("", b"", Resources(), whole=False)
+
+
+def test_an_invalid_sandbox_is_an_error() -> None:
+    with pytest.raises(DecodeError):
+        Memory().ran("s1", b"\xff\xff\xff", "")

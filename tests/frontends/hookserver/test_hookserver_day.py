@@ -1,0 +1,172 @@
+"""A peer's day: pods come, are changed and go, and all CPUs are where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from proxy.api.cri import api_pb2 as cri
+from proxy.demo.client import PodSpec
+from proxy.model.workload import KubeQos, Phase
+from proxy.telemetry import metrics
+
+QUICK = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n"
+
+
+def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        assert node.cpus(ls.container_id) == "0-15"
+        lse = await beside(node.peer.run_pod, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        created = await beside(node.peer.create, lse)
+        # Others leave before the create goes on, not when the container runs.
+        assert node.cpus(ls.container_id) == "0-1,4-15"
+        told = node.saved(created)
+        assert (told.cpuset_cpus, told.cpuset_mems, told.cpu_quota) == ("2-3", "0", -1)
+        await beside(node.peer.start, created)
+        assert node.cpus(created) == "2-3"
+        containers = node.keeper.state.containers
+        assert containers[created].phase is Phase.RUNNING
+        assert set(containers) == {ls.container_id, created}
+        await beside(node.peer.stop, created)
+        await node.until(lambda: node.cpus(ls.container_id) == "0-15")
+        assert not node.keeper.state.owners
+
+    live(day)
+
+
+def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        await beside(node.peer.launch, PodSpec("lsr", "LSR", cpuset="4-5", cpus=2))
+        for qos, kube, cpus in (
+            ("LS", KubeQos.BURSTABLE, "0-3,6-15"),
+            ("BE", KubeQos.BEST_EFFORT, "0-15"),  # LSR's CPUs are the BE pool's too
+        ):
+            pod = await beside(node.peer.launch, PodSpec(qos.lower(), qos, kube))
+            assert node.saved(pod.container_id).cpuset_cpus in (cpus, ""), qos
+            assert node.cpus(pod.container_id) == cpus, qos
+        whole = await beside(node.peer.launch, PodSpec("whole", "", KubeQos.GUARANTEED, cpus=2))
+        assert len(node.keeper.state.containers[whole.container_id].placement.own) == 2
+
+    live(day)
+
+
+def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        lse = await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        asked = cri.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=512, cpu_quota=50_000)
+        await beside(node.peer.update, lse.container_id, asked)
+        sent = [c for c in node.runtime.calls if c.method == "UpdateContainerResources"][-1].request.linux
+        assert (sent.cpuset_cpus, sent.cpu_quota, sent.cpu_shares) == ("2-3", -1, 512)
+        assert node.cpus(lse.container_id) == "2-3"
+        # The peer's next update carries what we have answered; the client's own quota is not forgotten by it.
+        await beside(node.peer.update, lse.container_id, cri.LinuxContainerResources(cpu_shares=600))
+        container = node.keeper.state.containers[lse.container_id]
+        assert container.request.cpuset_cpus == ""
+        assert node.keeper.quotas.records[f"qc/{lse.container_id}"].quota == 50_000
+        await node.until(lambda: not node.keeper.flights.of(lse.container_id))
+
+    live(day)
+
+
+def test_a_pod_that_stops_gives_everything_back(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        lse = await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        await beside(node.peer.end_pod, lse)
+        await node.until(lambda: node.cpus(ls.container_id) == "0-15")
+        assert lse.pod_id not in node.keeper.state.pods
+
+    live(day, QUICK.replace("200ms", "1h"))  # nobody but the question tells
+
+
+def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        pod = await beside(node.peer.run_pod, PodSpec("ls", "LS"))
+        created = await beside(node.peer.create, pod)
+        await beside(node.peer.start, created)
+        assert node.keeper.state.containers[created].phase is Phase.RUNNING
+        assert not node.under_way.creates
+        assert not node.under_way.starts
+        # What the runtime has is today's set, so nobody had to tell it again.
+        assert not [c for c in node.runtime.calls if c.method == "UpdateContainerResources"]
+
+    live(day)
+
+
+def test_a_container_that_is_not_started_is_found_in_the_list(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        pod = await beside(node.peer.run_pod, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        created = await beside(node.peer.create, pod)
+        await node.until(lambda: created in node.keeper.state.containers)
+        assert node.keeper.state.containers[created].phase is Phase.CREATED
+        assert len(node.keeper.state.containers) == 1
+
+    live(day)
+
+
+def test_an_outdated_set_is_sent_before_the_start(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.run_pod, PodSpec("ls", "LS"))
+        created = await beside(node.peer.create, ls)
+        await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        seen: list[str] = []
+        node.runtime.before(
+            "StartContainer",
+            lambda request: seen.append(node.runtime.containers[request.container_id].resources.cpuset_cpus),
+        )
+        await beside(node.peer.start, created)
+        assert seen == ["0-1,4-15"]
+
+    live(day)
+
+
+def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: Any) -> None:
+    text = QUICK + "topologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\n"
+
+    async def day(node: Any) -> None:
+        ok = await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        assert node.cpus(ok.container_id) == "2-3"
+        spec = PodSpec("big", "LSR", KubeQos.GUARANTEED, cpus=12)
+        pod = await beside(node.peer.run_pod, spec)  # the peer does not say what the pod asks for
+        with pytest.raises(grpc.RpcError) as refused:
+            await beside(node.peer.create, pod)
+        error: Any = refused.value
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "demo/big" in error.details()
+        assert node.keeper.telemetry.value(metrics.HOOK_SERVER_REQUESTS_REFUSED) == 1
+
+    live(day, text)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_foreign_change_is_corrected_before_the_start(
+    live: Callable[..., None], beside: Any, listed: bool
+) -> None:
+    async def day(node: Any) -> None:
+        merge = node.peer._merge
+
+        def merged(asked: Any, answer: Any) -> None:
+            merge(asked, answer)
+            asked.container_resources.cpuset_cpus = "0-15"
+            asked.container_resources.cpu_quota = 70_000
+
+        node.peer._merge = merged
+        pod = await beside(node.peer.run_pod, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        created = await beside(node.peer.create, pod)
+        if listed:
+            await node.until(lambda: created in node.keeper.state.containers)
+        seen: list[tuple[str, int]] = []
+
+        def look(request: Any) -> None:
+            has = node.runtime.containers[request.container_id].resources
+            seen.append((has.cpuset_cpus, has.cpu_quota))
+
+        node.runtime.before("StartContainer", look)
+        await beside(node.peer.start, created)
+        assert seen == [("2-3", -1)]
+
+    live(day)

@@ -1,0 +1,619 @@
+"""What goes wrong on a peer's day: calls that fail, clients that leave, a runtime that hangs, nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from proxy.api.cri import api_pb2 as cri
+from proxy.api.koordinator import hook_pb2 as pb
+from proxy.demo.calls import CallRefused
+from proxy.demo.client import CriClient, PodSpec
+from proxy.frontends.hookserver import pending_calls
+from proxy.frontends.hookserver.foreign_call import ForeignCall
+from proxy.frontends.hookserver.lookup import Finder
+from proxy.frontends.hookserver.server import Server
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.mode import NodeMode
+from proxy.model.workload import KubeQos, Phase
+from proxy.telemetry import metrics
+from tests.said import telemetry
+
+LSE = PodSpec("lse", "LSE", cpuset="2-3", cpus=2)
+SLOW = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
+
+
+def container_request(**more: Any) -> pb.ContainerResourceHookRequest:
+    request = pb.ContainerResourceHookRequest(pod_cgroup_parent="/kubepods/burstable/podx")
+    request.pod_meta.name, request.pod_meta.uid, request.pod_meta.namespace = "p", "no-such-uid", "ns"
+    request.container_meta.name = "main"
+    request.container_meta.id = more.get("container_id", "")
+    request.container_resources.cpuset_cpus = "0-7"
+    request.container_resources.cpu_shares = 77
+    request.pod_labels.update(more.get("labels", {}))
+    return request
+
+
+def code(error: pytest.ExceptionInfo[grpc.RpcError]) -> grpc.StatusCode:
+    found: Any = error.value
+    status: grpc.StatusCode = found.code()
+    return status
+
+
+# -- calls that fail at the runtime ---------------------------------------------------------------------
+
+
+def test_a_create_that_fails_and_comes_again_is_one_container(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, LSE)
+        node.runtime.fail_next_create()
+        with pytest.raises(RuntimeCallError, match="no space left"):
+            await beside(node.peer.create, pod)
+        pod.attempts = iter((0,))  # kubelet asks for the same attempt again
+        created = await beside(node.peer.create, pod)
+        await beside(node.peer.start, created)
+        assert set(node.keeper.state.containers) == {ls.container_id, created}
+        assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+        assert node.keeper.telemetry.value(metrics.CREATES_PLACED) == 2
+
+    live(day)
+
+
+def test_a_create_that_is_not_repeated_is_given_up(
+    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 0.0)
+
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, LSE)
+        node.runtime.fail_next_create()
+        with pytest.raises(RuntimeCallError):
+            await beside(node.peer.create, pod)
+        await node.until(lambda: node.cpus(ls.container_id) == "0-15")
+        assert set(node.keeper.state.containers) == {ls.container_id}
+
+    live(day)
+
+
+def test_a_sandbox_that_fails_gives_back_what_was_set_aside(
+    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_calls, "POD_PATIENCE_S", 0.0)
+
+    async def day(node: Any) -> None:
+        await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
+        (pod,) = node.keeper.state.pods.values()
+        assert len(pod.aside.cpus) == 2
+        await node.until(lambda: not node.keeper.state.pods)
+        assert not node.under_way.pods
+
+    live(day, ASIDE)
+
+
+def pod_request(**resources: int) -> pb.PodSandboxHookRequest:
+    request = pb.PodSandboxHookRequest(cgroup_parent="/kubepods/podu")
+    request.pod_meta.name, request.pod_meta.uid, request.pod_meta.namespace = "p", "u", "ns"
+    for name, value in resources.items():
+        setattr(request.resources, name, value)
+    return request
+
+
+TWO: dict[str, Any] = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+ASIDE = SLOW + "topologyManagerPolicy: best-effort\ntopologyManagerScope: pod\n"
+
+
+def test_a_sandbox_that_comes_again_keeps_what_was_set_aside(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        for _ in range(3):
+            await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
+            (pod,) = node.keeper.state.pods.values()
+            assert str(pod.aside.cpus) == "0,8"
+        assert len(node.keeper.sandboxes.arriving) == 1
+
+    live(day, ASIDE)
+
+
+def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        config = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kubepods/podu"))
+        config.metadata.name, config.metadata.uid, config.metadata.namespace = "p", "u", "ns"
+        config.linux.resources.CopyFrom(cri.LinuxContainerResources(**TWO))
+        await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
+        with CriClient(str(node.folder / "cri.sock")) as client:
+            request = cri.RunPodSandboxRequest(config=config)
+            made = (await beside(client.call, "RunPodSandbox", request)).pod_sandbox_id
+            assert str(node.keeper.state.pods[made].aside.cpus) == "0,8"
+            await node.until(lambda: set(node.keeper.state.pods) == {made})
+            # Made anew while the old one is still there: it is not taken for the new one.
+            await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
+            await node.under_way.look()
+            assert len(node.keeper.sandboxes.arriving) == 1
+            await beside(client.end_pod, made)
+            config.metadata.attempt = 1
+            again = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
+            await node.until(lambda: set(node.keeper.state.pods) == {again})
+            assert str(node.keeper.state.pods[again].aside.cpus) == "0,8"
+        assert not node.keeper.sandboxes.arriving
+
+    live(day, ASIDE)
+
+
+def test_a_failed_start_leaves_the_container_where_it_is(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        pod = await beside(node.peer.run_pod, LSE)
+        created = await beside(node.peer.create, pod)
+        node.runtime.fail_next("StartContainer", "no such file")
+        with pytest.raises(RuntimeCallError, match="no such file"):
+            await beside(node.peer.start, created)
+        await node.until(lambda: not node.keeper.flights.of(created))
+        assert node.keeper.state.containers[created].phase is Phase.CREATED
+        await beside(node.peer.start, created)
+        assert node.cpus(created) == "2-3"
+
+    live(day)
+
+
+def test_a_failed_stop_keeps_the_containers_cpus(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        lse = await beside(node.peer.launch, LSE)
+        node.runtime.fail_next("StopContainer", "it will not end")
+        with pytest.raises(RuntimeCallError):
+            await beside(node.peer.stop, lse.container_id)
+        node.runtime.fail_next("StopPodSandbox", "it will not end")
+        with pytest.raises(RuntimeCallError):
+            await beside(node.peer.end_pod, lse)
+        assert node.owners() == ["2-3"]
+        assert node.keeper.state.containers[lse.container_id].phase is Phase.RUNNING
+
+    live(day)
+
+
+def test_a_start_without_a_reported_end_is_found(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        node.peer.skips.add("PostStartContainer")
+        lse = await beside(node.peer.launch, LSE)
+        await node.until(lambda: not node.keeper.flights.of(lse.container_id))
+        assert node.keeper.state.containers[lse.container_id].phase is Phase.RUNNING
+
+    live(day, SLOW)
+
+
+def test_a_peer_that_asks_only_before_creates_is_enough(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        node.peer.skips.update(
+            ("PreRunPodSandbox", "PreStartContainer", "PostStartContainer", "PostStopContainer")
+        )
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        lse = await beside(node.peer.launch, LSE)
+        assert (node.cpus(lse.container_id), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+        ids = {ls.container_id, lse.container_id}
+        await node.until(lambda: set(node.keeper.state.containers) == ids)
+        await beside(node.peer.stop, lse.container_id)
+        await node.until(lambda: node.cpus(ls.container_id) == "0-15")
+
+    live(day)
+
+
+# -- nonsense -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "stage",
+    ["PreStartContainer", "PostStartContainer", "PreUpdateContainerResources", "PostStopContainer"],
+)
+@pytest.mark.parametrize("container_id", ["", "unknown", "x" * 5000])
+def test_unknown_containers_are_not_changed(
+    live: Callable[..., None], beside: Any, stage: str, container_id: str
+) -> None:
+    async def day(node: Any) -> None:
+        request = container_request(container_id=container_id)
+        answer = await beside(node.peer.hooks.ask, stage, request)
+        assert answer.container_resources == request.container_resources
+        assert not node.keeper.state.containers
+        assert not node.under_way.starts
+
+    live(day)
+
+
+def test_a_pod_that_the_runtime_does_not_know_is_not_placed(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        request = container_request()
+        answer = await beside(node.peer.hooks.ask, "PreCreateContainer", request)
+        assert answer.container_resources == request.container_resources
+        strict = container_request(labels={"koordinator.sh/qosClass": "LSE"})
+        with pytest.raises(grpc.RpcError) as refused:
+            await beside(node.peer.hooks.ask, "PreCreateContainer", strict)
+        assert code(refused) is grpc.StatusCode.UNAVAILABLE
+        assert not node.keeper.state.containers
+        assert any("does not know its sandbox" in p["what"] for p in node.keeper.telemetry.problems())
+
+    live(day)
+
+
+def test_garbage_is_refused_and_the_next_question_answered(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        for stage in ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"):
+            for junk in (b"\xff" * 40, b"\x0a\xff", b"\x0a\x03\x0a\x01\xff"):
+                with pytest.raises(grpc.RpcError):
+                    await beside(node.peer.hooks.ask, stage, junk)
+        await beside(node.peer.hooks.ask, "PreRunPodSandbox", b"")
+        await beside(node.peer.hooks.ask, "PostStopPodSandbox", b"")
+        with pytest.raises(grpc.RpcError) as unknown:
+            await beside(node.peer.hooks.ask, "PreRemoveRunPodSandbox", b"")
+        assert code(unknown) is grpc.StatusCode.UNIMPLEMENTED
+        lse = await beside(node.peer.launch, LSE)
+        assert node.cpus(lse.container_id) == "2-3"
+
+    live(day)
+
+
+# -- who does not answer, and who does not wait ---------------------------------------------------------
+
+
+def test_a_runtime_that_hangs_blocks_no_call_for_ever(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, LSE)
+        done = threading.Event()
+        undo = node.runtime.before("ListPodSandbox", lambda _: done.wait(60))
+        with pytest.raises(grpc.RpcError) as refused:
+            await beside(node.peer.create, pod)  # an owner would rather not run than run anywhere
+        assert code(refused) is grpc.StatusCode.UNAVAILABLE
+        done.set()
+        undo()
+        pod.attempts = iter((0,))
+        created = await beside(node.peer.create, pod)
+        await beside(node.peer.start, created)
+        assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+
+    live(day, SLOW + "callTimeout: 500ms\n")
+
+
+def test_a_call_ends_once_and_is_decided_then() -> None:
+    ended: list[int | None] = []
+
+    async def story() -> None:
+        wire: Any = SimpleNamespace(
+            request=lambda call: call.lost(), finished=lambda call, status: ended.append(status)
+        )
+        call = ForeignCall(wire, "StartContainer", b"")
+        waits = asyncio.create_task(call.decide())
+        await asyncio.sleep(0)
+        call.over(0)
+        call.refuse(2, "too late")
+        call.release()
+        assert (ended, call.done, waits.done()) == ([None], True, False)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_of_calls_that_are_under_way_the_oldest_are_lost_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_calls, "LIMIT", 2)
+    lost: list[str] = []
+    calls = pending_calls.Calls[str](10.0, lambda: 0.0)
+    for name in ("a", "b", "b", "c"):
+        call: Any = SimpleNamespace(lost=lambda name=name: lost.append(name))
+        calls.add(name, call)
+    assert lost == ["b", "a"]
+    assert ("b" in calls, "c" in calls) == (True, True)
+
+
+def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
+    async def fails(*_: Any) -> None:
+        raise UnavailableError("cannot reach it")
+
+    said: list[str] = []
+    keeper: Any = SimpleNamespace(
+        telemetry=telemetry(said),
+        attention=asyncio.Event(),
+        runtime=SimpleNamespace(list_containers=None),
+    )
+    launch: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
+    nothing: Any = None
+    assert asyncio.run(Finder(keeper, launch, nothing).seen("c")) is None
+    assert said == ['cannot list what the runtime has err="cannot reach it"']
+    assert keeper.attention.is_set()
+
+
+def test_a_call_that_waits_no_more_reserves_nothing(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, LSE)
+        reservations = node.keeper.reservations
+        create, begun = reservations.create, asyncio.Event()
+
+        async def slow(container: Any, client: Any) -> Any:
+            begun.set()
+            await asyncio.sleep(60)
+            return await create(container, client)
+
+        reservations.create = slow
+        ask = node.peer.hooks.ask
+        node.peer.hooks.ask = lambda stage, request: ask(stage, request, 1.0)
+        with pytest.raises(grpc.RpcError) as late:
+            await beside(node.peer.create, pod)
+        assert code(late) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert begun.is_set()
+        reservations.create, node.peer.hooks.ask = create, ask
+        await node.until(lambda: not node.keeper.state.owners)
+        await node.until(lambda: node.cpus(ls.container_id) == "0-15")
+        pod.attempts = iter((0,))
+        await beside(node.peer.create, pod)
+        assert node.owners() == ["2-3"]
+
+    live(day)
+
+
+class _Noticed:
+    """The context of a call whose client has left by the time that a callback is registered."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        deadline = time.monotonic() + 60
+        while self._context.is_active() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return bool(self._context.add_callback(callback))
+
+
+def _register_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delay the thread of a PreCreateContainer call until the client has left."""
+    thread = Server._thread
+
+    def late(self: Server, name: str, answer: Any) -> Any:
+        ask = thread(self, name, answer)
+        if name != "PreCreateContainerHook":
+            return ask
+        return lambda asked, context: ask(asked, _Noticed(context))
+
+    monkeypatch.setattr(Server, "_thread", late)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in-time", "before-it-is-watched"])
+def test_a_caller_that_goes_away_reserves_nothing(
+    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    if late:
+        _register_late(monkeypatch)
+
+    async def day(node: Any) -> None:
+        pod = await beside(node.peer.run_pod, LSE)
+        create, begun, ended = node.keeper.reservations.create, asyncio.Event(), asyncio.Event()
+
+        async def slow(container: Any, client: Any) -> Any:
+            begun.set()
+            await ended.wait()
+            return await create(container, client)
+
+        node.keeper.reservations.create = slow
+        request = container_request()
+        request.pod_meta.uid, request.pod_meta.name = pod.config.metadata.uid, "lse"
+        request.pod_meta.namespace = pod.config.metadata.namespace
+        request.container_resources.cpu_shares, request.container_resources.cpu_quota = 2048, 200_000
+        calling = node.peer.hooks.begin("PreCreateContainer", request)
+        await node.until(lambda: begun.is_set() or calling.done())
+        assert begun.is_set(), (calling, node.keeper.telemetry.problems())
+        assert node.owners() == ["2-3"]
+        calling.cancel()
+        await node.until(lambda: not node.keeper.state.owners)
+        ended.set()
+
+    live(day)
+
+
+def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        pod = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        with CriClient(str(node.folder / "runtime.sock")) as behind:
+            stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod.pod_id)
+            await beside(behind.call, "StopPodSandbox", stop)
+        assert pod.pod_id in node.keeper.state.pods  # nobody has told
+        pod.config.metadata.attempt = 1
+        request = cri.RunPodSandboxRequest(config=pod.config)
+        pod.pod_id = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
+        created = await beside(node.peer.create, pod)
+        await beside(node.peer.start, created)
+        assert node.keeper.state.containers[created].pod.sandbox_id == pod.pod_id
+        assert not node.under_way.creates
+
+    live(day, SLOW)
+
+
+def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        started = time.monotonic()
+        pods = await asyncio.gather(
+            *(
+                beside(node.peer.launch, PodSpec(f"p{i}", "LSR", KubeQos.GUARANTEED, cpus=1))
+                for i in range(7)
+            ),
+            *(beside(node.peer.launch, PodSpec(f"q{i}", "LS")) for i in range(7)),
+        )
+        assert time.monotonic() - started < 60
+        own = [node.cpus(p.container_id) for p in pods[:7]]
+        assert len(set(own)) == 7
+        await node.until(
+            lambda: all(node.cpus(p.container_id) == str(node.keeper.state.pools.shared) for p in pods[7:])
+        )
+
+    live(day)
+
+
+# -- both at once ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [LSE, PodSpec("ls", "LS"), PodSpec("g", "", KubeQos.GUARANTEED, cpus=2)])
+@pytest.mark.parametrize("scope", ["container", "pod"])
+def test_a_create_that_passes_through_us_too_is_one_placement(
+    node: Any, live: Callable[..., None], beside: Any, spec: PodSpec, scope: str
+) -> None:
+    async def day(node: Any) -> None:
+        other = await beside(node.peer.launch, PodSpec("other", "LS"))
+        peer = type(node.peer)(node.folder / "cri.sock", node.socket)
+        pod = await beside(peer.run_pod, spec)
+        created = await beside(peer.create, pod)
+        containers = node.keeper.state.containers
+        assert set(containers) == {other.container_id, created}
+        quota = 100_000 * spec.cpus
+        assert containers[created].request.cpu_quota == quota  # the client's, not our answer to the peer
+        assert containers[created].request.cpuset_cpus == ""
+        await beside(peer.start, created)
+        await node.until(lambda: not node.keeper.flights.of(created))
+        assert containers.keys() == node.keeper.state.containers.keys()
+        assert node.keeper.state.containers[created].phase is Phase.RUNNING
+        assert node.cpus(created) == str(node.keeper.state.wanted(containers[created]))
+        assert set(node.keeper.state.pods) == {other.pod_id, pod.pod_id}
+        await node.until(lambda: not node.under_way.creates)
+        assert node.keeper.telemetry.value(metrics.CREATES_PLACED) == 2
+        await beside(peer.stop, created)
+        assert not node.keeper.state.owners
+        peer.close()
+
+    live(day, f"cpuManagerPolicy: static\nreconcilePeriod: 200ms\ntopologyManagerScope: {scope}\n")
+
+
+def test_a_start_that_passes_through_us_after_an_answer_of_ours(
+    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 1e6)
+
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, LSE)
+        created = await beside(node.peer.create, pod)
+        with CriClient(str(node.folder / "cri.sock")) as client:
+            await beside(client.start, created)
+        assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+        ids = {ls.container_id, created}
+        await node.until(lambda: set(node.keeper.state.containers) == ids)
+        assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+
+    live(day)
+
+
+# -- the daemon's own ends ------------------------------------------------------------------------------
+
+
+def test_a_restart_between_create_and_start(node: Any, beside: Any) -> None:
+    text = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n"
+
+    async def whole() -> None:
+        await node.start(text)
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, LSE)
+        created = await beside(node.peer.create, pod)
+        peer = node.peer
+        await node.serving.stop()
+        await node.daemon.stop()
+        assert not node.socket.exists()
+        await node.start(text)
+        node.peer.close()
+        node.peer = peer
+        await beside(node.peer.start, created)
+        assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+        assert node.keeper.state.containers[created].phase is Phase.RUNNING
+        await node.stop()
+
+    asyncio.run(whole())
+
+
+def test_a_restart_while_a_create_is_at_the_runtime(node: Any, beside: Any) -> None:
+    text = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n"
+
+    async def whole() -> None:
+        await node.start(text)
+        pod = await beside(node.peer.run_pod, LSE)
+        at_it, go_on = threading.Event(), threading.Event()
+
+        def wait(_: object) -> None:
+            at_it.set()
+            go_on.wait(60)
+
+        undo = node.runtime.before("CreateContainer", wait)
+        job = asyncio.ensure_future(beside(node.peer.create, pod))
+        await beside(at_it.wait, 60)
+        peer = node.peer
+        await node.serving.stop()
+        await node.daemon.stop()
+        go_on.set()
+        undo()
+        created = await job
+        await node.start(text)
+        node.peer.close()
+        node.peer = peer
+        await beside(node.peer.start, created)
+        assert node.cpus(created) == "2-3"
+        assert set(node.keeper.state.containers) == {created}
+        await node.stop()
+
+    asyncio.run(whole())
+
+
+def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
+    live: Callable[..., None], beside: Any
+) -> None:
+    async def day(node: Any) -> None:
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError("ours")
+
+        node.serving.desk.under_way.creates.add = broken
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        await node.until(lambda: node.cpus(ls.container_id) == "0-15")
+        pod = await beside(node.peer.run_pod, LSE)
+        with pytest.raises(grpc.RpcError) as refused:
+            await beside(node.peer.create, pod)
+        assert code(refused) is grpc.StatusCode.INTERNAL
+        assert "ZeroDivisionError" in str(refused.value)
+        await node.until(lambda: not node.keeper.state.owners)  # nothing stays taken for it
+
+    live(day, faults=True)
+
+
+def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        node.keeper.store.enter(NodeMode.RELEASED)
+        lse = await beside(node.peer.launch, LSE)
+        assert node.saved(lse.container_id).cpuset_cpus == ""
+        assert not node.under_way.creates
+        strict = container_request(labels={"koordinator.sh/qosClass": "LSE"})
+        answer = await beside(node.peer.hooks.ask, "PreCreateContainer", strict)
+        assert answer.container_resources == strict.container_resources
+
+    live(day, SLOW)
+
+
+def test_calls_pass_where_nothing_is_to_be_changed(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        lse = await beside(node.peer.launch, LSE)
+        assert node.saved(lse.container_id).cpuset_cpus == ""
+        await node.until(lambda: lse.container_id in node.keeper.state.containers)
+
+    live(day, "mode: observe\nreconcilePeriod: 200ms\n")
+
+
+def test_a_refusal_by_the_runtime_stays_one(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        def refuse(_: object) -> None:
+            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "not you")
+
+        node.runtime.before("ListPodSandbox", refuse)
+        pod = await beside(node.peer.run_pod, PodSpec("ls", "LS"))
+        created = await beside(node.peer.create, pod)  # undecided, and not strict: it goes on as it came
+        assert node.saved(created).cpuset_cpus == ""
+
+    live(day, SLOW)

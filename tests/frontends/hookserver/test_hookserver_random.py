@@ -1,0 +1,114 @@
+"""Random days of a peer whose calls fail, and of a client beside it: owned CPUs are nobody else's, ever."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from proxy.api.cri import api_pb2 as cri
+from proxy.demo.client import CriClient, PodSpec
+from proxy.engine.invariants import violations
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos
+
+STEPS = 40
+FAILING = ("RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "UpdateContainerResources")
+FAILURES = (grpc.RpcError, RuntimeCallError, UnavailableError)
+
+
+class RandomDay:
+    """Clients that do what comes to their mind."""
+
+    def __init__(self, node: Any, seed: int) -> None:
+        self.node = node
+        self.dice = random.Random(seed)
+        self.beside = CriClient(str(node.folder / "cri.sock"))
+        self.both = node.peer_of(node.folder / "cri.sock")
+        self.running: list[tuple[Any, Any]] = []
+        self.number = 0
+
+    def spec(self) -> PodSpec:
+        self.number += 1
+        name, kind = f"p{self.number}", self.dice.randrange(5)
+        if kind == 0:
+            first = self.dice.randrange(1, 14)
+            return PodSpec(name, "LSE", KubeQos.GUARANTEED, cpuset=f"{first}-{first + 1}", cpus=2)
+        if kind == 1:
+            return PodSpec(name, "", KubeQos.GUARANTEED, cpus=self.dice.randrange(1, 4))
+        if kind == 2:
+            return PodSpec(name, "BE", KubeQos.BEST_EFFORT)
+        return PodSpec(name, self.dice.choice(["LS", ""]))
+
+    def step(self) -> None:
+        client = self.dice.choice([self.node.peer, self.node.peer, self.both, self.beside])
+        if self.dice.random() < 0.25:
+            self.node.runtime.fail_next(self.dice.choice(FAILING), "not now")
+        act = self.dice.random()
+        with contextlib.suppress(*FAILURES):
+            if act < 0.6 or not self.running:
+                pod = client.run_pod(self.spec())
+                client.create(pod)
+                self.running.append((client, pod))
+                if self.dice.random() < 0.9:
+                    client.start(pod.container_id)
+                return
+            client, pod = self.dice.choice(self.running)
+            if act < 0.7:
+                client.update(pod.container_id, cri.LinuxContainerResources(cpuset_cpus="0-15"))
+            elif act < 0.8:
+                self.node.runtime.exit(pod.container_id)
+            else:
+                self.running.remove((client, pod))
+                with contextlib.suppress(*FAILURES, KeyError):
+                    client.stop(pod.container_id)
+                client.end_pod(pod)
+
+    def close(self) -> None:
+        self.beside.close()
+        self.both.close()
+
+
+def judged(node: Any) -> list[str]:
+    """Who is on CPUs that somebody else owns, by what the kernel and the runtime say."""
+    state, bad = node.keeper.state, violations(node.keeper.state)
+    for container in state.containers.values():
+        cpus = CpuSet.parse(node.cpus(container.id) or "")
+        others = CpuSet()
+        for owner in state.containers.values():
+            if owner.placement.own and owner.owner != container.owner and owner.phase != "exited":
+                others |= owner.placement.own
+        hard = container.placement.pool != "be"  # LSR's are shared with BE
+        if hard and cpus & others:
+            bad.append(f"{container.ref} runs on {cpus & others}")
+    return bad
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_owned_cpus_have_one_owner(live: Callable[..., None], beside: Any, seed: int) -> None:
+    async def day(node: Any) -> None:
+        clients = RandomDay(node, seed)
+        for _ in range(STEPS):
+            await beside(clients.step)
+            assert not judged(node)
+        await node.until(lambda: not judged(node))
+
+        def known() -> bool:
+            there = {i for i, c in node.runtime.containers.items() if c.state == cri.CONTAINER_RUNNING}
+            ours = {c.id for c in node.keeper.state.containers.values() if c.phase == "running"}
+            return there == ours
+
+        await node.until(known)
+        await node.until(lambda: not judged(node))
+        for container in list(node.keeper.state.containers.values()):
+            if container.phase == "running":
+                want = str(node.keeper.state.wanted(container))
+                await node.until(lambda who=container.id, want=want: node.cpus(who) == want)
+        clients.close()
+
+    live(day)

@@ -1,0 +1,33 @@
+"""What callers are told when they are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.frontends.hookserver import server
+
+
+class AbortedError(Exception):
+    """What gRPC raises to end a call."""
+
+
+class Context:
+    """Keeps what a call ends with."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def abort(self, _code: Any, words: str) -> None:
+        self.said = words
+        raise AbortedError
+
+
+@pytest.mark.parametrize("odd", ["x", "\ud800", "\u4e2d"])
+def test_a_refusal_can_be_encoded_and_is_short(odd: str) -> None:
+    context = Context()
+    with pytest.raises(AbortedError):
+        server._refuse(context, 9, "cannot place ns/" + odd * 10**6)  # type: ignore[arg-type]  # what it uses
+    assert context.said.startswith("cannot place ns/")
+    assert 1900 < len(context.said.encode()) <= 2000

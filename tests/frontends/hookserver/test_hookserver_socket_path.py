@@ -1,0 +1,198 @@
+"""The socket of the hook server, and the file that names it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from proxy.config.load import parse
+from proxy.frontends.hookserver.registration import STAGES, registration
+from proxy.frontends.hookserver.server import questions
+from proxy.frontends.hookserver.service import Serving
+from proxy.frontends.hookserver.socket_path import Place
+from proxy.model.errors import CannotCreateError, ConfigError
+from tests.said import telemetry
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tp-") as made:
+        yield Path(made)
+
+
+def binder(held: list[socket.socket]) -> Callable[[str], int]:
+    """Bind as the library does: at once, with the mode that new files get."""
+
+    def bind(path: str) -> int:
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].bind(path)
+        held[-1].listen()
+        mode = stat.S_IMODE(Path(path).parent.stat().st_mode)
+        assert mode == 0o700, "others could reach it before it has its mode"
+        return 1
+
+    return bind
+
+
+@pytest.fixture
+def bind() -> Iterator[Callable[[str], int]]:
+    held: list[socket.socket] = []
+    yield binder(held)
+    for one in held:
+        one.close()
+
+
+def reach(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+def test_it_has_its_mode_from_the_first_moment(folder: Path, bind: Any) -> None:
+    place = Place(folder / "hooks.sock")
+    place.take(bind)
+    assert stat.S_IMODE((folder / "hooks.sock").stat().st_mode) == 0o600
+    reach(folder / "hooks.sock")
+    assert os.listdir(folder) == ["hooks.sock"]
+    place.give_back()
+    assert not os.listdir(folder)
+
+
+def test_a_dead_socket_is_replaced_and_others_are_left_alone(folder: Path, bind: Any) -> None:
+    path = folder / "hooks.sock"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    place = Place(path)
+    place.take(bind)
+    with pytest.raises(CannotCreateError, match="somebody answers there"):
+        Place(path).take(bind)
+    reach(path)
+    path.unlink()
+    path.write_text("another's")
+    place.give_back()
+    assert path.read_text() == "another's"
+    with pytest.raises(CannotCreateError, match="a file stands there"):
+        Place(path).take(bind)
+    assert os.listdir(folder) == ["hooks.sock"]
+
+
+def test_it_says_why_it_cannot(folder: Path, bind: Any) -> None:
+    with pytest.raises(CannotCreateError, match=r"cannot serve hooks on .*No such file"):
+        Place(folder / "no" / "hooks.sock").take(bind)
+    deep = folder / ("d" * (98 - len(str(folder))))
+    deep.mkdir()
+    with pytest.raises(CannotCreateError, match="too long"):
+        Place(deep / "s").take(bind)
+
+    def broken(_: str) -> int:
+        raise RuntimeError("no luck")
+
+    with pytest.raises(CannotCreateError, match="cannot be bound: no luck"):
+        Place(folder / "s").take(broken)
+    with pytest.raises(CannotCreateError, match=r"cannot be bound$"):
+        Place(folder / "s").take(lambda _: 0)
+    assert os.listdir(folder) == [deep.name]
+
+
+def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None]) -> None:
+    async def day(node: Any) -> None:
+        assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
+        again = type(node.serving)(node.socket, node.keeper, node.daemon._launch, None)
+        with pytest.raises(CannotCreateError, match="somebody answers there"):
+            await again.start()
+        trying = asyncio.create_task(again.run())
+        await node.until(
+            lambda: any("somebody answers" in p["what"] for p in node.keeper.telemetry.problems())
+        )
+        await node.serving.stop()
+        await trying
+        assert again.listening
+        await asyncio.to_thread(reach, node.socket)
+        looks = again._task
+        await again.stop()
+        assert looks is not None
+        assert looks.cancelled()
+        assert not node.socket.exists()
+        await node.serving.start()
+        await asyncio.to_thread(reach, node.socket)
+
+    live(day)
+    assert not node.socket.exists()
+
+
+def test_nothing_is_left_of_a_server_that_cannot_start(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Any) -> None:
+        raise RuntimeError("no more threads")
+
+    async def day(node: Any) -> None:
+        other = node.folder / "other.sock"
+        again = Serving(other, node.keeper, node.daemon._launch, node.serving.desk._wire)
+        with monkeypatch.context() as patched:
+            patched.setattr("grpc._server._Server.start", fails)
+            with pytest.raises(RuntimeError, match="no more threads"):
+                await again.start()
+        assert not other.exists()
+        await again.start()
+        await asyncio.to_thread(reach, other)
+        await again.stop()
+
+    live(day)
+
+
+def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[float] = []
+    said: list[str] = []
+
+    class Late(Serving):
+        async def start(self) -> None:
+            tries.append(time.monotonic())
+            if len(tries) < 4:
+                raise CannotCreateError("it is taken")
+
+    late = Late.__new__(Late)
+    late._keeper = SimpleNamespace(telemetry=telemetry(said))  # type: ignore[assignment]
+    late.path = Path("/s")
+    monkeypatch.setattr("proxy.frontends.hookserver.service.PAUSES_S", (0.02, 0.06))
+    asyncio.run(late.run())
+    assert said == ['cannot listen as a hook server path=/s err="it is taken"']
+    assert [problem["count"] for problem in late._keeper.telemetry.problems()] == [3]
+    pauses = [later - sooner for sooner, later in pairwise(tries)]
+    assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.05, 0.05), strict=True))
+
+
+def test_the_file_names_all_that_is_answered() -> None:
+    config = parse("hooks: {serve: /run/topoproxy/hooks.sock}", "test")
+    entry = json.loads(registration(config))
+    assert entry == {
+        "remote-endpoint": "/run/topoproxy/hooks.sock",
+        "failure-policy": "Fail",
+        "runtime-hooks": list(STAGES),
+    }
+
+
+def test_no_file_without_a_socket() -> None:
+    with pytest.raises(ConfigError, match=r"hooks\.serve"):
+        registration(parse("", "test"))
+
+
+def test_every_stage_has_its_answer() -> None:
+    class Anybody:
+        def __getattr__(self, name: str) -> str:
+            return name
+
+    desk: Any = Anybody()
+    assert {name.removesuffix("Hook") for name in questions(desk)} == set(STAGES)

@@ -1,0 +1,360 @@
+"""Telling hooks: in order, each at its own pace, never more than it can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from proxy.hooks.answers import Adjustment, Update
+from proxy.hooks.engine import engine as engine_module
+from proxy.hooks.engine import notifier
+from proxy.hooks.events import Configure, PostCreateContainer, Shutdown, Synchronize
+from proxy.hooks.hook import Hook, Policy
+
+if TYPE_CHECKING:
+    import pytest
+
+POST = "post_create_container"
+
+
+def hook(name: str, handler: Callable[..., Any], point: str = POST, **fields: Any) -> Hook:
+    return Hook(name, f"/hooks/{name}.py", {point: handler}, **{"timeout": 30.0} | fields)
+
+
+def numbered(scene: Any, number: int) -> PostCreateContainer:
+    event = scene.created()
+    event.container.labels["n"] = number
+    return PostCreateContainer(event.pod, event.container, event.decision)
+
+
+def of(event: Any) -> int:
+    return int(event.container.labels["n"])
+
+
+def shares(container: str, count: int) -> Adjustment:
+    return Adjustment(updates={container: Update(cpu_shares=count)})
+
+
+def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(scene: Any) -> None:
+    quick: list[int] = []
+    slow: list[int] = []
+
+    def slowly(event: Any) -> None:
+        scene.gate.wait(30)
+        slow.append(of(event))
+
+    async def coroutine(event: Any) -> None:
+        await asyncio.sleep(0)
+        quick.append(of(event))
+
+    async def story() -> None:
+        scene.use(hook("10-slow", slowly), hook("20-quick", coroutine))
+        for number in range(50):
+            scene.engine.tell(numbered(scene, number))
+        await scene.until(lambda: len(quick) == 50)
+        assert slow == []
+        assert scene.report("10-slow").waiting == 49
+        scene.gate.set()
+        await scene.until(lambda: len(slow) == 50)
+        assert slow == quick == list(range(50))
+
+    scene.run(story)
+
+
+def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "MOST_WAITING", 5)
+    told: list[int] = []
+
+    def slowly(event: Any) -> None:
+        scene.gate.wait(30)
+        told.append(of(event))
+
+    async def story() -> None:
+        scene.use(hook("10-slow", slowly))
+        for number in range(10):
+            scene.engine.tell(numbered(scene, number))
+        assert scene.report("10-slow").lost == 4
+        assert scene.said == ["hook 10-slow: 5 events wait for it: further events are dropped"]
+        scene.gate.set()
+        await scene.until(lambda: len(told) == 6)
+        assert told == list(range(6))
+
+    scene.run(story)
+
+
+def test_what_they_want_is_handed_on_with_its_owner(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", lambda _: shares("other", 7)))
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.updates)
+        assert scene.updates == [({"other": Update(cpu_shares=7)}, {"updates[other].cpu_shares": "10-a"})]
+
+    scene.run(story)
+
+
+def test_two_updates_conflict_within_one_event_only(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.said)
+        assert len(scene.updates) == 1
+        assert "cannot set updates[other].cpu_shares: hook" in scene.said[0]
+        assert scene.report("10-a").conflicts + scene.report("20-b").conflicts == 1
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: len(scene.said) == 2)
+        assert len(scene.updates) == 2
+
+    scene.run(story)
+
+
+def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) -> None:
+    told: list[int] = []
+
+    def bad(event: Any) -> Adjustment:
+        told.append(of(event))
+        if of(event) == 0:
+            raise OSError("gone")
+        return Adjustment(envs={"A": "1"})
+
+    async def story() -> None:
+        scene.use(hook("10-a", bad, policy=Policy.FAIL))
+        for number in range(2):
+            scene.engine.tell(numbered(scene, number))
+        await scene.until(lambda: len(scene.said) == 2)
+        assert told == [0, 1]
+        assert "OSError: gone" in scene.said[0]
+        assert "cannot set envs" in scene.said[1]
+        assert scene.updates == []
+
+    scene.run(story)
+
+
+def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
+    told: list[str] = []
+
+    def bad(event: Any) -> None:
+        raise ValueError("no such key")
+
+    async def goodbye(event: Shutdown) -> None:
+        told.append(event.reason)
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {
+            "configure": bad,
+            "synchronize": lambda _: shares("x", 3),
+            "shutdown": goodbye,
+            POST: print,
+        }
+        new = Hook("10-a", "/hooks/10-a.py", handlers)
+        error = await scene.engine.tell_one(new, Configure(None, "10-a"))
+        assert error.startswith("ValueError: no such key (test_engine_notifier.py:")
+        assert await scene.engine.tell_one(new, Synchronize(None, None)) is None  # type: ignore[arg-type]
+        assert [owners for _, owners in scene.updates] == [{"updates[x].cpu_shares": "10-a"}]
+        scene.use(new)
+        assert scene.report("10-a").calls == 2
+        scene.use()
+        assert await scene.engine.tell_one(new, Shutdown("removed")) is None
+        assert told == ["removed"]
+        silent = hook("20-b", print)
+        assert await scene.engine.tell_one(silent, Configure()) is None
+
+    scene.run(story)
+
+
+def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> None:
+    told: list[Any] = []
+
+    def everything(event: Any) -> None:
+        scene.gate.wait(30)
+        told.append("all")
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {
+            "synchronize": everything,
+            POST: lambda event: told.append(of(event)),
+            "pre_create_container": lambda event: told.append("asked"),
+        }
+        new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
+        scene.engine.tell(numbered(scene, 0))
+        synchronized = scene.engine.tell_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        deaf = Hook("20-b", "/hooks/20-b.py", {"synchronize": print}, timeout=30.0)
+        scene.engine.tell_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
+        assert scene.engine.points == {POST}
+        scene.engine.tell(numbered(scene, 1))
+        await scene.ask()
+        scene.gate.set()
+        assert await synchronized is None
+        scene.engine.tell(numbered(scene, 2))
+        scene.use(Hook("30-c", "/hooks/30-c.py", {"synchronize": print}, timeout=30.0))
+        scene.engine.tell(Synchronize(None, None))  # type: ignore[arg-type]  # for those that are in use
+        scene.use(new)
+        scene.engine.tell(numbered(scene, 3))
+        await scene.until(lambda: len(told) == 4)
+        assert told == ["all", 1, 2, 3]
+        assert scene.said == []
+        scene.use()
+        assert scene.engine.points == frozenset()
+
+    scene.run(story)
+
+
+def test_a_hook_that_is_shut_down_before_use_gets_no_events(scene: Any) -> None:
+    told: list[Any] = []
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {"synchronize": told.append, POST: told.append, "shutdown": told.append}
+        new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
+        await scene.engine.tell_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        await scene.engine.tell_one(new, Shutdown("stop"))
+        scene.engine.tell(numbered(scene, 1))
+        assert scene.engine.points == frozenset()
+        await asyncio.sleep(0.05)
+        assert [each.NAME for each in told] == ["synchronize", "shutdown"]
+
+    scene.run(story)
+
+
+def test_an_open_breaker_does_not_stop_single_notifications(scene: Any) -> None:
+    def bad(event: Any) -> None:
+        raise OSError
+
+    async def story() -> None:
+        scene.now = 1.0
+        lone = Hook("10-a", "/hooks/10-a.py", {POST: bad, "configure": lambda _: None})
+        scene.use(lone)
+        for _ in range(3):
+            scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.report("10-a").state == "open")
+        assert await scene.engine.tell_one(lone, Configure()) is None
+        assert scene.report("10-a").state == "open"
+
+    scene.run(story)
+
+
+def test_configuring_has_a_longer_deadline_than_an_answer(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "ALONE_S", 0.2)
+
+    async def story() -> None:
+        new = hook("10-a", scene.hang, "configure", timeout=0.01)
+        error = await asyncio.wait_for(scene.engine.tell_one(new, Configure()), 30)
+        assert error == "no answer within 200 ms at configure"
+
+    scene.run(story)
+
+
+def test_a_removed_hook_does_not_get_waiting_events(scene: Any) -> None:
+    told: list[str] = []
+
+    def slowly(event: Any) -> None:
+        scene.gate.wait(30)
+        told.append(event.NAME)
+
+    async def story() -> None:
+        old = Hook("10-a", "/hooks/10-a.py", {POST: slowly, "shutdown": slowly}, timeout=60.0)
+        scene.use(old)
+        for _ in range(5):
+            scene.engine.tell(scene.created())
+        scene.use()
+        ended = scene.engine.tell_one(old, Shutdown("removed"))
+        scene.gate.set()
+        assert await asyncio.wait_for(ended, 30) is None
+        assert told == [POST, "shutdown"]
+
+    scene.run(story)
+
+
+def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(scene: Any) -> None:
+    story_of: list[str] = []
+
+    def asked(event: Any) -> None:
+        scene.gate.wait(30)
+        story_of.append("answered")
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {
+            "pre_create_container": asked,
+            "shutdown": lambda event: story_of.append(event.reason),
+        }
+        patient = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
+        scene.use(patient)
+        answers = scene.engine.ask(scene.create())
+        scene.use()
+        ends = scene.engine.tell_one(patient, Shutdown("replaced"))
+        await asyncio.sleep(0.1)
+        assert story_of == []
+        scene.gate.set()
+        await ends
+        await answers.wait()
+        assert story_of == ["answered", "replaced"]
+        scene.gate.clear()
+        hasty = Hook("10-a", "/hooks/10-a.py", handlers, timeout=0.1)
+        scene.use(hasty)
+        scene.engine.ask(scene.create())
+        scene.use()
+        await scene.engine.tell_one(hasty, Shutdown("removed"))
+        assert story_of[2:] == ["removed"]
+
+    scene.run(story)
+
+
+def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
+    async def goodbye(event: Any) -> None:
+        asyncio.get_running_loop().create_task(asyncio.sleep(60))
+
+    async def story() -> None:
+        old = hook("10-a", goodbye, "shutdown", timeout=0.1)
+        scene.use(old)
+        scene.use()
+        assert await scene.engine.tell_one(old, Shutdown("removed")) is None
+        await scene.until(lambda: not [t for t in threading.enumerate() if t.name == "hooks-10-a"])
+        assert scene.engine._notifiers == {}
+
+    scene.run(story)
+
+
+def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(scene: Any) -> None:
+    kept: list[Any] = []
+
+    async def later() -> None:
+        await asyncio.sleep(0.01)
+        raise OSError("later")
+
+    async def leaves(event: Any) -> None:
+        kept.append(asyncio.get_running_loop().create_task(later()))
+
+    async def story() -> None:
+        scene.use(hook("10-a", leaves))
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: kept and kept[0].done())
+        kept.clear()
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.said)
+        assert scene.said[0] == "hook 10-a: a task of it has failed: OSError"
+
+    scene.run(story)
+
+
+def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(scene: Any) -> None:
+    async def exits() -> None:
+        raise SystemExit
+
+    kept: list[Any] = []
+
+    async def leaves(event: Any) -> None:
+        kept.append(asyncio.get_running_loop().create_task(exits()))
+
+    async def story() -> None:
+        scene.use(hook("10-a", leaves))
+        for number in range(1, 3):
+            scene.engine.tell(scene.created())
+            await scene.until(lambda n=number: len(kept) == n and kept[-1].done())
+        await scene.until(lambda: scene.said)
+        assert scene.said[0] == "hook 10-a: a task of it has ended with SystemExit"
+
+    scene.run(story)

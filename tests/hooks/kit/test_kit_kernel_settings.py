@@ -1,0 +1,177 @@
+"""Files of the kernel that are set for a while."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from proxy.hooks.kit.kernel_settings import Knobs, put
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    made = {name: tmp_path / name for name in "abc"}
+    for name, path in made.items():
+        path.write_text(f"{name}\n")
+    return made
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "state.json"
+
+
+def held(files: dict[str, Path]) -> str:
+    return "".join(path.read_text().strip() for path in files.values())
+
+
+def test_a_value_that_is_no_longer_wanted_is_restored(files: dict[str, Path], state: Path) -> None:
+    knobs = Knobs(state)
+    assert knobs.hold({files["a"]: "1", files["b"]: "2"}).written == (files["a"], files["b"])
+    assert held(files) == "12c"
+    assert knobs.own(files["a"]) == "a"
+    assert knobs.hold({files["b"]: "3"}).written == (files["a"], files["b"])
+    assert held(files) == "a3c"
+    assert knobs.hold({files["b"]: "3"}).written == ()
+    knobs.hold({})
+    assert held(files) == "abc"
+    assert json.loads(state.read_text()) == {}
+
+
+def test_nothing_is_kept_where_nothing_is_wished(files: dict[str, Path], state: Path) -> None:
+    Knobs(state).hold({files["a"]: "a"})
+    assert not state.exists()
+
+
+def test_another_process_gives_back(files: dict[str, Path], state: Path) -> None:
+    Knobs(state).hold({files["a"]: "1"})
+    later = Knobs(state)
+    assert later.own(files["a"]) == "a"
+    later.hold({})
+    assert held(files) == "abc"
+
+
+def test_a_foreign_value_stays(files: dict[str, Path], state: Path) -> None:
+    knobs = Knobs(state)
+    knobs.hold({files["a"]: "1", files["b"]: "2"})
+    files["a"].write_text("x")
+    files["b"].write_text("y")
+    assert knobs.own(files["a"]) == "x"
+    knobs.hold({files["b"]: "2"})
+    assert list(json.loads(state.read_text())) == [str(files["b"])]
+    assert held(files) == "x2c"
+    knobs.hold({})
+    assert held(files) == "xyc"
+
+
+def test_a_crash_anywhere_loses_nothing(files: dict[str, Path], state: Path) -> None:
+    class CrashError(Exception):
+        pass
+
+    def crash(path: Path, value: str) -> None:
+        raise CrashError
+
+    Knobs(state).hold({files["a"]: "1"})
+    with pytest.raises(CrashError):  # remembered, and not written
+        Knobs(state, crash).hold({files["a"]: "2", files["b"]: "2"})
+    assert held(files) == "1bc"
+    assert Knobs(state).own(files["a"]) == "a"
+
+    def write_and_crash(path: Path, value: str) -> None:
+        put(path, value)
+        raise CrashError
+
+    with pytest.raises(CrashError):
+        Knobs(state, write_and_crash).hold({files["a"]: "2", files["b"]: "2"})
+    assert held(files) == "2bc"
+    Knobs(state).hold({})
+    assert held(files) == "abc"
+
+
+def test_a_value_is_ours_in_the_spelling_of_the_kernel(files: dict[str, Path], state: Path) -> None:
+    def shorten(path: Path, value: str) -> None:
+        put(path, value.lstrip("0"))
+
+    Knobs(state, shorten).hold({files["a"]: "007"})
+    assert files["a"].read_text() == "7\n"
+    knobs = Knobs(state, shorten)
+    assert knobs.own(files["a"]) == "a"
+    knobs.hold({files["a"]: "008"})
+    knobs.hold({})
+    assert held(files) == "abc"
+
+
+def test_a_refused_value_is_reported_and_not_ours(files: dict[str, Path], state: Path) -> None:
+    def refuse(path: Path, value: str) -> None:
+        if value == "no":
+            raise OSError(errno.EIO, "no")
+        put(path, value)
+
+    knobs = Knobs(state, refuse)
+    knobs.hold({files["b"]: "2"})
+    came = knobs.hold({files["a"]: "no", files["b"]: "no"})
+    assert {path: error.errno for path, error in came.refused.items()} == {
+        files["a"]: errno.EIO,
+        files["b"]: errno.EIO,
+    }
+    assert knobs.own(files["a"]) == "a"
+    assert knobs.own(files["b"]) == "b", "it holds what we wrote before"
+    assert list(json.loads(state.read_text())) == [str(files["b"])]
+    knobs.hold({})
+    assert held(files) == "abc"
+
+
+def test_giving_back_is_tried_again(files: dict[str, Path], state: Path) -> None:
+    Knobs(state).hold({files["a"]: "1"})
+
+    def refuse(path: Path, value: str) -> None:
+        raise OSError(errno.EBUSY, "busy")
+
+    assert Knobs(state, refuse).hold({}).refused
+    Knobs(state).hold({})
+    assert held(files) == "abc"
+
+
+def test_a_file_that_goes_is_forgotten(files: dict[str, Path], state: Path) -> None:
+    knobs = Knobs(state)
+    knobs.hold({files["a"]: "1"})
+    files["a"].unlink()
+    assert knobs.hold({}).written == ()
+    assert json.loads(state.read_text()) == {}
+    assert knobs.own(files["a"]) is None
+    came = knobs.hold({files["a"]: "1"})
+    assert (came.written, came.refused) == ((), {})
+    assert not files["a"].exists(), "only files that are there are written"
+
+
+def test_what_cannot_be_remembered_is_not_written(files: dict[str, Path], state: Path) -> None:
+    state.parent.write_text("in the way")
+    with pytest.raises(OSError):
+        Knobs(state).hold({files["a"]: "1"})
+    assert held(files) == "abc"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"FILE": 1}', '{"FILE": []}', '{"FILE": [1, 2]}', "[" * 9999]
+)
+def test_a_damaged_state_is_none(files: dict[str, Path], state: Path, text: str) -> None:
+    state.parent.mkdir()
+    state.write_text(text.replace("FILE", str(files["a"])))
+    knobs = Knobs(state)
+    assert knobs.own(files["a"]) == "a"
+    knobs.hold({files["a"]: "1"})
+    knobs.hold({})
+    assert held(files) == "abc"
+
+
+def test_a_file_that_was_born_with_our_value_gets_what_it_would_have_had(
+    files: dict[str, Path], state: Path
+) -> None:
+    knobs = Knobs(state)
+    knobs.born(files["a"], "0-3")
+    assert knobs.own(files["a"]) == "0-3"
+    knobs.hold({})
+    assert held(files) == "0-3bc"

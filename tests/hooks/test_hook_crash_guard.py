@@ -1,0 +1,98 @@
+"""Hook files that end the daemon are left out after two deaths."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from proxy.hooks.loader.crash_guard import DeadlyError, Trials
+from proxy.model.errors import HookError
+
+FILE = Path("/etc/topoproxy/hooks.d/50-x.py")
+
+
+def test_a_file_that_ended_the_daemon_twice_is_left_out(tmp_path: Path) -> None:
+    for _ in range(2):
+        Trials(tmp_path / "marks").begin("50-x", FILE, b"one")  # and the daemon is gone
+    with pytest.raises(
+        DeadlyError, match=r"50-x\.py: the daemon has ended 2 times .* or remove .*marks/50-x"
+    ):
+        Trials(tmp_path / "marks").begin("50-x", FILE, b"one")
+    Trials(tmp_path / "marks").begin("50-y", FILE, b"one")
+    Trials(tmp_path / "marks").begin("50-x", FILE, b"two")
+
+
+def test_a_hook_that_came_into_use_or_failed_is_counted_again(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "marks")
+    for _ in range(5):
+        trials.begin("50-x", FILE, b"one")
+        trials.end("50-x")
+    assert list((tmp_path / "marks").iterdir()) == []
+
+
+def test_marks_that_cannot_be_written_or_read_are_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (None, tmp_path / "file", tmp_path / "no" / "such"):
+        for _ in range(4):
+            Trials(folder).begin("50-x", FILE, b"one")
+        Trials(folder).end("50-x")
+    (tmp_path / "50-x").write_bytes(b"\xff garbage")
+    Trials(tmp_path).begin("50-x", FILE, b"one")
+    assert (tmp_path / "50-x").read_text().endswith(" 1")
+
+
+SCRIPT = """
+    import asyncio, sys
+    from pathlib import Path
+    from proxy.config import parse
+    from proxy.hooks.engine.engine import Engine
+    from proxy.hooks.registry import Library
+
+    root = Path(sys.argv[1])
+    where = f"folder: {root}/hooks.d, vendorFolder: {root}/none, serverFolder: ''"
+    config = parse(f"hooks: {{{where}}}", "f").hooks
+
+    def say(message, **keys):
+        print(keys.get("err", message), flush=True)
+
+    async def main():
+        engine = Engine(say, lambda *_: None)
+        library = Library(config, engine, lambda: None, say, marks=root / "marks")
+        await library.look_once()
+        print(sorted(engine.points))
+        await library.close()
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("where", ["", "def configure(event):\n    "])
+def test_the_third_start_is_without_the_file_and_with_the_others(tmp_path: Path, where: str) -> None:
+    hooks = tmp_path / "hooks.d"
+    hooks.mkdir(mode=0o755)
+    good = "API_VERSION = 1\n\n\ndef pre_create_container(event):\n    return None\n"
+    for number in range(10, 16):
+        (hooks / f"{number}-good.py").write_text(good)
+    deadly = good.replace("create_container", "stop_container")
+    (hooks / "50-deadly.py").write_text(f"{deadly}\n\n{where}__import__('os')._exit(7)\n")
+
+    def start() -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert [start().returncode for _ in range(2)] == [7, 7]
+    third = start()
+    assert (third.returncode, third.stderr) == (0, "")
+    assert "50-deadly.py: the daemon has ended 2 times" in third.stdout
+    assert "['pre_create_container']" in third.stdout
+    (hooks / "50-deadly.py").write_text(deadly)
+    assert "['pre_create_container', 'pre_stop_container']" in start().stdout
+    assert list((tmp_path / "marks").iterdir()) == []
+
+
+def test_it_is_an_error_of_a_hook() -> None:
+    assert issubclass(DeadlyError, HookError)

@@ -1,0 +1,183 @@
+"""Decisions as plain data and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.errors import InputError
+from proxy.model.explanation import Explanation, Fact, Lack, Merge, Moved, Said, Step
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Verdict
+from proxy.observe.explain_data import from_data, to_data
+
+RECORDS = Path(__file__).with_name("records")
+TEXT = st.text(max_size=5)
+NUMBER = st.integers(-(2**70), 2**70)
+IDS = st.sets(st.integers(0, 300), max_size=6)
+MASKS = st.none() | IDS.map(Mask)
+CPUS = IDS.map(CpuSet)
+HINTS = st.builds(TopologyHint, MASKS, st.booleans())
+
+
+def many(strategy: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(strategy, max_size=2).map(tuple)
+
+
+EXPLANATIONS = st.builds(
+    Explanation,
+    TEXT,
+    TEXT,
+    TEXT,
+    TEXT,
+    NUMBER,
+    many(st.builds(Fact, TEXT, TEXT, TEXT)),
+    many(st.builds(Said, TEXT, TEXT, TEXT, many(HINTS), st.none() | NUMBER, st.none() | NUMBER)),
+    st.none() | st.builds(Merge, TEXT, TEXT, HINTS, st.none() | HINTS, TEXT, many(TEXT)),
+    many(st.builds(Step, TEXT, TEXT)),
+    st.builds(Verdict, NUMBER, TEXT, TEXT),
+    TEXT,
+    CPUS,
+    MASKS,
+    many(TEXT),
+    many(TEXT),
+    many(st.builds(Moved, TEXT, CPUS, CPUS)),
+    NUMBER,
+    many(st.builds(Lack, TEXT, MASKS, NUMBER, NUMBER)),
+)
+
+
+@given(EXPLANATIONS)
+def test_there_and_back(told: Explanation) -> None:
+    assert from_data(json.loads(json.dumps(to_data(told)))) == told
+
+
+def test_every_field_is_written() -> None:
+    assert set(to_data(Explanation("e", "a/b", "u"))) == set(Explanation.__dataclass_fields__)
+
+
+def test_the_form() -> None:
+    told = Explanation(
+        "CreateContainer",
+        "ns/p",
+        "u",
+        "c",
+        1,
+        (Fact("cpu request", "2", "x"),),
+        (
+            Said(
+                "cpu",
+                "cpu",
+                "",
+                (TopologyHint(Mask((0, 2)), preferred=False), TopologyHint(None, preferred=True)),
+                None,
+                1,
+            ),
+        ),
+        Merge("restricted", "pod", TopologyHint(Mask((0,)), preferred=True), None, "why", ("b",)),
+        (Step("cpu", "core 0"),),
+        Verdict(9, "R", "m"),
+        "own",
+        CpuSet.parse("0-3,8"),
+        Mask((0, 1)),
+        ("d",),
+        ("because",),
+        (Moved("a/b/c", CpuSet.parse("0-7"), CpuSet.parse("4-7")),),
+        3,
+        (Lack("memory", None, 5, 4),),
+    )
+    assert to_data(told) == {
+        "event": "CreateContainer",
+        "pod": "ns/p",
+        "uid": "u",
+        "container": "c",
+        "attempt": 1,
+        "verdict": {"admitted": False, "code": 9, "reason": "R", "message": "m"},
+        "pool": "own",
+        "cpus": "0-3,8",
+        "mems": [0, 1],
+        "devices": ["d"],
+        "reasons": ["because"],
+        "facts": [{"what": "cpu request", "value": "2", "source": "x"}],
+        "said": [
+            {
+                "provider": "cpu",
+                "resource": "cpu",
+                "nothing": "",
+                "count": None,
+                "preferred": 1,
+                "hints": [{"nodes": [0, 2], "preferred": False}, {"nodes": None, "preferred": True}],
+            }
+        ],
+        "merge": {
+            "policy": "restricted",
+            "scope": "pod",
+            "best": {"nodes": [0], "preferred": True},
+            "runner_up": None,
+            "decided": "why",
+            "blame": ["b"],
+        },
+        "steps": [{"provider": "cpu", "what": "core 0"}],
+        "moved": [{"ref": "a/b/c", "before": "0-7", "after": "4-7"}],
+        "more_moved": 3,
+        "lacks": [{"resource": "memory", "nodes": None, "wanted": 5, "free": 4}],
+    }
+
+
+def test_missing_fields_have_defaults_and_unknown_ones_are_ignored() -> None:
+    assert from_data({"event": "e", "pod": "a/b", "new": 1}) == Explanation("e", "a/b", "")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "cannot read decision: it is null, not a mapping"),
+        ([], "cannot read decision: it is a list, not a mapping"),
+        ({"pod": 7}, "cannot read decision: pod is a number, not a text"),
+        ({"attempt": True}, "attempt is true or false, not a number"),
+        ({"attempt": 1.5}, "attempt is a fraction, not a number"),
+        ({"cpus": "3-1"}, "cpus names no CPUs: range '3-1'"),
+        ({"mems": [-1]}, "mems is a list, not a list of node ids"),
+        ({"mems": "0"}, "mems is a text, not a list of node ids"),
+        ({"mems": [65536]}, "mems is a list, not a list of node ids"),
+        ({"devices": [1]}, "devices is a list, not a list of texts"),
+        ({"verdict": []}, "cannot read verdict: it is a list"),
+        ({"verdict": {"code": "x"}}, "cannot read verdict: code is a text, not a number"),
+        ({"facts": {}}, "facts is a mapping, not a list"),
+        (
+            {"said": [{}, {"hints": [{"preferred": 1}]}]},
+            r"decision.said\[1\].hints\[0\]: preferred is a number",
+        ),
+        ({"merge": {"best": {"nodes": 1}}}, "cannot read merge.best: nodes is a number"),
+        ({"moved": [{"before": "x"}]}, r"decision.moved\[0\]: before names no CPUs"),
+    ],
+)
+def test_what_is_not_of_its_kind_is_refused(data: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        from_data(data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 70000) | st.text("0-1,x", max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from([*to_data(Explanation("", "", "")), "best", "hints", "nodes"]), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_anything_is_read_or_refused(data: object) -> None:
+    try:
+        told = from_data(data)
+    except InputError:
+        return
+    assert from_data(to_data(told)) == told

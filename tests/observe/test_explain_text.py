@@ -1,0 +1,147 @@
+"""The page of ``topoproxy explain``, from whatever a daemon answers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.errors import InputError
+from proxy.model.explanation import Explanation
+from proxy.model.workload import Verdict
+from proxy.observe.explain_data import to_data
+from proxy.observe.explain_text import known_names, newest, read_records, render, render_pods
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def entry(
+    ref: str, uid: str = "u", attempt: int = 0, verdict: Verdict | None = None, **more: object
+) -> dict[str, object]:
+    namespace, pod, *container = ref.split("/")
+    told = Explanation(
+        "CreateContainer",
+        f"{namespace}/{pod}",
+        uid,
+        *container,
+        attempt=attempt,
+        verdict=verdict or Verdict(),
+    )
+    return {"when": 1790000000.25, "id": "0123456789abcdef", "there": True, "decision": to_data(told), **more}
+
+
+def page(*entries: dict[str, object], older: int = 0) -> str:
+    return render(read_records({"records": list(entries)}), 100, older=older)
+
+
+def test_a_page() -> None:
+    assert page(entry("ns/p", id="sandbox"), entry("ns/p/c", attempt=2), older=3) == (
+        "[2026-09-21 14:13:20, CreateContainer, sandbox sandbox]\n"
+        "Pod ns/p was admitted.\n"
+        "\n"
+        "[2026-09-21 14:13:20, CreateContainer, attempt 2, container 0123456789abc]\n"
+        "ns/p/c was admitted.\n"
+        "\n"
+        "3 older decisions are remembered; --all shows them.\n"
+    )
+    assert page(entry("ns/p/c"), older=1).endswith("\n\n1 older decision is remembered; --all shows it.\n")
+
+
+def test_what_holds_now() -> None:
+    told = page(entry("ns/p/c", now="BE is suppressed: it runs on 0-1 now.\x07"), entry("ns/p/d"))
+    assert told.splitlines()[1:3] == ["ns/p/c was admitted.", "Now: BE is suppressed: it runs on 0-1 now.?"]
+    assert told.count("Now:") == 1
+
+
+def test_what_is_gone_and_what_has_no_id() -> None:
+    assert page(entry("ns/p/c", there=False, id="")).startswith(
+        "[2026-09-21 14:13:20, CreateContainer, gone]\n"
+    )
+    refused = page(entry("ns/p/c", there=False, id="", verdict=Verdict(9, "R", "m")))
+    assert refused.startswith("[2026-09-21 14:13:20, CreateContainer]\nns/p/c was refused: m.\n")
+    assert page(entry("ns/p/c", when="x", id=None)).startswith("[CreateContainer]\n")
+    assert page(entry("ns/p/c", when=1e300)).startswith("[CreateContainer, container ")
+
+
+def test_the_newest_of_each() -> None:
+    records = read_records(
+        {
+            "records": [
+                entry("ns/p/a", "old", when=1),
+                entry("ns/p", "new", when=2),
+                entry("ns/p/a", "new", when=3),
+                entry("other/p/a", "x", when=4),
+                entry("ns/p/b", "new", when=5),
+                entry("ns/p/a", "new", when=6),
+            ]
+        }
+    )
+    assert [told.data["when"] for told in newest(records)] == [2, 4, 5, 6]
+    assert newest([]) == []
+
+
+def test_the_list_of_pods() -> None:
+    pods = [
+        {"pod": "ns/p", "when": 0, "records": 2, "containers": ["a", "b"], "refused": "", "there": True},
+        {"pod": "ns/long-name", "when": 60, "records": 11, "containers": [], "refused": "", "there": False},
+        {
+            "pod": "ns/q",
+            "when": 3600,
+            "records": 1,
+            "containers": list("abcdef"),
+            "refused": "R",
+            "there": False,
+        },
+    ]
+    assert render_pods({"pods": pods}) == (
+        "NEWEST DECISION      POD           DECISIONS  CONTAINERS\n"
+        "1970-01-01 00:00:00  ns/p          2          a, b\n"
+        "1970-01-01 00:01:00  ns/long-name  11         -                       gone\n"
+        "1970-01-01 01:00:00  ns/q          1          a, b, c, d, and 2 more  REFUSED: R\n"
+        "\n"
+        "topoproxy explain POD[/CONTAINER] tells why.\n"
+    )
+
+
+def test_nothing_is_remembered() -> None:
+    assert render_pods({"pods": []}).startswith("Nothing is remembered yet")
+
+
+def test_names_that_can_be_asked_about() -> None:
+    pods = [{"pod": "ns/p", "containers": ["a"]}, {"pod": "ns/q"}, {}, "x"]
+    assert known_names({"pods": pods}) == ["ns/p", "p", "ns/p/a", "ns/q", "q"]
+
+
+@pytest.mark.parametrize(
+    "answer", [None, [], {}, {"records": {}}, {"records": [1]}, {"records": [{}]}, "ok\n"]
+)
+def test_an_invalid_answer(answer: object) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        read_records(answer)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1e9) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["pods", "pod", "containers", "when", "records", "refused"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_whatever_the_daemon_says_there_is_a_list(answer: object) -> None:
+    text = render_pods(answer)
+    assert text.endswith(".\n")
+    assert all(c.isprintable() or c == "\n" for c in text)
+    known_names(answer)

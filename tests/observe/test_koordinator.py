@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.backends.kubelet.checkpoints import read_cpu
+from proxy.model.idset import CpuSet
+from proxy.model.workload import QosClass
+from proxy.observe.koordinator import (
+    BASIC_INFO,
+    CPU_TOPOLOGY,
+    POD_ALLOCS,
+    NodeFacts,
+    node_resource_topology,
+    picture,
+    zones,
+)
+from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
+from proxy.pools.annotations import ResourceStatus
+from proxy.pools.cpu_location import seats_of
+from proxy.pools.node_keys import BIND_POLICY, NUMA_RESERVATION, RESERVATION, SYSTEM_QOS
+from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
+from proxy.topology.build import described
+from tests.oracles.koordinator_pools import union
+from tests.oracles.koordinator_rule import parse_rule
+
+MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
+SEATS = seats_of(MACHINE)
+STATE = read_cpu('{"policyName":"static","entries":{"k":{"c":"7"}},"checksum":1}')
+
+
+def owner(uid: str, qos: QosClass, cpus: str) -> PodRow:
+    return PodRow("n", uid, uid, qos, ResourceStatus(cpus, CpuSet.parse(cpus)))
+
+
+def test_an_empty_node() -> None:
+    told = {key: json.loads(text) for key, text in picture(SEATS, NodeFacts()).annotations.items()}
+    pools = [{"socket": 0, "node": 0, "cpuset": "0-1,4-5"}, {"socket": 1, "node": 1, "cpuset": "2-3,6-7"}]
+    assert told[SHARED_POOLS] == told[BE_POOLS] == pools
+    assert told[CPU_TOPOLOGY]["detail"][6] == {"id": 6, "core": 2, "socket": 1, "node": 1}
+    assert told[BASIC_INFO] == {"hyperThreadEnabled": True}
+    assert (told[POD_ALLOCS], told[MANAGER_POLICY], told[RESERVATION], told[SYSTEM_QOS]) == (None, {}, {}, {})
+    assert len(told) == 8
+
+
+def test_all_containers_with_cpus() -> None:
+    facts = NodeFacts(
+        annotations={RESERVATION: '{"reservedCPUs": "4"}', SYSTEM_QOS: '{"cpuset": "5"}'},
+        kubelet=KubeletFacts("static", reserved_cpus=CpuSet([4]), checkpoint=STATE),
+        pods=(owner("a", QosClass.LSE, "0"), owner("b", QosClass.LSR, "1")),
+        chosen=(Alloc("c", CpuSet([2]), "n", "c"), Alloc("d", CpuSet([3]), hard=False)),
+        basic={"vendorID": "GenuineIntel"},
+    )
+    drawn = picture(SEATS, facts)
+    told = drawn.annotations
+    assert union(drawn.rule.shared) == CpuSet([6])
+    assert union(drawn.rule.be) == CpuSet([1, 3, 6])
+    assert [alloc["uid"] for alloc in json.loads(told[POD_ALLOCS])] == ["c", "d", "k"]
+    assert json.loads(told[MANAGER_POLICY]) == {"policy": "static", "reservedCPUs": "4"}
+    assert json.loads(told[BASIC_INFO])["vendorID"] == "GenuineIntel"
+    assert drawn.problems == ()
+    assert drawn.withheld.kubelet == CpuSet([7])
+
+
+def test_an_old_file_of_kubelet_holds_nothing() -> None:
+    drawn = picture(SEATS, NodeFacts(kubelet=KubeletFacts("none", checkpoint=STATE)))
+    assert json.loads(drawn.annotations[POD_ALLOCS]) is None
+    assert 7 in union(drawn.rule.shared)
+
+
+def test_faults_of_the_node_object_are_reported() -> None:
+    facts = NodeFacts(
+        labels={BIND_POLICY[0]: "x"},
+        annotations={RESERVATION: "x", SYSTEM_QOS: '{"cpuset": "x"}'},
+        kubelet=KubeletFacts("static"),
+    )
+    drawn = picture(SEATS, facts)
+    assert len(drawn.problems) == 4
+    assert drawn.rule.system == "", "a list that is none leads nobody anywhere"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(QosClass), st.integers(0, 255)), max_size=4),
+    st.integers(0, 255),
+    st.booleans(),
+)
+def test_the_rule_is_what_a_reader_makes_of_the_annotations(
+    pods: list[tuple[QosClass, int]], system: int, exclusive: bool
+) -> None:
+    cpus = str(CpuSet.from_bits(system))
+    facts = NodeFacts(
+        annotations={SYSTEM_QOS: json.dumps({"cpuset": cpus, "cpusetExclusive": exclusive})},
+        kubelet=KubeletFacts("static", reserved_cpus=CpuSet([0]), checkpoint=STATE),
+        pods=tuple(owner(str(i), qos, str(CpuSet.from_bits(bits))) for i, (qos, bits) in enumerate(pods)),
+    )
+    drawn = picture(SEATS, facts)
+    assert parse_rule(drawn.annotations) == (drawn.rule, "")
+
+
+def test_the_object() -> None:
+    facts = NodeFacts(
+        "node-a",
+        "u-1",
+        labels={NUMA_RESERVATION: "true", "other": "x"},
+        capacity={"cpu": 8000},
+        allocatable={"cpu": 7000},
+        kubelet=KubeletFacts("none", topology_policy="restricted", topology_scope="pod"),
+    )
+    drawn = node_resource_topology(MACHINE, facts)
+    assert json.loads(json.dumps(drawn)) == drawn, "ready for JSON"
+    assert (drawn["apiVersion"], drawn["kind"]) == ("topology.node.k8s.io/v1alpha1", "NodeResourceTopology")
+    assert drawn["topologyPolicies"] == ["RestrictedPodLevel"]
+    metadata = drawn["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["labels"] == {"app.kubernetes.io/managed-by": "Koordinator", NUMA_RESERVATION: "true"}
+    assert metadata["name"] == metadata["ownerReferences"][0]["name"] == "node-a"
+    assert [zone.allocatable["cpu"] for zone in zones(MACHINE, facts)] == [3500, 3500]
+    plain = dataclasses.replace(facts, uid="", labels={})
+    assert "ownerReferences" not in str(node_resource_topology(MACHINE, plain))
+    assert [zone.allocatable["cpu"] for zone in zones(MACHINE, plain)] == [4000, 4000]

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import NodeBindPolicy
+from proxy.model.kubelet import CpuManager
+from proxy.model.node_object import NodeMeta
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
+from proxy.observe.node_facts import node_facts
+from proxy.pools.node_keys import AMPLIFICATION, NUMA_RESERVATION, RAW_ALLOCATABLE, RESERVATION
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+NODE = Node(
+    MACHINE,
+    CpuTopology.of(MACHINE),
+    static=True,
+    policy=Policy.RESTRICTED,
+    scope=Scope.POD,
+    reservation=CpuSet((0,)),
+    system=CpuSet((8,)),
+    bind=NodeBindPolicy.FULL_PCPUS_ONLY,
+)
+LSR = Pod("s-1", "u1", "ns", "named", qos=QosClass.LSR, cpuset=CpuSet((2, 10)))
+OWN = Pod("s-2", "u2", "ns", "chosen")
+
+
+def owner(key: str, pod: Pod, cpus: str, phase: Phase = Phase.RUNNING, *, hard: bool = True) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=hard)
+    return Container(key, key, pod, Request(), placement, phase, owner=f"{pod.key}/{key}")
+
+
+def test_the_picture_of_a_running_node() -> None:
+    there = [
+        owner("a", LSR, "2,10", hard=False),
+        owner("b", OWN, "4,12", hard=False),
+        owner("c", OWN, "5"),
+        owner("d", OWN, "6", Phase.EXITED),
+    ]
+    state = NodeState.of(NODE, [LSR, OWN], there)
+    told = node_resource_topology(MACHINE, node_facts(state, "n1"))
+    metadata = told["metadata"]
+    assert isinstance(metadata, dict)
+    read = {key.partition("/")[2]: json.loads(text) for key, text in metadata["annotations"].items()}
+    assert (metadata["name"], told["topologyPolicies"]) == ("n1", ["RestrictedPodLevel"])
+    assert json.loads(metadata["annotations"][POD_ALLOCS]) == [
+        {"namespace": "ns", "name": "chosen", "uid": "u2", "cpuset": "4-5,12", "managedByKubelet": True}
+    ]
+    assert read["cpu-shared-pools"] == [
+        {"socket": 0, "node": 0, "cpuset": "1,3,9,11"},
+        {"socket": 1, "node": 1, "cpuset": "6-7,13-15"},
+    ]
+    assert read["be-cpu-shared-pools"][0]["cpuset"] == "1-3,9-11", "BE may borrow the CPUs of LSR"
+    assert read["reservation"] == {"reservedCPUs": "0"}
+    assert read["system-qos-resource"] == {"cpuset": "8", "cpusetExclusive": True}
+    pools = state.pools
+    assert str(pools.shared) == "1,3,6-7,9,11,13-15", "the picture says what the pools are"
+
+
+def test_a_node_with_nothing_on_it() -> None:
+    facts = node_facts(NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE))), "n")
+    assert (facts.labels, facts.annotations, facts.pods, facts.chosen) == ({}, {}, (), ())
+
+
+def test_the_node_objects_values_pass_and_effective_ones_are_reported() -> None:
+    meta = NodeMeta(
+        "n1",
+        "node-uid",
+        {NUMA_RESERVATION: "true", "other": "x"},
+        {
+            RESERVATION: '{"resources":{"cpu":"1"},"applyPolicy":"ReservedCPUsOnly"}',
+            AMPLIFICATION: '{"cpu": 1.5}',
+            "other": "x",
+        },
+        {"cpu": 16_000},
+        {"cpu": 14_000},
+    )
+    told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n1", meta=meta))
+    metadata, zones = told["metadata"], told["zones"]
+    assert isinstance(metadata, dict)
+    assert isinstance(zones, list)
+    texts = metadata["annotations"]
+    assert json.loads(texts[RESERVATION]) == {
+        "resources": {"cpu": "1"},
+        "reservedCPUs": "0",
+        "applyPolicy": "ReservedCPUsOnly",
+    }
+    assert texts[AMPLIFICATION] == '{"cpu":1.50}'
+    assert "other" not in texts
+    assert metadata["labels"][NUMA_RESERVATION] == "true"
+    assert metadata["ownerReferences"][0]["uid"] == "node-uid"
+    cpu = zones[0]["resources"][0]
+    assert (cpu["name"], cpu["capacity"], cpu["allocatable"]) == ("cpu", "8", "7"), (
+        "half of kubelet's reserve"
+    )
+    stranger = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n2", meta=meta))
+    assert "ownerReferences" not in stranger["metadata"]  # type: ignore[operator]
+
+
+def test_kubelets_assignments_are_reported_once() -> None:
+    held = {
+        "u2": {"a": CpuSet((4, 12)), "b": CpuSet((5,))},
+        "u3": {"c": CpuSet((6, 7))},
+        "u1": {"x": CpuSet((3,))},
+    }
+    there = [owner("a", OWN, "4,12")]
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    state = NodeState.of(node, [LSR, OWN], there, held)
+    manager = CpuManager(
+        "static", {"full-pcpus-only": "true"}, CpuSet((0, 8)), "single-numa-node", "pod", held=held
+    )
+    told = node_resource_topology(MACHINE, node_facts(state, "n", manager))
+    metadata = told["metadata"]
+    assert isinstance(metadata, dict)
+    read = {key.partition("/")[2]: json.loads(text) for key, text in metadata["annotations"].items()}
+    assert read["pod-cpu-allocs"] == [
+        {"namespace": "ns", "name": "chosen", "uid": "u2", "cpuset": "4-5,12", "managedByKubelet": True},
+        {"uid": "u3", "cpuset": "6-7", "managedByKubelet": True},
+    ]
+    assert read["cpu-manager-policy"] == {
+        "policy": "static",
+        "options": {"full-pcpus-only": "true"},
+        "reservedCPUs": "0,8",
+    }
+    assert told["topologyPolicies"] == ["SingleNUMANodePodLevel"]
+    shared = CpuSet.parse(",".join(pool["cpuset"] for pool in read["cpu-shared-pools"]))
+    assert shared == state.pools.shared - CpuSet((2, 10)), "no container of that pod is here yet"
+
+
+def test_our_topology_manager_is_reported_where_it_decides() -> None:
+    manager = CpuManager("none", topology_policy="best-effort", topology_scope="container")
+    told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n", manager))
+    assert told["topologyPolicies"] == ["RestrictedPodLevel"]
+
+
+def test_kubelets_reserve_comes_from_raw_allocatable() -> None:
+    meta = NodeMeta(
+        labels={NUMA_RESERVATION: "true"},
+        annotations={AMPLIFICATION: '{"cpu": 2}', RAW_ALLOCATABLE: '{"cpu": "14"}'},
+        capacity={"cpu": 16_000, "memory": 1000},
+        allocatable={"cpu": 28_000, "memory": 900},
+    )
+    facts = node_facts(NodeState.empty(NODE), "n1", meta=meta)
+    assert facts.allocatable == {"cpu": 14_000, "memory": 900}
+    zones = node_resource_topology(MACHINE, facts)["zones"]
+    assert isinstance(zones, list)
+    assert zones[1]["resources"][0]["allocatable"] == "7"

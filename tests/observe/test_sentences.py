@@ -1,0 +1,496 @@
+"""Decisions told: whole texts of realistic records, and what holds for every sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.pod_dry_run import ArrivingPod, dry_run
+from proxy.engine.state import NodeState
+from proxy.model.explanation import Explanation, Fact, Lack, Merge, Moved, Said, Step
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
+from proxy.observe.explain_data import from_data, to_data
+from proxy.observe.sentences import sections, tell
+from proxy.topology.build import described
+
+RECORDS = Path(__file__).with_name("records")
+NODE = Mask((0,))
+NAMES = sorted(path.stem for path in RECORDS.glob("*.json"))
+
+
+def record(name: str) -> Explanation:
+    return from_data(json.loads((RECORDS / f"{name}.json").read_text()))
+
+
+def all_sentences(told: Explanation) -> list[str]:
+    return [text for section in sections(told) for text in section.sentences]
+
+
+def titles(told: Explanation) -> list[str]:
+    return [section.title for section in sections(told)]
+
+
+def section(told: Explanation, title: str) -> tuple[str, ...]:
+    return next(part.sentences for part in sections(told) if part.title == title)
+
+
+def hint(preferred: bool, *nodes: int) -> TopologyHint:
+    return TopologyHint(Mask(nodes) if nodes else None, preferred)
+
+
+def offered(said: Said) -> str:
+    return sections(Explanation("e", "a/b", "u", said=(said,)))[1].sentences[0]
+
+
+def check(text: str) -> None:
+    assert text.isascii()
+    assert text.isprintable()
+    assert "  " not in text
+    assert text == text.strip()
+    assert re.search(r"[^ .:;,]\.$", text), text
+    depth = 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        assert depth >= 0
+    assert depth == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_text(name: str) -> None:
+    assert tell(record(name), 100) == (RECORDS / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_width_breaks_lines_and_loses_no_word(name: str, width: int) -> None:
+    told = record(name)
+    text = tell(told, width)
+    words = " ".join(f"{s.title} {' '.join(s.sentences)}" for s in sections(told)).split()
+    assert text.split() == words
+    longest = max(map(len, words))
+    assert max(map(len, text.splitlines())) <= max(width, 40, longest + 6)
+
+
+def test_the_order_is_that_of_the_decision() -> None:
+    told = record("owner")
+    assert titles(told) == [
+        "",
+        "What was asked for",
+        "What there was",
+        "What was chosen",
+        "What was taken",
+        "Where that left it",
+        "Who had to move",
+        "Verdict",
+    ]
+    refused = titles(record("refused_single"))
+    assert refused[-2:] == ["Verdict", "What would help"]
+    assert "Where that left it" not in refused
+
+
+def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
+    first, *_, last = sections(record("refused_single"))
+    assert first.sentences == (
+        "db/wide/postgres was refused: Resources cannot be allocated with Topology locality.",
+        (
+            "What stood against it: cpu has no single NUMA node that it prefers,"
+            " the fewest it can have now are NUMA nodes 0-1."
+        ),
+    )
+    assert last.sentences == (
+        "It would fit if node 1 had 4 more free CPUs (of 20 asked for, 16 were free).",
+        "The topology policy best-effort refuses nobody for alignment.",
+        "Another node of the cluster may have room for it.",
+    )
+
+
+def blameless(name: str, *said: Said) -> Explanation:
+    """A refusal of which nobody has said what stood against it, or what would have done."""
+    told = record(name)
+    assert told.merge is not None
+    return replace(told, merge=replace(told.merge, blame=()), said=said or told.said, lacks=())
+
+
+def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
+    assert all_sentences(blameless("refused_single"))[1] == (
+        "What it asks of cpu cannot be had on a single NUMA node."
+    )
+    apart = (
+        Said("a", "x", "", (hint(True, 0), hint(True, 2)), 2, 2),
+        Said("b", "y", "", (hint(True, 1),), 1, 1),
+    )
+    assert all_sentences(blameless("refused_single", *apart))[1] == (
+        "Each resource has nodes that it prefers, but not the same: x on 0, 2; y on 1."
+    )
+    assert (
+        len(
+            sections(blameless("refused_single", Said("cpu", "cpu", "", (hint(True, 0),), 1, 1)))[0].sentences
+        )
+        == 1
+    )
+    assert all_sentences(blameless("refused_gpu", Said("a", "x", "", (hint(False, 0, 1),), 1, 0)))[
+        1
+    ].startswith("What it asks of x cannot be had on as few NUMA nodes as its amount")
+
+
+def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
+    told = replace(record("refused_gpu"), verdict=Verdict(9, "R", "R: text (ml/c/main)"))
+    assert all_sentences(told)[0] == "ml/c/main was refused: text."
+    told = replace(told, verdict=Verdict(9, "R", "more (ml/c/other) is told"))
+    assert all_sentences(told)[0] == "ml/c/main was refused: more (ml/c/other) is told."
+
+
+def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
+    verdict = Verdict(9, "SMTAlignmentError", "not enough whole cores")
+    text = tell(replace(record("owner"), verdict=verdict), 100)
+    assert "chose node 1 (preferred)" in text
+    assert "Each resource" not in text
+    assert "best-effort" not in text
+    assert "full-pcpus-only" in text
+
+
+@pytest.mark.parametrize(
+    ("lacks", "text"),
+    [
+        (
+            (Lack("cpu", Mask((0,)), 20, 19), Lack("cpu", Mask((1,)), 20, 12)),
+            "It would fit if node 0 had 1 more free CPU (of 20 asked for, 19 were free).",
+        ),
+        (
+            (Lack("cpu", NODE, 20, 19), Lack("x/gpu", NODE, 2, 0), Lack("cpu", Mask((1,)), 20, 2)),
+            "It would fit if node 1 had 18 more free CPUs (of 20 asked for, 2 were free).",
+        ),
+        (
+            (Lack("memory", Mask((0, 1)), 3 << 30, 1 << 30), Lack("x/gpu", Mask((0, 1)), 2, 0)),
+            (
+                "It would fit if nodes 0-1 had 2 GiB more of memory and 2 more of x/gpu"
+                " (of 3 GiB asked for, 1 GiB were free; of 2 asked for, 0 were free)."
+            ),
+        ),
+        (
+            (Lack("hugepages-2Mi", None, 4 << 20, 2 << 20), Lack("cpu", None, 2, 2)),
+            (
+                "It would fit if the machine had 2 MiB more of hugepages-2Mi"
+                " (of 4 MiB asked for, 2 MiB were free)."
+            ),
+        ),
+    ],
+)
+def test_the_shortage_is_reported_for_the_closest_nodes(lacks: tuple[Lack, ...], text: str) -> None:
+    told = replace(record("refused_single"), lacks=lacks)
+    assert section(told, "What would help")[0] == text
+
+
+def test_without_facts_no_fit_is_reported() -> None:
+    helped = section(replace(record("refused_gpu"), lacks=()), "What would help")
+    assert not [text for text in helped if "fit if" in text]
+    enough = replace(record("refused_gpu"), lacks=(Lack("cpu", None, 2, 2),))
+    assert section(enough, "What would help") == helped
+
+
+def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
+    said = (Said("devices", "x/gpu", "impossible"), Said("cpu", "cpu", "", (hint(True, 0),), 1, 1))
+    told = blameless("refused_gpu", *said)
+    assert section(told, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
+    uncounted = blameless("refused_gpu", Said("devices", "x/gpu"), said[1])
+    assert all_sentences(uncounted)[1] == all_sentences(told)[1]
+    assert "best-effort" not in tell(uncounted)
+    assert section(told, "What would help")[0] == "Ask for less of x/gpu."
+    assert "so that" not in tell(told)
+    assert "best-effort" not in tell(told)
+
+
+def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
+    told = blameless("refused_single", Said("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
+    assert all_sentences(told)[1] == "What it asks of cpu cannot be had on a single NUMA node."
+    assert section(told, "What would help")[0] == "Ask for less of cpu, so that one NUMA node has enough."
+
+
+def test_what_was_tried_and_refused_was_not_taken() -> None:
+    verdict = Verdict(9, "SharedPoolExhausted", "the shared pool would be left empty")
+    told = titles(replace(record("owner"), verdict=verdict))
+    assert "What was tried" in told
+    assert "What was taken" not in told
+
+
+def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
+    said = (Said("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
+    merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes do for all resources")
+    told = replace(record("refused_gpu"), said=said, merge=merge)
+    assert all_sentences(told)[1].startswith("What it asks of cpu cannot be had on as few NUMA nodes as its")
+    helped = " ".join(section(told, "What would help"))
+    assert "best-effort refuses nobody for alignment; it would have looked on nodes 0-1 first." in helped
+
+
+@pytest.mark.parametrize(("name", "most"), [("be", 3), ("shared", 4)])
+def test_simple_cases_are_short(name: str, most: int) -> None:
+    assert len(tell(record(name), 100).splitlines()) <= most
+
+
+def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
+    facts = [Fact(f"cpu {kind}", "2", "x") for kind in ("request", "limit")]
+    other = [Fact("memory request", "1", "x"), Fact("memory limit", "2", "x"), Fact("gpu limit", "1", "x")]
+    told = replace(record("owner"), facts=(*facts, *other))
+    assert section(told, "What was asked for") == (
+        "From x: cpu request and limit 2; memory request 1; memory limit 2; gpu limit 1.",
+    )
+
+
+def test_a_refusal_without_anything_known() -> None:
+    told = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(9))
+    assert all_sentences(told) == [
+        "a/b/c was refused: no reason is remembered.",
+        "Refused (gRPC status 9, FAILED_PRECONDITION).",
+        "Ask for less, or for no whole CPUs, so that it shares CPUs with others.",
+        "Another node of the cluster may have room for it.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "begins", "elsewhere"),
+    [
+        ("InvalidCPUSet", 3, "Correct the annotation that the reason names", False),
+        ("InvalidCPURequest", 3, "Let its containers together request a whole number of CPUs", False),
+        ("RefusedByHook", 9, "Do as the hook that is named wants, if it has refused", False),
+        ("CPUsInUse", 9, "Wait until their owner has ended, or let the scheduler place the pod anew", True),
+    ],
+)
+def test_facts_of_a_pod_are_not_facts_of_the_node(
+    reason: str, code: int, begins: str, elsewhere: bool
+) -> None:
+    told = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(code, reason, "no"))
+    helped = section(told, "What would help")
+    assert helped[0].startswith(begins)
+    assert ("Another node of the cluster may have room for it." in helped[1:]) == elsewhere
+    assert len(helped) == 1 + elsewhere
+
+
+def test_a_system_container_has_no_exclusive_cpus() -> None:
+    told = replace(record("shared"), pool="system", cpus=CpuSet([0, 1]))
+    assert "was admitted to the SYSTEM pool (CPUs 0-1 then)" in all_sentences(told)[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (
+            Said("cpu", "cpu", "", (hint(True, 0), hint(True, 1), hint(True, 2), hint(False, 0, 1)), 7, 3),
+            "cpu: 3 of 7 node sets are preferred: 0, 1, 2; others, e.g. 0-1.",
+        ),
+        (
+            Said("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 2, 2),
+            "cpu: all 2 node sets are preferred: 0, 1.",
+        ),
+        (
+            Said("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 9, 5),
+            "cpu: 5 of 9 node sets are preferred, e.g. 0, 1.",
+        ),
+        (
+            Said("memory", "memory", "", (hint(False, 0, 2),), 1, 0),
+            "memory: the only node set is {0,2}, and it is not preferred.",
+        ),
+        (
+            Said("memory", "memory", "", (hint(True),), 1, 1),
+            "memory: the only node set is any, and it is preferred.",
+        ),
+        (Said("devices", "", "no preference"), "devices: any nodes will do."),
+        (Said("devices", "x.io/y", "impossible"), "x.io/y: no nodes can give it."),
+        (Said("devices", "x.io/y"), "x.io/y: no nodes can give it."),
+        (
+            Said("cpu", "cpu", "", (hint(False, 0, 1),), None, None),
+            "cpu: too many node sets to count, e.g. 0-1.",
+        ),
+        (Said("cpu", "cpu", "", (), None, None), "cpu: too many node sets to count."),
+        (
+            Said("cpu", "cpu", "", (hint(True, 0), hint(False, 0, 1)), None, None),
+            "cpu: too many node sets to count; preferred ones are e.g. 0.",
+        ),
+        (Said("cpu", "cpu", "", (), 4, 0), "cpu: none of 4 node sets is preferred."),
+    ],
+)
+def test_what_a_provider_offered(said: Said, text: str) -> None:
+    assert offered(said) == text
+
+
+@pytest.mark.parametrize(
+    ("merge", "texts"),
+    [
+        (Merge("none", "container", hint(False)), ["The topology policy is none: nodes are not weighed."]),
+        (
+            Merge("restricted", "pod", hint(True, 0), hint(True, 1), "lower node ids"),
+            [
+                "Policy restricted, for the pod, chose node 0 (preferred).",
+                "It came before node 1 (preferred): lower node ids.",
+            ],
+        ),
+        (
+            Merge("best-effort", "container", hint(True), None, "no resource has a preference"),
+            [
+                "Policy best-effort, for the container, chose any node (preferred).",
+                "What decided: no resource has a preference.",
+            ],
+        ),
+        (
+            Merge(
+                "best-effort", "container", hint(False, 0, 2), None, "", ("cpu needs two nodes.", "gpu too")
+            ),
+            [
+                "Policy best-effort, for the container, chose nodes 0,2 (not preferred).",
+                "What stood against it: cpu needs two nodes; gpu too.",
+            ],
+        ),
+    ],
+)
+def test_what_a_policy_chose(merge: Merge, texts: list[str]) -> None:
+    assert list(section(Explanation("e", "a/b", "u", merge=merge), "What was chosen")) == texts
+
+
+def test_a_long_list_of_moved_containers_is_cut() -> None:
+    def moved(*who: Moved, more: int = 0) -> tuple[str, ...]:
+        return section(Explanation("e", "a/b", "u", moved=who, more_moved=more), "Who had to move")
+
+    before, after = CpuSet.parse("0-7"), CpuSet.parse("0-3")
+    (text,) = moved(*(Moved(f"a/b{i}/c", before, after) for i in range(13)))
+    assert text.startswith("13 containers left CPUs 4-7 and keep CPUs 0-3: a/b0/c, ")
+    assert text.endswith("a/b9/c, and 3 more.")
+    texts = moved(*(Moved(f"a/b{i}/c", CpuSet((i, 90)), CpuSet((i,))) for i in range(13)))
+    assert texts[0] == "a/b0/c left CPU 90 and keeps CPU 0."
+    assert len(texts) == 11
+    assert texts[-1] == "And 3 more had to move."
+    assert moved(Moved("a/b/c", CpuSet((1,)), CpuSet((2,)))) == ("a/b/c left CPU 1 for CPU 2.",)
+    assert moved(Moved("a/b/c", before, after), more=4)[1:] == ("And 4 more had to move.",)
+
+
+def test_steps_are_grouped_by_provider_and_cut() -> None:
+    cores = [Step("cpu", f"core {i}: CPUs {i},{i + 32}") for i in range(12)]
+    told = Explanation("e", "a/b", "u", steps=(*cores, Step("memory", "node 0.")))
+    texts = section(told, "What was taken")
+    assert texts[0].endswith("core 9: CPUs 9,41; and 2 more.")
+    assert texts[1] == "memory: node 0."
+
+
+def test_facts_are_grouped_by_source() -> None:
+    told = replace(record("owner"), facts=(Fact("a", "1", "x"), Fact("b", "2", ""), Fact("c", "3", "x")))
+    assert sections(told)[1].sentences == ("From x: a 1; c 3.", "Known: b 2.")
+
+
+def test_texts_of_others_cannot_harm_the_terminal() -> None:
+    told = replace(record("owner"), facts=(Fact("a", "\x1b[2J  b\nc\xe9", "x"),), reasons=("odd  one. ",))
+    texts = all_sentences(told)
+    assert "From x: a ?[2J b c?." in texts
+    assert "Odd one." in texts
+
+
+WORDS = st.text("abcXY019 -/=_,.;\n\t\xe9", max_size=20)
+MASKS = st.none() | st.sets(st.integers(0, 9), min_size=1).map(Mask)
+CPUS = st.sets(st.integers(0, 99)).map(CpuSet)
+HINTS = st.builds(TopologyHint, MASKS, st.booleans())
+EXPLANATIONS = st.builds(
+    Explanation,
+    st.just("CreateContainer"),
+    st.just("ns/pod"),
+    st.just("uid"),
+    st.sampled_from(["", "c"]),
+    st.integers(0, 3),
+    facts=st.lists(st.builds(Fact, WORDS, WORDS, WORDS), max_size=3).map(tuple),
+    said=st.lists(
+        st.builds(
+            Said,
+            st.sampled_from(["cpu", "memory", "devices"]),
+            WORDS,
+            st.sampled_from(["", "", "no preference", "impossible"]),
+            st.lists(HINTS, max_size=4).map(tuple),
+            st.none() | st.integers(0, 9),
+            st.none() | st.integers(0, 9),
+        ),
+        max_size=3,
+    ).map(tuple),
+    merge=st.none()
+    | st.builds(
+        Merge,
+        st.sampled_from(["none", "best-effort", "restricted", "single-numa-node"]),
+        st.sampled_from(["pod", "container"]),
+        HINTS,
+        st.none() | HINTS,
+        WORDS,
+        st.lists(WORDS, max_size=2).map(tuple),
+    ),
+    steps=st.lists(st.builds(Step, st.sampled_from(["cpu", "memory"]), WORDS), max_size=13).map(tuple),
+    verdict=st.builds(
+        Verdict,
+        st.sampled_from([0, 3, 9, 13]),
+        st.sampled_from(["", "TopologyAffinityError", "SMTAlignmentError", "InvalidCPUSet"]),
+        WORDS,
+    ),
+    pool=st.sampled_from(["", "own", "shared", "be"]),
+    cpus=CPUS,
+    mems=MASKS,
+    devices=st.lists(WORDS, max_size=2).map(tuple),
+    reasons=st.lists(WORDS, max_size=2).map(tuple),
+    moved=st.lists(st.builds(Moved, WORDS, CPUS, CPUS), max_size=14).map(tuple),
+    lacks=st.lists(
+        st.builds(
+            Lack, st.sampled_from(["cpu", "memory", "x/y"]), MASKS, st.integers(0, 1 << 40), st.integers(0, 9)
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+
+
+@given(EXPLANATIONS)
+def test_every_sentence_is_one(told: Explanation) -> None:
+    texts = all_sentences(told)
+    assert texts
+    for text in texts:
+        check(text)
+    assert tell(told, 80).isascii()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_sentences_of_real_records(name: str) -> None:
+    for text in all_sentences(record(name)):
+        check(text)
+
+
+MACHINE = described(2, 2, 4, 2)  # 4 NUMA nodes of 8 CPUs
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("policy", list(Policy))
+def test_every_record_of_the_engine_has_a_sentence(policy: Policy, scope: Scope) -> None:
+    node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=policy, scope=scope)
+    state, told = NodeState.empty(node), []
+    for i, (count, qos) in enumerate(
+        [(0, "LS"), (0, "BE"), (4, ""), (6, ""), (6, ""), (5, ""), (9, ""), (30, "")]
+    ):
+        request = Request(max(2, 1024 * count), 100_000 * count, 100_000)
+        pod = Pod(f"s{i}", f"u{i}", "ns", f"p{i}", 0, QosClass(qos), KubeQos.GUARANTEED)
+        outcome = dry_run(state, ArrivingPod(pod, request, (("main", request),)))
+        state = outcome.state
+        told += outcome.explanations
+    verdicts = {explanation.verdict.admitted for explanation in told}
+    assert verdicts == {True, False}
+    for explanation in told:
+        assert from_data(json.loads(json.dumps(to_data(explanation)))) == explanation
+        for text in all_sentences(explanation):
+            check(text)
+
+
+def test_what_a_pod_is_given_beside_its_cpus_is_its_containers() -> None:
+    told = replace(record("pod_scope"), devices=("x/gpu=g0",))
+    assert section(told, "Where that left it")[0].endswith(
+        f"out of CPUs {told.cpus}, beside device x/gpu=g0."
+    )
+    without = replace(told, cpus=CpuSet())
+    assert section(without, "Where that left it")[0] == "Its containers have device x/gpu=g0."

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import SuppressMode
+from proxy.model.workload import KubeQos, QosClass
+from proxy.pools.be_suppression import HostApp, Usage, be_cpus, budget, how_many, is_be, quota_for, suppressed
+from proxy.pools.cpu_location import Seat
+from proxy.pools.shared import Held, Withheld
+from tests.oracles.koordinator_suppress import Status, Statuses, turn
+
+SEATS = [Seat(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
+SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
+HELD = st.lists(st.builds(Held, st.sampled_from(QosClass), SETS), max_size=3)
+WITHHELD = st.builds(Withheld, SETS, SETS, SETS)
+
+
+def test_be_by_label_or_by_class() -> None:
+    assert is_be(QosClass.BE, KubeQos.BURSTABLE)
+    assert is_be(QosClass.LS, KubeQos.BEST_EFFORT)
+    assert not is_be(QosClass.NONE, KubeQos.BURSTABLE)
+
+
+def test_what_others_leave() -> None:
+    apps = (HostApp("a", QosClass.LS, 1.0), HostApp("b", QosClass.BE, 0.5, in_besteffort=True), HostApp("c"))
+    usage = Usage(20_000, 19_000, 10.0, 500, {"x": 4.0, "y": 2.0, "z": 1.0}, frozenset("y"), apps)
+    # x and z and a are counted, and 1.5 CPUs of the system: more than the 1 that kubelet keeps back.
+    assert budget(usage) == 13_000 - 5_000 - 1_000 - 1_500
+    assert budget(usage, 40, 25) == 5_000
+
+
+def test_be_in_name_only_counts() -> None:
+    assert not HostApp("a", QosClass.BE).is_be, "it runs beside the group that is kept small"
+
+
+def test_growing_is_slow_and_shrinking_is_not() -> None:
+    assert how_many(2001, 8, 8) == 3
+    assert how_many(-1, 8, 8) == 2
+    assert how_many(9000, 2, 8) == 3, "a tenth of 8, rounded up"
+    assert how_many(9000, 2, 70) == 9
+
+
+def test_cpus_of_lsr_pods_give_their_share() -> None:
+    held = [Held(QosClass.LSR, CpuSet([0, 4, 1, 5]))]
+    assert suppressed(SEATS, held, Withheld(), 4000, CpuSet(range(8))) == CpuSet([0, 4, 2, 6])
+
+
+def test_lse_wins_where_annotations_overlap() -> None:
+    held = [Held(QosClass.LSE, CpuSet([0])), Held(QosClass.LSR, CpuSet([0, 1]))]
+    assert 0 not in suppressed(SEATS, held, Withheld(), 7000, CpuSet(range(8)))
+
+
+def test_too_few_cpus_change_nothing() -> None:
+    assert suppressed(SEATS, [], Withheld(reserved=CpuSet(range(7))), 3000, CpuSet(range(8))) == CpuSet()
+    assert suppressed(SEATS, [], Withheld(reserved=CpuSet(range(8))), 3000, CpuSet(range(8))) == CpuSet()
+    assert suppressed([], [], Withheld(), 3000, CpuSet()) == CpuSet()
+
+
+@given(HELD, WITHHELD, st.integers(-5000, 20_000), SETS)
+def test_foreign_cpus_are_never_chosen(held: list[Held], withheld: Withheld, milli: int, now: CpuSet) -> None:
+    chosen = suppressed(SEATS, held, withheld, milli, now)
+    every = be_cpus(CpuSet(range(8)), held, withheld)
+    assert chosen <= every
+    assert every.isdisjoint(withheld.kubelet | withheld.reserved | withheld.system)
+    for each in held:
+        assert each.qos is not QosClass.LSE or every.isdisjoint(each.cpus)
+    assert len(chosen) <= max(2, len(now) + 1)
+
+
+@pytest.mark.parametrize(
+    ("milli", "now", "quota"),
+    [
+        (3000, 900_000, 300_000),
+        (9000, 300_000, 400_000),
+        (9000, -1, 900_000),
+        (5099, 500_000, None),
+        (5100, 500_000, 510_000),
+        (0, 2000, 2000),
+    ],
+)
+def test_quotas(milli: int, now: int, quota: int | None) -> None:
+    assert quota_for(milli, 10, now) == quota
+
+
+def test_one_way_at_a_time_and_the_other_is_undone() -> None:
+    first = turn(SuppressMode.QUOTA, Statuses())
+    assert (first.give_back_cpus, first.give_back_quota) == (True, False)
+    assert first.after == Statuses(Status.RECOVERED, Status.USING)
+    then = turn(SuppressMode.CPUSET, first.after)
+    assert (then.give_back_cpus, then.give_back_quota) == (False, True)
+    assert then.after == Statuses(Status.USING, Status.RECOVERED)
+    assert not turn(SuppressMode.CPUSET, then.after).give_back_quota, "once is enough"
+    off = turn(SuppressMode.OFF, then.after)
+    assert (off.give_back_cpus, off.give_back_quota) == (True, False)
+    assert turn(SuppressMode.OFF, off.after).give_back_cpus, "pools change under them"
+    assert turn(SuppressMode.OFF, Statuses()).give_back_quota, "who knows what others left behind"

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.pools.go_json import LARGEST, Fields, amount, amounts, load, objects, short
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": Infinity}', "[" * 100_000, "1 2"])
+def test_invalid_json(text: str) -> None:
+    with pytest.raises(ValueError, match=r"JSON|number|Expecting|nested"):
+        load(text)
+
+
+def test_texts_that_kubernetes_would_not_keep_are_not_read() -> None:
+    whole = json.dumps("x" * (LARGEST - 2))
+    assert len(whole) == LARGEST
+    assert load(whole) == "x" * (LARGEST - 2)
+    with pytest.raises(ValueError, match=rf"^it has {LARGEST + 1} characters; at most {LARGEST} are read$"):
+        load(whole + " ")
+    assert load(whole + " ", largest=None) == "x" * (LARGEST - 2)
+
+
+def test_numbers_too_long_for_python_are_reported_in_our_words() -> None:
+    with pytest.raises(ValueError, match=r"^not JSON: a number in it has thousands of digits$"):
+        load('{"cpuset": ' + "9" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"^not JSON: NaN is not a number$"):
+        load("NaN")
+
+
+def test_members_in_any_case_the_exact_one_first() -> None:
+    fields = Fields({"CPUSet": "1", "node": 3, "Node": 4, "more": []})
+    assert fields.text("cpuset") == "1"
+    assert (fields.number("node"), fields.number("NODE")) == (3, 4)
+    assert fields.names() == ["CPUSet", "node", "Node", "more"]
+
+
+def test_null_is_absent() -> None:
+    fields = Fields.parse('{"a": null}')
+    assert (fields.text("a"), fields.number("a"), fields.flag("a"), list(fields.each("a"))) == (
+        "",
+        0,
+        None,
+        [],
+    )
+    assert (fields.amounts("a"), fields.texts("a"), Fields(None).get("a")) == ({}, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "raw"),
+    [
+        ("text", 1),
+        ("number", "1"),
+        ("number", 1.0),
+        ("number", True),
+        ("number", 1 << 31),
+        ("flag", 0),
+        ("fields", []),
+        ("each", {}),
+        ("each", [1]),
+        ("texts", {"b": 1}),
+        ("amounts", {"cpu": "x"}),
+        ("amounts", {"cpu": True}),
+        ("amounts", ["cpu"]),
+    ],
+)
+def test_members_of_another_kind_are_named(call: str, raw: object) -> None:
+    with pytest.raises(ValueError, match=r"^(an item of )?[abc]"):
+        list(getattr(Fields({"a": raw}), call)("a"))
+
+
+def test_amounts_are_kept_as_written() -> None:
+    held = amounts({"cpu": "1500m", "memory": 2, "x": None})
+    assert held == {"cpu": "1500m", "memory": 2, "x": "0"}
+    assert (amount(held, "cpu", milli=True), amount(held, "cpu"), amount(held, "none")) == (1500, 2, 0)
+
+
+def test_objects_of_null_are_none() -> None:
+    assert list(objects(None, "it")) == []
+
+
+@given(JSON, st.sampled_from(["text", "number", "flag", "fields", "each", "texts", "amounts"]))
+def test_nothing_but_value_errors_for_any_json(raw: object, call: str) -> None:
+    with contextlib.suppress(ValueError):
+        found = getattr(Fields({"a": raw}), call)("a")
+        list(found) if call == "each" else None
+
+
+def test_long_words_are_cut() -> None:
+    assert len(short("x" * 1000)) == 300
+    assert short("x") == "x"

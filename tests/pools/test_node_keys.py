@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import NodeBindPolicy, NumaPolicy, NumaStrategy
+from proxy.pools.node_keys import (
+    AMPLIFICATION,
+    BIND_POLICY,
+    NUMA_POLICY,
+    NUMA_RESERVATION,
+    NUMA_STRATEGY,
+    RAW_ALLOCATABLE,
+    RESERVATION,
+    SYSTEM_QOS,
+    NodeLabels,
+    Reservation,
+    SystemQos,
+    amplification_ratios,
+    node_labels,
+    raw_allocatable,
+    reservation,
+    system_qos,
+    with_ratios,
+)
+from tests.oracles.koordinator_annotations import with_ratio, with_raw_allocatable
+
+
+def test_labels() -> None:
+    labels = {
+        BIND_POLICY[0]: "FullPCPUsOnly",
+        NUMA_STRATEGY[0]: "DistributeEvenly",
+        NUMA_POLICY[0]: "Restricted",
+        NUMA_RESERVATION: "true",
+    }
+    assert node_labels(labels) == NodeLabels(
+        NodeBindPolicy.FULL_PCPUS_ONLY, NumaStrategy.DISTRIBUTE_EVENLY, NumaPolicy.RESTRICTED, True
+    )
+    assert node_labels({BIND_POLICY[0]: "None", NUMA_RESERVATION: "yes"}) == NodeLabels()
+
+
+def test_the_documents_spelling_counts_where_the_codes_is_missing() -> None:
+    both = {NUMA_POLICY[0]: "BestEffort", NUMA_POLICY[1]: "Restricted"}
+    assert node_labels(both).policy is NumaPolicy.BEST_EFFORT
+    assert node_labels({NUMA_POLICY[1]: "Restricted"}).policy is NumaPolicy.RESTRICTED
+    assert node_labels({BIND_POLICY[1]: "SpreadByPCPUs"}).bind is NodeBindPolicy.SPREAD_BY_PCPUS
+
+
+def test_labels_that_say_something_else() -> None:
+    found = node_labels({BIND_POLICY[0]: "Full", NUMA_STRATEGY[0]: "MostAllocated", NUMA_POLICY[1]: "x"})
+    assert (found.bind, found.strategy, found.policy) == ("", NumaStrategy.MOST_ALLOCATED, "")
+    assert found.problems == (
+        f"label {BIND_POLICY[0]}: 'Full' is not one of FullPCPUsOnly, SpreadByPCPUs",
+        f"label {NUMA_POLICY[1]}: 'x' is not one of BestEffort, Restricted, SingleNUMANode",
+    )
+
+
+def test_a_reservation_by_amount_and_by_name() -> None:
+    amount = reservation({RESERVATION: '{"resources": {"cpu": "1200m"}, "applyPolicy": "Default"}'})[0]
+    assert (amount.count, amount.milli, amount.cpus, amount.policy) == (2, 1200, CpuSet(), "Default")
+    named = reservation({RESERVATION: '{"resources": {"cpu": 9}, "reservedCPUs": "3,1"}'})[0]
+    assert (named.count, named.milli, named.cpus) == (0, 2000, CpuSet([1, 3]))
+    assert named.data() == {"resources": {"cpu": 9}, "reservedCPUs": "3,1"}
+    assert amount.with_cpus(CpuSet([0])).data()["reservedCPUs"] == "0"
+    assert Reservation().data() == {}
+
+
+def test_faulty_reservations() -> None:
+    found, problem = reservation({RESERVATION: '{"reservedCPUs": "1-"}'})
+    assert (found.text, found.cpus, found.milli) == ("1-", CpuSet(), 0)
+    assert problem == f"annotation {RESERVATION}: '1-' is not a list of ids such as '0-3,8'"
+    assert reservation({RESERVATION: "1"}) == (
+        Reservation(),
+        f"annotation {RESERVATION}: it is not a JSON object",
+    )
+
+
+def test_cpus_of_class_system_leave_the_pools_unless_they_are_shared() -> None:
+    alone = system_qos({SYSTEM_QOS: '{"cpuset": "0-1"}'})[0]
+    shared = system_qos({SYSTEM_QOS: '{"cpuset": "0-1", "cpusetExclusive": false}'})[0]
+    assert (alone.exclusive, alone.taken, shared.taken) == (True, CpuSet([0, 1]), CpuSet())
+    assert shared.data() == {"cpuset": "0-1", "cpusetExclusive": False}
+    found, problem = system_qos({SYSTEM_QOS: '{"cpuset": "x"}'})
+    assert (found.taken, problem) == (
+        CpuSet(),
+        f"annotation {SYSTEM_QOS}: 'x' is not a list of ids such as '0-3,8'",
+    )
+    assert system_qos({SYSTEM_QOS: '{"cpusetExclusive": 1}'})[0] == SystemQos()
+
+
+def test_ratios_are_written_with_two_decimals() -> None:
+    assert with_ratios({"a": "b"}, {"memory": 1, "cpu": 1.005}) == {
+        "a": "b",
+        AMPLIFICATION: '{"cpu":1.00,"memory":1.00}',
+    }
+    assert amplification_ratios({AMPLIFICATION: '{"cpu":1.50}'}) == ({"cpu": 1.5}, "")
+    assert amplification_ratios({}) == (None, "")
+
+
+def test_one_ratio_beside_others() -> None:
+    before = with_ratios({}, {"memory": 2})
+    after, changed, problem = with_ratio(before, "cpu", 1.5)
+    assert (after[AMPLIFICATION], changed, problem) == ('{"cpu":1.50,"memory":2.00}', True, "")
+    assert with_ratio(after, "cpu", 1.5) == (after, False, "")
+    assert with_ratio(after, "gpu", 0.0) == (after, False, ""), "none is what there was"
+    assert amplification_ratios({AMPLIFICATION: '{"cpu": null}'}) == ({"cpu": 0.0}, "")
+    faulty = {AMPLIFICATION: '{"cpu": "x"}'}
+    assert with_ratio(faulty, "cpu", 1.5) == (
+        faulty,
+        False,
+        f"annotation {AMPLIFICATION}: cpu is not a number",
+    )
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "1e999"])
+def test_a_ratio_beyond_numbers(text: str) -> None:
+    assert amplification_ratios({AMPLIFICATION: f'{{"cpu": {text}}}'})[1].endswith("cpu is too large")
+
+
+def test_what_was_allocatable() -> None:
+    told = with_raw_allocatable({}, {"memory": "1Gi", "cpu": "8"})
+    assert told == {RAW_ALLOCATABLE: '{"cpu":"8","memory":"1Gi"}'}
+    assert raw_allocatable(told) == ({"cpu": "8", "memory": "1Gi"}, "")
+    assert raw_allocatable({RAW_ALLOCATABLE: "[]"}) == (
+        None,
+        f"annotation {RAW_ALLOCATABLE}: it is not a JSON object",
+    )
+
+
+@given(st.sampled_from([RESERVATION, SYSTEM_QOS, AMPLIFICATION, RAW_ALLOCATABLE]), st.text())
+def test_no_text_raises(key: str, text: str) -> None:
+    for reader in (reservation, system_qos, amplification_ratios, raw_allocatable):
+        reader({key: text})
+    node_labels({BIND_POLICY[0]: text, NUMA_POLICY[1]: text})

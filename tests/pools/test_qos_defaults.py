@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.workload import KubeQos, QosClass
+from proxy.pools.qos_defaults import owning_problem, standing
+
+
+@pytest.mark.parametrize(
+    ("qos", "kube_qos", "pinned", "stands"),
+    [
+        (QosClass.LSE, KubeQos.BURSTABLE, False, QosClass.LSE),
+        (QosClass.SYSTEM, KubeQos.GUARANTEED, True, QosClass.SYSTEM),
+        (QosClass.NONE, KubeQos.GUARANTEED, True, QosClass.LSR),
+        (QosClass.NONE, KubeQos.GUARANTEED, False, QosClass.LS),
+        (QosClass.NONE, KubeQos.BURSTABLE, True, QosClass.LS),
+        (QosClass.NONE, KubeQos.BEST_EFFORT, False, QosClass.BE),
+    ],
+)
+def test_standing(qos: QosClass, kube_qos: KubeQos, pinned: bool, stands: QosClass) -> None:
+    assert standing(qos, kube_qos, pinned_by_kubelet=pinned) is stands
+
+
+def ask(name: str, cpu: int, limit: int | None = None, kind: Kind = Kind.APP) -> Ask:
+    return Ask(name, kind, {"cpu": cpu}, {"cpu": cpu if limit is None else limit})
+
+
+def test_whole_cpus_and_no_more_than_they_ask_for() -> None:
+    assert not owning_problem(QosClass.LSE, PodAsk("u", (ask("a", 1500), ask("b", 500))))
+    init = ask("i", 300, kind=Kind.INIT)
+    assert not owning_problem(
+        QosClass.LSR, PodAsk("u", (init, ask("s", 700, kind=Kind.SIDECAR), ask("a", 300)))
+    )
+    assert not owning_problem(QosClass.LS, PodAsk("u", (ask("a", 1500, 9000),)))
+
+
+def test_why_a_pod_may_not_own_cpus() -> None:
+    uneven = owning_problem(QosClass.LSE, PodAsk("u", (ask("a", 1000), ask("b", 1000, 2000))))
+    assert uneven == "LSE pod: container b requests 1000m CPU and is limited to 2000m; the two must be equal"
+    broken = owning_problem(QosClass.LSR, PodAsk("u", (ask("a", 1500),)))
+    assert broken == "LSR pod: its containers request 1500m CPU together; it must be whole CPUs"
+    assert "request 0m CPU" in owning_problem(QosClass.LSR, PodAsk("u", (Ask("a"),)))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet
+from proxy.pools.write_order import CONTAINER, POD, ROOT, Group, SetCpus, steps
+from tests.oracles.koordinator_levels import wanted
+
+ALL, TWO = CpuSet.parse("0-7"), CpuSet.parse("6-7")
+SETS = st.builds(CpuSet.from_bits, st.integers(1, 255))
+
+
+def tree(root: str, pod: str, container: str) -> list[Group]:
+    return [
+        Group("be", ROOT, CpuSet.parse(root)),
+        Group("be/a", POD, CpuSet.parse(pod)),
+        Group("be/a/x", CONTAINER, CpuSet.parse(container)),
+    ]
+
+
+def test_all_levels_are_narrowed_from_below() -> None:
+    groups = tree("0-7", "0-7", "0-3")
+    assert steps(groups, wanted(groups, TWO, ALL, static=False)) == (
+        SetCpus("be/a/x", TWO),
+        SetCpus("be/a", TWO),
+        SetCpus("be", TWO),
+    )
+
+
+def test_levels_above_are_widened_first_from_the_top() -> None:
+    groups = tree("0-1", "0-1", "0-1")
+    wide = CpuSet.parse("0-1,6-7")
+    assert steps(reversed(groups), wanted(groups, TWO, ALL, static=False)) == (
+        SetCpus("be", wide),
+        SetCpus("be/a", wide),
+        SetCpus("be/a/x", TWO),
+        SetCpus("be/a", TWO),
+        SetCpus("be", TWO),
+    )
+
+
+def test_static_narrows_containers_only() -> None:
+    groups = tree("0-1", "0-1", "0-1")
+    assert steps(groups, wanted(groups, TWO, ALL, static=True)) == (
+        SetCpus("be", ALL),
+        SetCpus("be/a", ALL),
+        SetCpus("be/a/x", TWO),
+    )
+    assert wanted(groups, TWO, CpuSet(), static=True) == {"be/a/x": TWO}
+
+
+def test_nothing_for_nothing() -> None:
+    groups = tree("0-7", "6-7", "6-7")
+    assert wanted(groups, CpuSet(), ALL, static=False) == {}
+    assert steps(groups, {}) == ()
+    assert steps(groups, wanted(groups, TWO, ALL, static=False)) == (SetCpus("be", TWO),)
+    assert steps(groups, {"be": CpuSet()}) == (), "an empty set is never written"
+
+
+def test_bound_containers_and_what_lies_below_them_stay() -> None:
+    groups = [*tree("0-7", "0-7", "0-7"), Group("be/a/x/y", CONTAINER + 1, ALL)]
+    assert wanted(groups, TWO, ALL, static=False, apart=frozenset({"be/a/x"})) == {"be": TWO, "be/a": TWO}
+
+
+@given(SETS, SETS, SETS, SETS, SETS, st.booleans())
+def test_a_group_lies_within_its_parent_at_every_moment(
+    root: CpuSet, pod: CpuSet, container: CpuSet, target: CpuSet, every: CpuSet, static: bool
+) -> None:
+    root, pod, every = root | pod | container, pod | container, every | target
+    groups = [Group("be", ROOT, root), Group("be/a", POD, pod), Group("be/a/x", CONTAINER, container)]
+    shall = wanted(groups, target, every, static=static)
+    has = {group.path: group.cpus for group in groups}
+    for step in steps(groups, shall):
+        assert has[step.path] != step.cpus
+        has[step.path] = step.cpus
+        assert has["be/a/x"] <= has["be/a"] <= has["be"]
+    assert has == shall

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.config import parse
+from proxy.engine.node import Node
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Block
+from proxy.model.requests import MEMORY
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.simulate.hosts import Host
+from proxy.simulate.machines import Named
+from proxy.simulate.node_rows import rows_of
+from proxy.simulate.picture import lines_of
+from proxy.simulate.pods import Guest
+from proxy.simulate.quality import Judge, left_of, lies_of
+from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
+from proxy.simulate.summary import find
+from proxy.topology.build import described
+
+GPU = "example.com/gpu"
+MACHINE = described(2, 2, 4, 2, mem_bytes_per_node=8 << 30)  # 4 nodes of 8 CPUs
+PLUGIN = {
+    GPU: {
+        "a": RegisteredDevice("a", Mask([0])),
+        "b": RegisteredDevice("b", Mask([1])),
+        "wide": RegisteredDevice("wide", Mask([2, 3])),
+        "free": RegisteredDevice("free"),
+        "ill": RegisteredDevice("ill", Mask([3]), healthy=False),
+    }
+}
+
+
+def host(config: str = "cpuManagerPolicy: static") -> Host:
+    return hosts_of(parse(config, "test"), [Named("m", MACHINE)], Rules(PLUGIN))[0]
+
+
+@pytest.fixture
+def node() -> Node:
+    return host().node
+
+
+def container(
+    cpus: str = "",
+    memory: tuple[str, int] | None = None,
+    devices: tuple[str, ...] = (),
+    phase: Phase = Phase.RUNNING,
+) -> Container:
+    blocks = (Block(Mask.parse(memory[0]), MEMORY, memory[1] << 30),) if memory else ()
+    pool = Pool.OWN if cpus else Pool.SHARED
+    given = ((GPU, devices),) if devices else ()
+    placement = Placement(pool, CpuSet.parse(cpus), Mask([0]), blocks=blocks, devices=given)
+    return Container("id", "c", Pod("s", "u", "n", "p"), Request(), placement, phase)
+
+
+@pytest.mark.parametrize(
+    ("placed", "nodes", "least"),
+    [
+        (container("0-3"), "0", 1),
+        (container("0-3,16-19"), "0", 1),
+        (container("0-1,4-5"), "0-1", 1),
+        (container("0-3,16-19,4"), "0-1", 2),
+        (container("0-1", ("0", 1)), "0", 1),
+        (container("0-1", ("1", 1)), "0-1", 1),
+        (container(memory=("0-1", 9)), "0-1", 2),
+        (container("0-1", devices=("a",)), "0", 1),
+        (container("0-1", devices=("b",)), "0-1", 1),
+        (container("0-1", devices=("a", "b")), "0-1", 2),
+        (container("8-9", devices=("wide",)), "2", 1),
+        (container("12-13", devices=("wide",)), "3", 1),
+        (container(devices=("wide",)), "2", 1),
+        (container("0-1", devices=("free",)), "0", 1),
+        (container("0-1", ("2", 1), ("a",)), "0,2", 1),
+    ],
+)
+def test_where_a_container_lies(node: Node, placed: Container, nodes: str, least: int) -> None:
+    lie = Judge().lie(node, placed)
+    assert lie is not None
+    assert (str(lie.nodes), lie.least) == (nodes, least)
+    assert lie.together is (len(lie.nodes) <= least)
+
+
+def test_what_was_given_nothing_or_has_ended_lies_nowhere(node: Node) -> None:
+    assert lies_of(Judge(), node, [container(), container(devices=("free",))]) == []
+    assert lies_of(Judge(), node, [container("0", phase=Phase.EXITED)]) == []
+
+
+def test_what_is_left_in_one_piece(node: Node) -> None:
+    # Node 0 has core 3 (CPUs 3,19) and the second threads of 0 and 1; node 1 one thread of each core.
+    left = left_of(node, CpuSet.parse("3,19,16,17,4-7,8"))
+    assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (9, 2, 4, 2, 8)
+    empty = left_of(node, CpuSet())
+    assert (empty.cpus, empty.whole, empty.largest, empty.largest_whole) == (0, 0, 0, 0)
+
+
+def test_reserved_cpus_were_never_to_be_had() -> None:
+    one = host("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4,8,12")
+    left = left_of(one.node, one.ownable)
+    assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (28, 24, 7, 6, 7)
+
+
+def test_rows_show_what_is_on_each_node(pod: Callable[..., Guest]) -> None:
+    config = parse(
+        "cpuManagerPolicy: static\nreservedSystemCPUs: 0,16\ntopologyManagerPolicy: restricted\n"
+        "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]",
+        "test",
+    )
+    hosts = hosts_of(config, [Named("m", MACHINE)], Rules(PLUGIN))
+    played = rehearse(
+        config,
+        hosts,
+        [pod(cpu=2, memory="2Gi", **{"example.com_gpu": 1}), pod(cpu=2, memory="1Gi")],
+        Rules(PLUGIN),
+    )
+    assert [result.fate for result in played.results] == ["placed", "placed"]
+    first, second, _, fourth, nowhere = rows_of(hosts[0])
+    assert (str(first.reserved), len(first.owned), len(first.left), first.pods) == ("0,16", 4, 2, 2)
+    assert first.memory == (3 << 30, 7 << 30)
+    assert first.devices == {GPU: (1, 1)}
+    assert (len(second.owned), len(second.left), second.memory, second.pods) == (0, 8, (0, 8 << 30), 0)
+    assert fourth.devices == {GPU: (0, 1)}, "the ill one counts as nothing that can be given"
+    assert (nowhere.node, nowhere.devices, nowhere.pods) == (None, {GPU: (0, 1)}, 0)
+
+
+def test_a_summary_adds_up(pod: Callable[..., Guest]) -> None:
+    config = parse("cpuManagerPolicy: static\ntopologyManagerPolicy: restricted", "test")
+    rules = Rules({})
+    guests = [
+        *(pod(cpu=6, memory="1Gi") for _ in range(5)),
+        pod(requests={"cpu": 1}),
+        pod(cpu=64, memory="1Gi"),
+        pod(cpu=1, memory="1Ti"),
+    ]
+    summary = find(rehearse(config, hosts_of(config, [Named("m", MACHINE)], rules), guests, rules)).summary
+    assert (summary.machines, summary.pods, summary.cpus) == (1, 8, 32)
+    assert (summary.placed, summary.together, summary.spread, summary.sharing) == (5, 4, 0, 1)
+    assert summary.refused == {"TopologyAffinityError": 1}
+    assert summary.unschedulable == {"cpu": 1, "memory": 1}
+    assert (summary.owned, summary.left, summary.whole) == (24, 8, 8)
+    assert (summary.largest, summary.largest_whole, summary.empty) == (2, 2, 8)
+
+
+def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., Guest]) -> None:
+    rules = Rules({GPU: {"free": RegisteredDevice("free")}})
+    config = parse("cpuManagerPolicy: static", "test")
+    hosts = hosts_of(config, [Named("m", MACHINE)], rules)
+    rehearse(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
+    assert [(row.node, row.pods) for row in rows_of(hosts[0])] == [(0, 1), (1, 0), (2, 0), (3, 0), (None, 1)]
+    assert [line.split() for line in lines_of(hosts[0])][5] == ["no", "node", GPU, "1", "of", "1", "1", "pod"]
+
+
+def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., Guest]) -> None:
+    config = parse("cpuManagerPolicy: static", "test")
+    machines = [Named("a", MACHINE), Named("b", described(1, 1, 2))]
+    guests = [pod(host="a", cpu=1, memory="1Gi"), pod(host="b", cpu=1, memory="1Gi")]
+    summary = find(rehearse(config, hosts_of(config, machines, Rules({})), guests, Rules({}))).summary
+    assert (summary.left, summary.largest, summary.largest_whole, summary.empty) == (34, 8, 8, 8)

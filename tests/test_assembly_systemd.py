@@ -1,0 +1,33 @@
+"""Who gets a systemd to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.assembly import _systemd
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.backends.systemd.units import SystemdUnits
+
+
+@pytest.mark.parametrize(("version", "there"), [(1, False), (2, True)])
+def test_only_on_v2(tmp_path: Path, version: int, there: bool) -> None:
+    async def given() -> tuple[Any, Any]:
+        return _systemd(KernelCgroups(tmp_path, version))
+
+    units, fences = asyncio.run(given())
+    assert isinstance(units, SystemdUnits) is there
+    assert (fences is not None) is there
+
+
+def test_nothing_of_dbus_is_loaded_before_there_is_a_unit() -> None:
+    modules = "proxy.daemon, proxy.assembly, proxy.backends.systemd.units, proxy.controller.controller"
+    code = f"import {modules}, sys; print('jeepney' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"

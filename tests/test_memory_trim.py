@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from proxy import memory_trim
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_here_loads_openssl() -> None:
+    code = """
+from proxy import memory_trim
+memory_trim.without_tls()
+import proxy.daemon, proxy.frontends.cri.interceptors, proxy.backends.runtime.client, sys, asyncio, hashlib
+assert sys.modules["ssl"] is None and sys.modules["_hashlib"] is None
+assert hashlib.sha256(b"").hexdigest().startswith("e3b0c442")
+memory_trim.allow_tls()
+import ssl
+assert ssl.OPENSSL_VERSION
+memory_trim.allow_tls()
+assert sys.modules["ssl"] is ssl
+"""
+    run(code)
+
+
+def test_what_only_the_start_needed_is_forgotten() -> None:
+    code = """
+import sys
+from proxy.cli.main import command_line
+config = command_line(["serve"])
+del command_line
+from proxy import memory_trim
+memory_trim.drop_start_only_modules()
+assert not [m for m in sys.modules if m.startswith(("click", "yaml", "proxy.cli"))]
+import proxy.daemon
+assert not [m for m in sys.modules if m.startswith(("click", "yaml", "proxy.cli"))]
+print(config.listen)
+"""
+    assert run(code) == "/run/topoproxy/cri.sock\n"
+
+
+def test_protobuf_works_without_its_implementation_in_python() -> None:
+    code = """
+import sys
+from proxy import memory_trim
+memory_trim.without_python_messages()
+from google.protobuf.internal import api_implementation
+from proxy.api.cri import api_pb2 as pb
+from proxy.api.containerd import containerd_events_pb2 as events
+from proxy.api.kubelet import podresources_pb2, pods_pb2
+from proxy.api.koordinator import hook_pb2
+request = pb.CreateContainerRequest(pod_sandbox_id="a")
+request.config.labels["k"] = "v"
+assert pb.CreateContainerRequest.FromString(request.SerializeToString()) == request
+assert "pod_sandbox_id" in str(request)
+assert api_implementation.Type() != "upb" or "google.protobuf.text_format" not in sys.modules
+from google.protobuf import json_format, text_format
+assert text_format.Parse(str(request), pb.CreateContainerRequest()) == request
+assert json_format.MessageToDict(request)["podSandboxId"] == "a"
+print("ok")
+"""
+    assert run(code) == "ok\n"
+    pure = "import os; os.environ['PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION'] = 'python'\n"
+    assert run(pure + code) == "ok\n"
+
+
+def test_a_library_works_after_its_pages_were_dropped() -> None:
+    code = """
+import grpc
+from proxy import memory_trim
+assert memory_trim.one_arena()
+size = memory_trim.drop_clean_pages("cygrpc")
+assert size > 1 << 20, size
+assert memory_trim.drop_clean_pages("no such library") == 0
+memory_trim.trim()
+channel = grpc.insecure_channel("unix:/nonexistent")
+try:
+    channel.unary_unary("/a/b")(b"", timeout=5)
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+    assert run(code) == "UNAVAILABLE\n"
+
+
+def test_malloc_is_configured_on_glibc() -> None:
+    glibc = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
+    assert memory_trim.keep_large_blocks() is glibc
+
+
+def test_malloc_without_glibc_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert memory_trim.keep_large_blocks() is False
+    assert memory_trim.one_arena() is False
+    memory_trim.trim()
+
+
+def test_freezing() -> None:
+    before = gc.get_freeze_count()
+    try:
+        memory_trim.freeze()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
