@@ -39,10 +39,10 @@ LIMITS = {
     "proxy.controller.history.History._named": 500,
     "proxy.telemetry.problems.Problems._known": 100,
     "proxy.controller.bad_input.BadInput._seen": 4096,
-    "proxy.controller.change_sequence.News._left": 2048,
+    "proxy.controller.change_sequence.ChangeSequence._left": 2048,
     "proxy.controller.retries.Retries._open": 256,
     "proxy.telemetry.throttle.Throttle._windows": 512,
-    "proxy.backends.cgroup.search.Finder._found": 1024,
+    "proxy.backends.cgroup.search.GroupFinder._found": 1024,
     "proxy.frontends.cri.rewrite._create_suffixes": 256,
 }
 """What may grow while containers come and go, and how far."""

@@ -35,7 +35,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset_rules import FolderFiles
 from proxy.backends.ledger import journal
 from proxy.controller.controller import Keeper
-from proxy.frontends.cri.call import Call
+from proxy.frontends.cri.call import InterceptedCall
 from proxy.frontends.cri.interceptors import Interceptors
 from proxy.model.idset import CpuSet
 
@@ -99,7 +99,7 @@ async def move(keeper: Keeper, container_id: str) -> None:
 
 def install(faults: Faults) -> None:
     """Put the faults between the daemon and what it stands on."""
-    store, write, release = journal.write_whole, FolderFiles.write, Call.release
+    store, write, release = journal.write_whole, FolderFiles.write, InterceptedCall.release
     request, response = Interceptors.request, Interceptors.response
 
     def stored(fd: int, data: bytes) -> None:
@@ -116,7 +116,7 @@ def install(faults: Faults) -> None:
         write(self, path, name, text)
         faults.step("kernel: after a write")
 
-    def released(self: Call, body: bytes | None = None) -> None:
+    def released(self: InterceptedCall, body: bytes | None = None) -> None:
         faults.step(f"{self.method}: before it goes on")
         release(self, body)
         faults.step(f"{self.method}: after it went on")
@@ -136,7 +136,7 @@ def install(faults: Faults) -> None:
 
     journal.write_whole = stored
     FolderFiles.write = written  # type: ignore[method-assign]
-    Call.release = released  # type: ignore[method-assign]
+    InterceptedCall.release = released  # type: ignore[method-assign]
     Interceptors.request = requested  # type: ignore[method-assign]
     Interceptors.response = answered  # type: ignore[method-assign]
 

@@ -28,7 +28,7 @@ from procs import BENCH, BenchError, environment
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FolderCgroups
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.runtime_records import ContainerRecord
 from proxy.model.errors import TopoproxyError
@@ -40,13 +40,13 @@ from proxy.topology.sysfs_tree import write_sysfs
 MACHINE = described(1, 1, 8, 2)
 QOS = "koordinator.sh/qosClass"
 KINDS = (
-    PodSpec("ls", "LS", KubeQos.BURSTABLE),
-    PodSpec("be", "BE", KubeQos.BEST_EFFORT),
-    PodSpec("burstable", "", KubeQos.BURSTABLE),
-    PodSpec("lse-low", "LSE", KubeQos.GUARANTEED, "2-3", 2),
-    PodSpec("lse-high", "LSE", KubeQos.GUARANTEED, "6-7,14", 3),
-    PodSpec("whole", "", KubeQos.GUARANTEED, "", 2),
-    PodSpec("more", "", KubeQos.GUARANTEED, "", 1),
+    DemoPod("ls", "LS", KubeQos.BURSTABLE),
+    DemoPod("be", "BE", KubeQos.BEST_EFFORT),
+    DemoPod("burstable", "", KubeQos.BURSTABLE),
+    DemoPod("lse-low", "LSE", KubeQos.GUARANTEED, "2-3", 2),
+    DemoPod("lse-high", "LSE", KubeQos.GUARANTEED, "6-7,14", 3),
+    DemoPod("whole", "", KubeQos.GUARANTEED, "", 2),
+    DemoPod("more", "", KubeQos.GUARANTEED, "", 1),
 )
 
 
@@ -187,10 +187,10 @@ class Node:
 
     # -- what a client does -------------------------------------------------------------------------------
 
-    def pod(self, client: CriClient, kind: PodSpec) -> str:
+    def pod(self, client: CriClient, kind: DemoPod) -> str:
         """Run a sandbox; gives its id."""
         name = f"{kind.name}-{next(self.numbers)}"
-        spec = PodSpec(name, kind.qos, kind.kube_qos, kind.cpuset, kind.cpus)
+        spec = DemoPod(name, kind.qos, kind.kube_qos, kind.cpuset, kind.cpus)
         return client.run_pod(spec).pod_id
 
     def create(self, client: CriClient, pod_id: str, attempt: int) -> str:

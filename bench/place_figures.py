@@ -32,7 +32,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.model.options import Policy
-from proxy.model.requests import Ask, PodAsk
+from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Phase, Pod, Request
 
 HEAD = ("deciding, in this process", "p50", "p99", "p50 in loops", "bar")
@@ -137,7 +137,7 @@ def many_nodes(policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], b
 
 def _gpu_case(node: Node, policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
     amounts = {"cpu": 16_000, "memory": 64 * GIB, "nvidia.com/gpu": 4}
-    asks = PodAsk("u0", (Ask("c", requests=amounts, limits=amounts),))
+    asks = PodRequests("u0", (ContainerResources("c", requests=amounts, limits=amounts),))
     guest = Pod("s0", "u0", "bench", "p0", asks=asks)
     state = NodeState.empty(node).with_pod(guest)
     work = partial(place, state, guest, "c", 0, whole(16, 64 * GIB), "token")

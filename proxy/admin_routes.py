@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from proxy.frontends.cri.acceptor import Front
     from proxy.frontends.cri.socket import Listener
     from proxy.hooks_setup import Hooking
-    from proxy.release.lazy import Leaving
-    from proxy.takeover.lazy import Late
+    from proxy.release.lazy import LazyRelease
+    from proxy.takeover.lazy import LazyTakeover
 
 
 class Pages:
@@ -39,8 +39,8 @@ class Pages:
         keeper: Keeper | None,
         sync: Sync | None,
         suppression: Suppression | None,
-        takeover: Late | None,
-        leaving: Leaving | None,
+        takeover: LazyTakeover | None,
+        leaving: LazyRelease | None,
         hooking: Hooking | None = None,
     ) -> None:
         self._config = config

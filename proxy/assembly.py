@@ -25,11 +25,11 @@ from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.backends.runtime.containerd_events import ContainerdEvents
 from proxy.backends.systemd.units import SystemdUnits
-from proxy.config.schema import Config, Mode, OnError, Partitions
+from proxy.config.schema import Config, Mode, OnError, OwnerPartitions
 from proxy.controller.controller import Keeper, Ports
 from proxy.controller.machine.hotplug import NO_UEVENTS
 from proxy.controller.node_rules import node_of
-from proxy.controller.options import Options
+from proxy.controller.options import ControllerOptions
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
@@ -43,9 +43,17 @@ if TYPE_CHECKING:
     from proxy.controller.be.suppression import Suppression
     from proxy.controller.context import NodeContext
     from proxy.controller.drift.ports import Writes
-    from proxy.controller.kernel_ports import Cgroups, CpuGroups, Places
+    from proxy.controller.kernel_ports import Cgroups, CpuGroups, GroupLocator
     from proxy.controller.partitions.ports import Partitions as KernelPartitions
-    from proxy.controller.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
+    from proxy.controller.ports import (
+        Displaced,
+        Hardware,
+        Kubelet,
+        KubeletCpuManager,
+        Ledger,
+        MachineEvents,
+        NodeObject,
+    )
     from proxy.controller.systemd.ports import Fences, Units
     from proxy.telemetry.port import Telemetry
 
@@ -160,7 +168,7 @@ def _partitions(
     config: Config, cgroups: Cgroups, entries: Collection[str]
 ) -> tuple[KernelPartitions | None, str]:
     """Have owned CPUs be partitions, or end those that an earlier run has made; with their kind."""
-    asked = "" if config.apply.partitions is Partitions.NONE else config.apply.partitions.value
+    asked = "" if config.apply.partitions is OwnerPartitions.NONE else config.apply.partitions.value
     if not asked and not any(key.startswith("x/") for key in entries):
         return None, ""
     from proxy.backends.cgroup.partitions import open_partitions
@@ -170,7 +178,7 @@ def _partitions(
 
 def _places(
     config: Config, cgroups: Cgroups, quotas: CpuGroups | None, memory: KernelMemory | None
-) -> Places | None:
+) -> GroupLocator | None:
     """Make who finds a container's group by what the runtime tells of it."""
     if not isinstance(cgroups, KernelCgroups):
         return None
@@ -233,9 +241,9 @@ def _node_object(config: Config) -> NodeObject | None:
     return NodeFile(config.koordinator.node_object)
 
 
-def _options(config: Config) -> Options:
+def _options(config: Config) -> ControllerOptions:
 
-    return Options(
+    return ControllerOptions(
         mode=NodeMode(config.mode.value),
         refuse_on_error=config.on_error is OnError.REFUSE,
         call_timeout=config.call_timeout,
@@ -260,7 +268,7 @@ def _devices(config: Config, context: NodeContext) -> Hardware:
     return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.telemetry.problem)
 
 
-def _beside(config: Config, context: NodeContext) -> Beside:
+def _beside(config: Config, context: NodeContext) -> KubeletCpuManager:
     """Find out what kubelet's CPU manager does."""
     asked = config.kubelet
     return KubeletBeside(

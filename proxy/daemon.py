@@ -20,14 +20,14 @@ from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
 from proxy.controller.shutdown import CLOSE_S, Ending
 from proxy.controller.tasks import tended
-from proxy.controller.time_slices import Turns
+from proxy.controller.time_slices import TimeSlices
 from proxy.frontends.cri.instance_lock import Lock
 from proxy.frontends.cri.socket import Listener, mirror_mode, open_listener
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
-from proxy.notify import Notifier
-from proxy.release.lazy import Leaving
-from proxy.takeover.lazy import Late
+from proxy.notify import SystemdNotifier
+from proxy.release.lazy import LazyRelease
+from proxy.takeover.lazy import LazyTakeover
 from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from proxy.controller.ports import Ledger
     from proxy.controller.reconciler import Sync
     from proxy.controller.runtime_sync import Settler
-    from proxy.controller.start_update import Launch
+    from proxy.controller.start_update import StartUpdate
     from proxy.frontends.cri.acceptor import Front
     from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
@@ -71,7 +71,7 @@ class Daemon:
         *,
         machine: Machine | None = None,
         cgroups: Cgroups | None = None,
-        notifier: Notifier | None = None,
+        notifier: SystemdNotifier | None = None,
     ) -> None:
         """Prepare a daemon; nothing is touched until ``start``.
 
@@ -84,7 +84,7 @@ class Daemon:
         self.config = config
         self._machine = machine
         self._cgroups = cgroups
-        self._notifier = notifier or Notifier()
+        self._notifier = notifier or SystemdNotifier()
         self._telemetry: Telemetry | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
@@ -96,10 +96,10 @@ class Daemon:
         self.sync: Sync | None = None
         self.pages: Pages | None = None
         self._settler: Settler | None = None
-        self._launch: Launch | None = None
-        self._takeover: Late | None = None
+        self._launch: StartUpdate | None = None
+        self._takeover: LazyTakeover | None = None
         self._suppression: Suppression | None = None
-        self._leaving: Leaving | None = None
+        self._leaving: LazyRelease | None = None
         self.hooking: Hooking | None = None
 
     # -- start --------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Daemon:
         self._telemetry = telemetry = logs.telemetry()
         memory_trim.keep_large_blocks()
         if config.mode is Mode.PASSTHROUGH:
-            self._front = Front(str(config.runtime), _Nothing(), (), report=telemetry.problem)
+            self._front = Front(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
         else:
             self._front = await self._wire(machine, away, telemetry)
         memory_trim.freeze_modules()
@@ -160,9 +160,9 @@ class Daemon:
         notes += [*(f"{what}: that counts when it is back" for what in away), *exposed(config)]
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
-        self._takeover = Late(config, keeper, self._ledger)
+        self._takeover = LazyTakeover(config, keeper, self._ledger)
         self._launch, self.sync, self._settler = keeper.launch, keeper.sync, keeper.settler
-        await Turns().through(self.sync.recovering(entries))
+        await TimeSlices().through(self.sync.recovering(entries))
         if enforce and not config.hooks.owned_cpus:
             keeper.overrides.take_back()
         self._task(self.sync.run)
@@ -171,7 +171,7 @@ class Daemon:
         self._suppression = suppression_of(config, keeper, entries.get("b/suppress"))
         if self._suppression is not None:
             self._task(self._suppression.run)
-        self._leaving = Leaving(config, keeper, self._suppression)
+        self._leaving = LazyRelease(config, keeper, self._suppression)
         self._leaving.recover(entries)
         interceptors = Interceptors(keeper, self.sync, keeper.launch)
         if enforce and (config.hooks.enabled or config.hooks.serve is not None):
@@ -217,8 +217,8 @@ class Daemon:
         from proxy.admin.server import AdminServer
         from proxy.admin_routes import Pages
 
-        takeover = self._takeover or Late(self.config, None, None)
-        leaving = self._leaving or Leaving(self.config, None, None)
+        takeover = self._takeover or LazyTakeover(self.config, None, None)
+        leaving = self._leaving or LazyRelease(self.config, None, None)
         self.pages = pages = Pages(
             self.config,
             self._listener,
@@ -355,7 +355,7 @@ class Daemon:
             self._listener.close()
 
 
-class _Nothing:
+class _RelayOnly:
     """The interceptor of a proxy that only relays."""
 
     def request(self, call: object) -> None:

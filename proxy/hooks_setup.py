@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from proxy.config.hooks import HooksConfig
     from proxy.controller.controller import Keeper
     from proxy.controller.reconciler import Sync
-    from proxy.controller.start_update import Launch
-    from proxy.frontends.cri.hook_bridge.backfill import Learning
-    from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+    from proxy.controller.start_update import StartUpdate
+    from proxy.frontends.cri.hook_bridge.backfill import Backfill
+    from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.cri.hook_bridge.updates import Updates
     from proxy.frontends.cri.interceptors import Interceptors
     from proxy.frontends.hookserver.service import Serving
-    from proxy.hooks.engine.engine import Engine
-    from proxy.hooks.registry import Library
+    from proxy.hooks.engine.engine import HookEngine
+    from proxy.hooks.registry import HookRegistry
 
 LOOK_S: Final = 0.4
 """Between two looks for a first hook; one that is dropped is to be in use a second after."""
@@ -52,11 +52,11 @@ _IMPORTED: Final = (
 class _Parts:
     """What there is once there are hooks."""
 
-    engine: Engine
-    library: Library
-    following: Following
+    engine: HookEngine
+    library: HookRegistry
+    following: LifecycleEvents
     updates: Updates
-    learning: Learning
+    learning: Backfill
 
 
 class Hooking:
@@ -72,7 +72,7 @@ class Hooking:
         config: HooksConfig,
         keeper: Keeper,
         sync: Sync,
-        launch: Launch,
+        launch: StartUpdate,
         interceptors: Interceptors,
         marks: Path | None = None,
     ) -> None:
@@ -99,12 +99,12 @@ class Hooking:
             interceptors.awaited = self._ready
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> HookEngine | None:
         """Who asks hooks; None as long as there are none."""
         return None if self._parts is None else self._parts.engine
 
     @property
-    def library(self) -> Library | None:
+    def library(self) -> HookRegistry | None:
         """What became of the files of hooks; None as long as there are none."""
         return None if self._parts is None else self._parts.library
 
@@ -154,21 +154,21 @@ class Hooking:
     async def _begin(self) -> None:
         """Make all that hooks need, and connect it."""
         await asyncio.to_thread(_import, _IMPORTED)  # it takes a tenth of a second, and calls go on
-        from proxy.frontends.cri.hook_bridge.backfill import Learning
+        from proxy.frontends.cri.hook_bridge.backfill import Backfill
         from proxy.frontends.cri.hook_bridge.calls import Hooked
-        from proxy.frontends.cri.hook_bridge.dispatch import Way
-        from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+        from proxy.frontends.cri.hook_bridge.dispatch import HookDispatcher
+        from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
         from proxy.frontends.cri.hook_bridge.updates import Updates
-        from proxy.hooks.engine.engine import Engine
-        from proxy.hooks.registry import Library
+        from proxy.hooks.engine.engine import HookEngine
+        from proxy.hooks.registry import HookRegistry
 
         keeper, config, owned = self._keeper, self.config, self.config.owned_cpus
         updates = Updates(keeper, self._launch, owned_cpus=owned)
-        engine = Engine(keeper.telemetry.problem, updates.take)
-        learning = Learning(keeper, engine)
-        following = Following(keeper, engine, learning.resumed, learning.later, owned_cpus=owned)
+        engine = HookEngine(keeper.telemetry.problem, updates.take)
+        learning = Backfill(keeper, engine)
+        following = LifecycleEvents(keeper, engine, learning.resumed, learning.later, owned_cpus=owned)
         learning.following = following
-        library = Library(
+        library = HookRegistry(
             config,
             engine,
             lambda: following.everything() if keeper.synced.is_set() else None,
@@ -178,7 +178,7 @@ class Hooking:
         )
         adopt = self._sync.adoption.adopt_one
         hold = self._interceptors.hold
-        way = Way(keeper, engine, updates, hold, owned_cpus=owned)
+        way = HookDispatcher(keeper, engine, updates, hold, owned_cpus=owned)
         hooked = Hooked(keeper, way, following, adopt, hold, learning.in_call)
         self._parts = _Parts(engine, library, following, updates, learning)
         keeper.store.subscribe(following)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 
 
-class Notifier:
+class SystemdNotifier:
     """Sends state lines to the socket that systemd names; without one every call does nothing.
 
     Attributes:

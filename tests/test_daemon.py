@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli.main import cli
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
 from proxy.pools.node_keys import RESERVATION
 from proxy.process import _serve
@@ -30,15 +30,15 @@ def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
     daemon = node.daemon("cpuManagerPolicy: static\nreconcilePeriod: 200ms\n")
 
     async def day() -> None:
-        ls = await node.launch(PodSpec("ls", "LS"))
-        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        ls = await node.launch(DemoPod("ls", "LS"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert (node.cpus(ls), node.cpus(lse)) == ("0-1,4-15", "2-3")
         page = daemon.pages.status()
         assert (page["ready"], page["mode"], page["violations"]) == (True, "enforce", [])
         assert page["runtime"]["connected"] is True
         assert page["exclusive"][0]["pod"].endswith("/lse")
         with CriClient(node.folder / "cri.sock") as client:
-            await asyncio.to_thread(client.launch, PodSpec("more", "LS"))
+            await asyncio.to_thread(client.launch, DemoPod("more", "LS"))
             assert daemon.pages.status()["clients"] > 0
         async with asyncio.timeout(30):
             while daemon.pages.status()["clients"]:
@@ -57,8 +57,8 @@ def test_another_daemon_finds_everything_again(node: DaemonNode) -> None:
     ids: list[str] = []
 
     async def before() -> None:
-        ids.append(await node.launch(PodSpec("ls", "LS")))
-        ids.append(await node.launch(PodSpec("lse", "LSE", cpuset="2-3")))
+        ids.append(await node.launch(DemoPod("ls", "LS")))
+        ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
 
     run(node.daemon(), before)
     held = [node.cpus(i) for i in ids]
@@ -81,7 +81,7 @@ def test_a_runtime_that_comes_later(node: DaemonNode) -> None:
         assert daemon.pages.status()["runtime"]["connected"] is False
         await asyncio.sleep(0.2)
         await asyncio.to_thread(node.runtime.start)
-        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "2-3"
         assert daemon.pages.status()["runtime"]["connected"] is True
 
@@ -92,7 +92,7 @@ def test_passthrough_only_relays(node: DaemonNode) -> None:
     daemon = node.daemon("mode: passthrough\n", cgroups=None)
 
     async def day() -> None:
-        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "0-15"
         assert daemon.keeper is None
         assert daemon.pages.status()["mode"] == "passthrough"
@@ -145,7 +145,7 @@ def test_signals_that_mean_nothing_do_nothing(node: DaemonNode) -> None:
                 await asyncio.sleep(0.02)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(os.getpid(), number)
-        assert node.cpus(await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))) == "2-3"
+        assert node.cpus(await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))) == "2-3"
         assert not serving.done()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
@@ -177,7 +177,7 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
         return done.stdout
 
     async def day() -> None:
-        ls = await node.launch(PodSpec("ls", "LS"))
+        ls = await node.launch(DemoPod("ls", "LS"))
         assert node.cpus(ls) == "0-15"
         reserved = json.dumps({"reservedCPUs": "0-1", "applyPolicy": "Sometimes"})
         said = {"metadata": {"name": "worker-7", "annotations": {RESERVATION: reserved}}}

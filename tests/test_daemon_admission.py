@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
@@ -45,7 +45,7 @@ def node() -> Iterator[Node]:
         yield made
 
 
-def refused(client: CriClient, spec: PodSpec) -> str:
+def refused(client: CriClient, spec: DemoPod) -> str:
     try:
         client.launch(spec)
     except RuntimeCallError as error:
@@ -54,10 +54,10 @@ def refused(client: CriClient, spec: PodSpec) -> str:
 
 
 CLAIMS = {
-    "nearly all CPUs without a label": PodSpec("taker", "", KubeQos.BEST_EFFORT, "0-30", shares=TENTH),
-    "CPUs that nothing keeps": PodSpec("taker", "", KubeQos.BEST_EFFORT, "4-30", shares=TENTH),
-    "reserved CPUs by label LSE": PodSpec("taker", "LSE", KubeQos.BURSTABLE, "0-5", shares=TENTH),
-    "the CPUs of the node's agents": PodSpec("taker", "SYSTEM", shares=TENTH),
+    "nearly all CPUs without a label": DemoPod("taker", "", KubeQos.BEST_EFFORT, "0-30", shares=TENTH),
+    "CPUs that nothing keeps": DemoPod("taker", "", KubeQos.BEST_EFFORT, "4-30", shares=TENTH),
+    "reserved CPUs by label LSE": DemoPod("taker", "LSE", KubeQos.BURSTABLE, "0-5", shares=TENTH),
+    "the CPUs of the node's agents": DemoPod("taker", "SYSTEM", shares=TENTH),
 }  # fmt: skip
 
 
@@ -66,15 +66,15 @@ def test_a_claim_beyond_the_request_takes_nothing(node: Node, claim: str) -> Non
     """And pods that a scheduler has bound to CPUs come to them although the claim was first."""
 
     def day(client: CriClient) -> None:
-        shared = client.launch(PodSpec("web", "LS", shares=512)).container_id
+        shared = client.launch(DemoPod("web", "LS", shares=512)).container_id
         before = node.cpus(shared)
         assert before == "1,4-31"
         said = refused(client, CLAIMS[claim])
         assert "cannot place demo/taker" in said
         assert node.cpus(shared) == before
-        bound = PodSpec("trading", "LSR", KubeQos.BURSTABLE, "4-15", cpus=12, shares=12 * 1024)
+        bound = DemoPod("trading", "LSR", KubeQos.BURSTABLE, "4-15", cpus=12, shares=12 * 1024)
         assert node.cpus(client.launch(bound).container_id) == "4-15"
-        whole = PodSpec("db", kube_qos=KubeQos.GUARANTEED, cpus=4)
+        whole = DemoPod("db", kube_qos=KubeQos.GUARANTEED, cpus=4)
         assert len(node.cpus(client.launch(whole).container_id)) > 0
         assert node.running.pages.status()["violations"] == []
 
@@ -83,8 +83,8 @@ def test_a_claim_beyond_the_request_takes_nothing(node: Node, claim: str) -> Non
 
 def test_a_rejection_names_no_pod_of_others(node: Node) -> None:
     def day(client: CriClient) -> None:
-        client.launch(PodSpec("secret", "LSE", cpuset="10-11", cpus=2))
-        said = refused(client, PodSpec("mine", "LSR", cpuset="10-12", cpus=3))
+        client.launch(DemoPod("secret", "LSE", cpuset="10-11", cpus=2))
+        said = refused(client, DemoPod("mine", "LSR", cpuset="10-12", cpus=3))
         assert "CPUs 10-11 are owned by" in said
         assert "secret" not in said
         told = node.running.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
@@ -97,16 +97,16 @@ def test_owners_leave_the_shared_pool_its_floor(node: Node) -> None:
     """The author requests what the node has; the scheduler would count it, and the node keeps its floor."""
 
     def day(client: CriClient) -> None:
-        assert "AdmissionSharedFloor" in _reason(node, client, PodSpec("all", "LSR", cpuset="0-30", cpus=31))
-        assert "AdmissionSharedFloor" in _reason(node, client, PodSpec("most", "LSR", cpuset="0-29", cpus=30))
-        client.launch(PodSpec("much", "LSR", cpuset="0-6,16-22", cpus=14))
+        assert "AdmissionSharedFloor" in _reason(node, client, DemoPod("all", "LSR", cpuset="0-30", cpus=31))
+        assert "AdmissionSharedFloor" in _reason(node, client, DemoPod("most", "LSR", cpuset="0-29", cpus=30))
+        client.launch(DemoPod("much", "LSR", cpuset="0-6,16-22", cpus=14))
         pools = node.running.pages.status()["pools"]
         assert pools["shared"] == "7-15,23-31"
 
     node.live("", day)
 
 
-def _reason(node: Node, client: CriClient, spec: PodSpec) -> str:
+def _reason(node: Node, client: CriClient, spec: DemoPod) -> str:
     assert refused(client, spec)
     reason: str = node.running.pages.explain({"query": f"demo/{spec.name}"})["records"][-1]["decision"][
         "verdict"

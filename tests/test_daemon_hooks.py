@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy.daemon import Daemon
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from tests.testkit.daemon import DaemonNode, run, temporary_node, until
 
 NARROWS = """
@@ -51,9 +51,9 @@ hooks:
         beside.chmod(0o644)
         os.replace(beside, self.hooks / name)
 
-    async def placed(self, spec: PodSpec | str) -> str:
+    async def placed(self, spec: DemoPod | str) -> str:
         """Run a pod with one container (LS if only its name is given); return its CPUs."""
-        return self.cpus(await self.launch(spec if isinstance(spec, PodSpec) else PodSpec(spec, "LS")))
+        return self.cpus(await self.launch(spec if isinstance(spec, DemoPod) else DemoPod(spec, "LS")))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_owned_cpus_from_hooks_are_left_when_the_setting_is_off(node: Node) -> N
     node.write("10-x.py", NARROWS.format("3-4"))
 
     async def before() -> None:
-        assert await node.placed(PodSpec("lse", "LSE", cpuset="2-3")) == "3-4"
+        assert await node.placed(DemoPod("lse", "LSE", cpuset="2-3")) == "3-4"
         assert await node.placed("ls") == "3-4"
 
     async def after() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.backends import ledger
 from proxy.backends.ledger import open_ledger
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
@@ -30,7 +30,7 @@ def test_a_daemon_starts_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def work() -> str:
             with node.client() as client:
-                pod = client.run_pod(PodSpec("lse", "LSE", KubeQos.GUARANTEED, "2-3", 2))
+                pod = client.run_pod(DemoPod("lse", "LSE", KubeQos.GUARANTEED, "2-3", 2))
                 container_id = client.create(pod)
                 client.start(container_id)
                 return container_id

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.controller.controller import Keeper
 from proxy.daemon import Daemon
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
@@ -34,7 +34,7 @@ class Node(DaemonNode):
         daemon = self.daemon(text)
         run(daemon, lambda: day(daemon))
 
-    async def group(self, spec: PodSpec) -> Path:
+    async def group(self, spec: DemoPod) -> Path:
         """Run a pod; return its container's cgroup."""
         path = self.cgroups.find("", await self.launch(spec))
         assert path is not None
@@ -71,7 +71,7 @@ def shown(daemon: Daemon) -> Any:
     return status["partitions"]
 
 
-LSE, LS = PodSpec("lse", "LSE", cpuset="2-3"), PodSpec("ls", "LS")
+LSE, LS = DemoPod("lse", "LSE", cpuset="2-3"), DemoPod("ls", "LS")
 
 
 def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
@@ -84,7 +84,7 @@ def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
         await until(lambda: shown(daemon)["isolated"] == "2-3")
         (row,) = shown(daemon)["containers"]
         assert (row["state"], row["cpus"]) == ("isolated", "2-3")
-        more = await node.group(PodSpec("more", "LSE", cpuset="4-5"))
+        more = await node.group(DemoPod("more", "LSE", cpuset="4-5"))
         await until(lambda: kind(more) == "isolated")
         node.runtime.exit(own.name)
         await until(lambda: effective(shared) == MACHINE.online - CpuSet.parse("4-5"))

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.backends.ledger import open_ledger, read_entries
 from proxy.daemon import Daemon
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.model.errors import CannotCreateError, LockedError
 from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
 
@@ -68,7 +68,7 @@ def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
     """Also that the node is released, which nobody but the ledger knows."""
 
     async def before() -> None:
-        await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
 
     run(node.daemon(), before, synced=True)
     ledger, _ = open_ledger(node.folder / "state", MACHINE.fingerprint)
@@ -82,7 +82,7 @@ def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
     async def after() -> None:
         assert owned(daemon) == {"2-3"}
         assert any("Read-only file system: placements are not kept" in what for what in told(daemon))
-        await node.launch(PodSpec("more", "LSE", cpuset="4-5"))
+        await node.launch(DemoPod("more", "LSE", cpuset="4-5"))
         assert owned(daemon) == {"2-3", "4-5"}
         with pytest.raises(LockedError, match="cannot use the state folder"):
             await node.daemon(name="other").start()
@@ -99,7 +99,7 @@ def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, di
     daemon = node.daemon()
 
     async def day() -> None:
-        await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == set()
         assert daemon.pages is not None
         assert daemon.pages.status()["mode"] == "released"
@@ -116,7 +116,7 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
     daemon = node.daemon()
 
     async def day() -> None:
-        await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == {"2-3"}
         assert any(
             what.endswith('placements are not kept (a restart asks the runtime)"') for what in told(daemon)

@@ -23,7 +23,7 @@ import pytest
 from proxy.admin.client import ask
 from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.backends.cgroup.hierarchies import MARKER
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import TopoproxyError
 from proxy.topology.build import described
@@ -137,8 +137,8 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
 ) -> None:
     node.start()
     with CriClient(node.folder / "cri.sock") as client:
-        client.launch(PodSpec("ls", "LS"))
-        pod = client.run_pod(PodSpec("lse", "LSE", cpuset="2-3"))
+        client.launch(DemoPod("ls", "LS"))
+        pod = client.run_pod(DemoPod("lse", "LSE", cpuset="2-3"))
         with node.stuck_kernel():
             with pytest.raises(TopoproxyError, match="in time"):
                 client.create(pod)
@@ -156,7 +156,7 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
         until(lambda: node.page()["ready"])
         client.create(pod)
         assert [owner["cpus"] for owner in node.page()["exclusive"]] == ["2-3"]
-        other = client.run_pod(PodSpec("other", "LSE", cpuset="4-5"))
+        other = client.run_pod(DemoPod("other", "LSE", cpuset="4-5"))
         with node.stuck_kernel():
             with pytest.raises(TopoproxyError, match="in time"):
                 client.create(other)
@@ -197,8 +197,8 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
             WATCHDOG_USEC="200000",
         )
         with CriClient(node.folder / "cri.sock") as client:
-            client.launch(PodSpec("ls", "LS"))
-            pod = client.run_pod(PodSpec("lse", "LSE", cpuset="2-3"))
+            client.launch(DemoPod("ls", "LS"))
+            pod = client.run_pod(DemoPod("lse", "LSE", cpuset="2-3"))
             with node.stuck_kernel():
                 with pytest.raises(TopoproxyError, match="in time"):
                     client.create(pod)

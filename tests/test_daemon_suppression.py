@@ -13,7 +13,7 @@ import pytest
 
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
@@ -73,7 +73,7 @@ def node() -> Iterator[Node]:
         yield made
 
 
-BE, LS = PodSpec("be", "BE", KubeQos.BEST_EFFORT), PodSpec("ls", "LS")
+BE, LS = DemoPod("be", "BE", KubeQos.BEST_EFFORT), DemoPod("ls", "LS")
 
 
 def cpus(node: Node, container: str) -> CpuSet:
@@ -98,7 +98,7 @@ def test_by_cpus(node: Node) -> None:
         assert "now" not in daemon.pages.explain({"query": "ls"})["records"][-1]
         assert cpus(node, ids[1]) == MACHINE.online
         assert daemon.pages.status()["violations"] == []
-        ids.append(await node.launch(PodSpec("late", "BE", KubeQos.BEST_EFFORT)))
+        ids.append(await node.launch(DemoPod("late", "BE", KubeQos.BEST_EFFORT)))
 
     run(daemon, day)
     assert cpus(node, ids[0]) == cpus(node, ids[2]) == MACHINE.online

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.notify import Notifier
+from proxy.notify import SystemdNotifier
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -23,7 +23,7 @@ def ear(request: pytest.FixtureRequest, tmp_path: Path):
 
 def test_state_lines(ear) -> None:
     listening, name = ear
-    notifier = Notifier({"NOTIFY_SOCKET": name})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": name})
     notifier.ready("placing\n containers")
     assert listening.recv(200) == b"READY=1\nSTATUS=placing containers"
     notifier.ready()
@@ -48,15 +48,15 @@ def test_state_lines(ear) -> None:
     ],
 )
 def test_watchdog_interval_is_half_of_systemds(more: dict[str, str], interval: float | None) -> None:
-    assert Notifier({"NOTIFY_SOCKET": "/run/notify", **more}).interval == interval
+    assert SystemdNotifier({"NOTIFY_SOCKET": "/run/notify", **more}).interval == interval
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "relative"}])
 def test_without_systemd_nothing_happens(environ: dict[str, str]) -> None:
-    notifier = Notifier({**environ, "WATCHDOG_USEC": "30000000"})
+    notifier = SystemdNotifier({**environ, "WATCHDOG_USEC": "30000000"})
     notifier.ready("x")
     assert notifier.interval is None
 
 
 def test_a_missing_listener_is_not_an_error(tmp_path: Path) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ping()
+    SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ping()

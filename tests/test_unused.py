@@ -25,7 +25,7 @@ ENTRIES = (
     "proxy.telemetry.reference",
 )
 """What pyproject.toml, the command line and ``make metrics`` name, and what authors of hooks import."""
-CALLED_BY_NAME = ("proxy.demo.runtime_service.Engine._",)
+CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
 UNDER_WAY: tuple[str, ...] = ()
 """Modules that are being brought into use; each leaves this list with its first caller."""

@@ -10,7 +10,7 @@ memory.
 from __future__ import annotations
 
 from proxy.allocation.pod_requests import peak_request
-from proxy.model.requests import Ask, PodAsk
+from proxy.model.requests import ContainerResources, PodRequests
 
 CPU = "cpu"
 MILLI = 1000
@@ -18,14 +18,14 @@ NO_SHARES = 2
 """The least that the kernel accepts, and what kubelet sends where no CPU is requested (its ``MinShares``)."""
 
 
-def container_cpus(pod: PodAsk, ask: Ask) -> int:
+def container_cpus(pod: PodRequests, ask: ContainerResources) -> int:
     """Return the exclusive CPUs that a container wants; 0 where it shares."""
     if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and ask.exact)):
         return 0
     return _whole(ask.requests.get(CPU, 0))
 
 
-def pod_cpus(pod: PodAsk) -> int:
+def pod_cpus(pod: PodRequests) -> int:
     """Return the exclusive CPUs that a pod wants at most at any time.
 
     These are its own request where it makes one that is managed, else what its containers need together.
@@ -35,7 +35,7 @@ def pod_cpus(pod: PodAsk) -> int:
     return bubble_cpus(pod)
 
 
-def bubble_cpus(pod: PodAsk) -> int:
+def bubble_cpus(pod: PodRequests) -> int:
     """Return the CPUs that a pod wants for itself, to be divided among its containers; 0 for none."""
     if pod.own is None or not pod.own_managed or not pod.guaranteed:
         return 0

@@ -24,10 +24,10 @@ from proxy.allocation.trace import nodes_of
 from proxy.model.hint import Hints
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.phrases import counted, nodes
-from proxy.model.requests import Kind, PodAsk
+from proxy.model.requests import ContainerKind, PodRequests
 
 
-def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) -> Hints:
+def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: str) -> Hints:
     """Return the hints for a container of a pod."""
     return cpu_hints.container_hints(
         policy.topo,
@@ -39,7 +39,7 @@ def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) 
     )
 
 
-def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk) -> Hints:
+def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests) -> Hints:
     """Return the hints for a pod as a whole."""
     bubble = state.bubbles.get(pod.uid)
     if bubble is not None:
@@ -65,7 +65,7 @@ def available(policy: CpuPolicy, state: CpuState) -> CpuSet:
 def allocate(
     policy: CpuPolicy,
     state: CpuState,
-    pod: PodAsk,
+    pod: PodRequests,
     name: str,
     affinity: Mask | None = None,
     steps: list[str] | None = None,
@@ -94,10 +94,10 @@ def allocate(
     return with_assigned(state, pod, name, owned)
 
 
-def with_assigned(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuState:
+def with_assigned(state: CpuState, pod: PodRequests, name: str, cpus: CpuSet) -> CpuState:
     """Return the state in which a container of a pod owns these CPUs."""
     reusable = state.reusable_by(pod.uid)
-    ends = pod.named(name).kind is Kind.INIT
+    ends = pod.named(name).kind is ContainerKind.INIT
     return replace(
         state,
         default=state.default - cpus,

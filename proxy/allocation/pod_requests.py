@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from proxy.model.requests import Ask, Kind
+from proxy.model.requests import ContainerKind, ContainerResources
 
 
 def peak_request(
-    containers: Iterable[Ask],
-    amounts: Callable[[Ask], Mapping[str, int]],
-    kinds: Iterable[Kind] = tuple(Kind),
+    containers: Iterable[ContainerResources],
+    amounts: Callable[[ContainerResources], Mapping[str, int]],
+    kinds: Iterable[ContainerKind] = tuple(ContainerKind),
 ) -> dict[str, int]:
     """Return what containers need together at most at any time.
 
@@ -34,9 +34,9 @@ def peak_request(
         for resource, amount in amounts(ask).items():
             if ask.kind in wanted:
                 named[resource] = None
-            if ask.kind is Kind.INIT:
+            if ask.kind is ContainerKind.INIT:
                 peak[resource] = max(peak.get(resource, 0), staying.get(resource, 0) + amount)
             else:
-                into = staying if ask.kind is Kind.SIDECAR else running
+                into = staying if ask.kind is ContainerKind.SIDECAR else running
                 into[resource] = into.get(resource, 0) + amount
     return {r: max(peak.get(r, 0), staying.get(r, 0) + running.get(r, 0)) for r in named}

@@ -49,7 +49,7 @@ def choose(
     """
     if not needs:
         return 0
-    search = _Search(nodes, amounts, needs, suits, apart)
+    search = _CoverSearch(nodes, amounts, needs, suits, apart)
     weights = [max(1, _SCALE // need) for need in needs]
     for _ in range(_ROUNDS):
         search.weigh(weights)
@@ -69,7 +69,7 @@ def choose(
     return search.walk(0, 0, size, needs)
 
 
-class _Search:
+class _CoverSearch:
     """A search in the order of scores."""
 
     def __init__(

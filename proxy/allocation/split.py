@@ -66,13 +66,13 @@ def split(counts: Sequence[int], n: int, group: int, fewest: int) -> Split | Non
         The choice, or None when no number of nodes can share the request evenly.
     """
     for k in range(max(fewest, 1), min(n // group, len(counts)) + 1):
-        found = _Search(counts, n, group, k).best()
+        found = _SplitSearch(counts, n, group, k).best()
         if found is not None:
             return found
     return None
 
 
-class _Search:
+class _SplitSearch:
     """The best choice of k nodes."""
 
     def __init__(self, counts: Sequence[int], n: int, group: int, k: int) -> None:

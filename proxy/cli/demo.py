@@ -65,13 +65,13 @@ def demo(
     Pods of every QoS class come and go through the real proxy; after each step the cgroup files are read and
     compared with the rules. Ends with exit status 1 if anything is not as claimed.
     """
-    from proxy.demo.demonstration import Options, play
+    from proxy.demo.demonstration import DemoOptions, play
     from proxy.demo.terminal import Screen
 
     if sys.stdout is None:
         raise UsageError("cannot show anything: standard output is closed")
     screen = Screen(colour=False if no_color else None, width=width)
     wait = 0.0 if fast else pause if pause is not None else _PAUSE if sys.stdout.isatty() else 0.0
-    options = Options(runtime, containerd_socket, wait, keep, int(cgroup_version))
+    options = DemoOptions(runtime, containerd_socket, wait, keep, int(cgroup_version))
     if not play(screen, options):
         raise SystemExit(1)

@@ -11,7 +11,14 @@ import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.model.errors import TopoproxyError
-from proxy.observe.explain_text import Told, known_names, newest, read_records, render, render_pods
+from proxy.observe.explain_text import (
+    ExplainedDecision,
+    known_names,
+    newest,
+    read_records,
+    render,
+    render_pods,
+)
 from proxy.observe.value_text import clean
 
 _NEAR = 3
@@ -61,7 +68,7 @@ def explain(
     click.echo(page, nl=False)
 
 
-def _as_json(answer: object, shown: list[Told], *, pods: bool) -> str:
+def _as_json(answer: object, shown: list[ExplainedDecision], *, pods: bool) -> str:
     data: dict[str, object] = {"records": [reported.data for reported in shown]}
     if pods and isinstance(answer, dict):
         data["pods"] = answer.get("pods", [])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from proxy.config.kinds import TRUTH, Kind, choice
-from proxy.config.nested_values import Tree
+from proxy.config.kinds import TRUTH, SettingKind, choice
+from proxy.config.nested_values import YamlNode
 from proxy.config.setting import key
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 
@@ -25,13 +25,13 @@ def _read_count(text: str) -> int:
     return count
 
 
-LIMIT = Kind(
+LIMIT = SettingKind(
     f"a whole number, 0 to {MOST_CPUS}, or empty",
     lambda text: _read_count(text.strip()) if text.strip() else None,
     lambda count: "" if count is None else str(count),
     _NUMBER_TAGS,
 )
-FLOOR = Kind(
+FLOOR = SettingKind(
     f"{AUTO}, or a whole number, 0 to {MOST_CPUS}",
     lambda text: None if text == AUTO else _read_count(text),
     lambda count: AUTO if count is None else str(count),
@@ -40,7 +40,7 @@ FLOOR = Kind(
 )
 
 
-def _read_namespaces(tree: Tree) -> Namespaces:
+def _read_namespaces(tree: YamlNode) -> Namespaces:
     found: dict[str, None] = {}
     for entry in tree.members("a list of namespaces"):
         name = entry.text("the name of a namespace, or a pattern such as team-*", _NUMBER_TAGS)
@@ -52,7 +52,7 @@ def _read_namespaces(tree: Tree) -> Namespaces:
     return Namespaces(tuple(found))
 
 
-NAMESPACES = Kind(
+NAMESPACES = SettingKind(
     "a list of namespaces, * and ? stand for any characters and for one",
     _read_namespaces,
     lambda namespaces: list(namespaces.patterns),

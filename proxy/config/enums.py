@@ -34,14 +34,14 @@ class OnError(enum.StrEnum):
     REFUSE = "refuse"
 
 
-class MemoryNodes(enum.StrEnum):
+class OwnerMemoryNodes(enum.StrEnum):
     """What cpuset.mems of containers with CPUs of their own is."""
 
     FOLLOW = "follow"
     LEAVE = "leave"
 
 
-class Partitions(enum.StrEnum):
+class OwnerPartitions(enum.StrEnum):
     """What the kernel makes of CPUs that are owned (cpuset.cpus.partition of cgroup v2)."""
 
     NONE = "none"

@@ -10,8 +10,17 @@ from typing import Any, TypeAlias
 from proxy.config.admission import NAMESPACES
 from proxy.config.enums import FailurePolicy
 from proxy.config.frozen_mapping import Fixed
-from proxy.config.kinds import DIRECTORY, OPTIONAL_FILE, OPTIONAL_SOCKET, TRUTH, Kind, choice, duration, whole
-from proxy.config.nested_values import Tree, meant
+from proxy.config.kinds import (
+    DIRECTORY,
+    OPTIONAL_FILE,
+    OPTIONAL_SOCKET,
+    TRUTH,
+    SettingKind,
+    choice,
+    duration,
+    whole,
+)
+from proxy.config.nested_values import YamlNode, meant
 from proxy.config.setting import key
 from proxy.model.admission import Namespaces
 
@@ -43,7 +52,7 @@ Settings: TypeAlias = Fixed[str, HookSettings]
 """Hook's name to what is set for it."""
 
 
-def _read_settings(tree: Tree) -> Settings:
+def _read_settings(tree: YamlNode) -> Settings:
     hooks: dict[str, HookSettings] = {}
     for name, entry in tree.entries("names of hooks with keys"):
         if not name or "/" in name or name.endswith((".py", ".json")):
@@ -54,7 +63,7 @@ def _read_settings(tree: Tree) -> Settings:
     return Fixed(hooks)
 
 
-def _read_hook(entry: Tree) -> HookSettings:
+def _read_hook(entry: YamlNode) -> HookSettings:
     known = ("timeout", "failurePolicy", "config")
     timeout, policy, config = None, None, None
     for name, value in entry.entries(f"the keys {', '.join(known)}"):
@@ -71,7 +80,7 @@ def _read_hook(entry: Tree) -> HookSettings:
     return HookSettings(timeout, policy, config)
 
 
-def _read(kind: Kind, value: Tree) -> Any:
+def _read(kind: SettingKind, value: YamlNode) -> Any:
     try:
         return kind.read(value.text(kind.wants, kind.tags))
     except ValueError as error:
@@ -99,7 +108,7 @@ def _show_plain(value: Any) -> Any:
     return [_show_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
-def _read_users(tree: Tree) -> tuple[int, ...]:
+def _read_users(tree: YamlNode) -> tuple[int, ...]:
     return tuple(sorted({_read(_USER, entry) for entry in tree.members("a list of numbers of users")}))
 
 
@@ -109,9 +118,9 @@ def _read_pair(text: str) -> str:
     return text.strip()
 
 
-SETTINGS = Kind("names of hooks with keys", _read_settings, _show_settings, frozenset({"map"}))
-USERS = Kind("a list of numbers of users", _read_users, list, frozenset({"seq"}))
-LABEL = Kind("a label such as example.com/key=value, or empty", _read_pair, str)
+SETTINGS = SettingKind("names of hooks with keys", _read_settings, _show_settings, frozenset({"map"}))
+USERS = SettingKind("a list of numbers of users", _read_users, list, frozenset({"seq"}))
+LABEL = SettingKind("a label such as example.com/key=value, or empty", _read_pair, str)
 
 
 @dataclass(frozen=True, slots=True)

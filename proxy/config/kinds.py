@@ -24,7 +24,7 @@ from proxy.model.quantity import parse_quantity, show_quantity
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SettingKind:
     """How one kind of value is read and written.
 
     Attributes:
@@ -63,7 +63,7 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def choice(values: type[enum.StrEnum]) -> Kind:
+def choice(values: type[enum.StrEnum]) -> SettingKind:
     """One of a few words, spelled exactly."""
     words = [str(v) for v in values]
     said = [word or "empty" for word in words]
@@ -74,10 +74,10 @@ def choice(values: type[enum.StrEnum]) -> Kind:
             raise ValueError(f"{text!r} is not {listed}{meant(text, words)}")
         return values(text)
 
-    return Kind(listed, read, str, bounded=True)
+    return SettingKind(listed, read, str, bounded=True)
 
 
-def whole(low: int, high: int) -> Kind:
+def whole(low: int, high: int) -> SettingKind:
     """A whole number between two bounds, both allowed."""
 
     def read(text: str) -> int:
@@ -88,7 +88,7 @@ def whole(low: int, high: int) -> Kind:
             raise ValueError(f"{value} is not between {low} and {high}")
         return value
 
-    return Kind(f"a whole number, {low} to {high}", read, str, frozenset({"int"}), bounded=True)
+    return SettingKind(f"a whole number, {low} to {high}", read, str, frozenset({"int"}), bounded=True)
 
 
 def _read_truth(text: str) -> bool:
@@ -99,7 +99,7 @@ def _read_truth(text: str) -> bool:
     raise ValueError(f"{text!r} is not true or false")
 
 
-TRUTH = Kind("true or false", _read_truth, lambda v: "true" if v else "false", frozenset({"bool"}))
+TRUTH = SettingKind("true or false", _read_truth, lambda v: "true" if v else "false", frozenset({"bool"}))
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -142,7 +142,7 @@ def show_duration(seconds: float) -> str:
     return "".join(parts)
 
 
-def duration(low: float, high: float) -> Kind:
+def duration(low: float, high: float) -> SettingKind:
     """A length of time between two bounds in seconds, both allowed."""
     between = f"{show_duration(low)} to {show_duration(high)}"
 
@@ -152,10 +152,10 @@ def duration(low: float, high: float) -> Kind:
             raise ValueError(f"{text.strip()} is outside {between}")
         return seconds
 
-    return Kind(f"a duration, {between}", read, show_duration, bounded=True)
+    return SettingKind(f"a duration, {between}", read, show_duration, bounded=True)
 
 
-CPUS = Kind("a list of CPUs such as 0-1,8", CpuSet.parse, str)
+CPUS = SettingKind("a list of CPUs such as 0-1,8", CpuSet.parse, str)
 
 
 def _read_path(text: str) -> Path:
@@ -164,7 +164,7 @@ def _read_path(text: str) -> Path:
     return Path(os.path.normpath("/" + text.lstrip("/")))
 
 
-DIRECTORY = Kind("an absolute path", _read_path, str)
+DIRECTORY = SettingKind("an absolute path", _read_path, str)
 
 
 def _read_socket(text: str) -> Path:
@@ -174,27 +174,27 @@ def _read_socket(text: str) -> Path:
         raise ValueError(f"{text!r}: {str(error).partition('socket: ')[2]}") from error
 
 
-SOCKET = Kind("the address of a unix socket", _read_socket, show_endpoint)
+SOCKET = SettingKind("the address of a unix socket", _read_socket, show_endpoint)
 
 
 def _read_optional_socket(text: str) -> Path | None:
     return _read_socket(text) if text.strip() else None
 
 
-OPTIONAL_SOCKET = Kind(
+OPTIONAL_SOCKET = SettingKind(
     "the address of a unix socket, or empty",
     _read_optional_socket,
     lambda v: "" if v is None else show_endpoint(v),
 )
 
 
-OPTIONAL_FILE = Kind(
+OPTIONAL_FILE = SettingKind(
     "an absolute path, or empty",
     lambda text: _read_path(text) if text.strip() else None,
     lambda v: "" if v is None else str(v),
 )
 
-OPTIONAL_ADDRESS = Kind(
+OPTIONAL_ADDRESS = SettingKind(
     "an address such as https://127.0.0.1:10250, or empty",
     lambda text: parse_address(text) if text.strip() else "",
     str,
@@ -213,8 +213,8 @@ def read_amount(text: str, milli: bool = False) -> int:
     return amount
 
 
-def _amount(wants: str, milli: bool) -> Kind:
-    return Kind(
+def _amount(wants: str, milli: bool) -> SettingKind:
+    return SettingKind(
         f"{wants}, or empty",
         lambda text: read_amount(text, milli) if text.strip() else None,
         lambda v: "" if v is None else show_quantity(v, milli=milli),

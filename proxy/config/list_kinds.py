@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from proxy.config.frozen_mapping import Fixed
-from proxy.config.kinds import Kind, read_amount, whole
-from proxy.config.nested_values import Tree, meant
+from proxy.config.kinds import SettingKind, read_amount, whole
+from proxy.config.nested_values import YamlNode, meant
 from proxy.model.errors import ConfigError
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options, parse_topology_options
 from proxy.model.quantity import parse_quantity, show_quantity
@@ -40,11 +40,11 @@ Reserved = Fixed[int, Fixed[str, int]]
 
 def _options(
     parse: Callable[[Mapping[str, object]], Any], names: Iterable[str], shown: Callable[[Any], dict[str, str]]
-) -> Kind:
+) -> SettingKind:
     """Make the kind of a policy's options: texts by name, which ``parse`` knows."""
     known = tuple(names)
 
-    def read(tree: Tree) -> Any:
+    def read(tree: YamlNode) -> Any:
         raw: dict[str, object] = {}
         for name, value in tree.entries():
             if name not in known:
@@ -54,11 +54,11 @@ def _options(
             _parsed(parse, {name: raw[name]}, value, name)
         return _parsed(parse, raw, tree)
 
-    return Kind(f"options with values: {', '.join(known)}", read, shown, _MAP, bounded=True)
+    return SettingKind(f"options with values: {', '.join(known)}", read, shown, _MAP, bounded=True)
 
 
 def _parsed(
-    parse: Callable[[Mapping[str, object]], Any], raw: Mapping[str, object], tree: Tree, name: str = ""
+    parse: Callable[[Mapping[str, object]], Any], raw: Mapping[str, object], tree: YamlNode, name: str = ""
 ) -> Any:
     try:
         return parse(raw)
@@ -82,7 +82,7 @@ CPU_OPTIONS = _options(parse_cpu_options, CpuOptions().as_kubelet(), _show_cpu)
 TOPOLOGY_OPTIONS = _options(parse_topology_options, TopologyOptions().as_kubelet(), _show_topology)
 
 
-def _read_reserved(tree: Tree) -> Reserved:
+def _read_reserved(tree: YamlNode) -> Reserved:
     nodes: dict[int, dict[str, int]] = {}
     for entry in tree.members("a list of NUMA nodes with limits"):
         node, limits = _read_entry(entry)
@@ -100,7 +100,7 @@ def _read_reserved(tree: Tree) -> Reserved:
     return Fixed({node: Fixed(kept) for node, kept in sorted(nodes.items())})
 
 
-def _read_entry(entry: Tree) -> tuple[int, list[tuple[str, Tree]]]:
+def _read_entry(entry: YamlNode) -> tuple[int, list[tuple[str, YamlNode]]]:
     node, limits = None, None
     for name, value in entry.entries("numaNode and limits"):
         if name == "numaNode":
@@ -117,7 +117,7 @@ def _read_entry(entry: Tree) -> tuple[int, list[tuple[str, Tree]]]:
     return node, limits
 
 
-def _check_resource(name: str, value: Tree) -> None:
+def _check_resource(name: str, value: YamlNode) -> None:
     if name == "memory":
         return
     try:
@@ -137,10 +137,10 @@ def _show_reserved(reserved: Reserved) -> list[dict[str, object]]:
     ]
 
 
-RESERVED_MEMORY = Kind("a list of NUMA nodes with limits", _read_reserved, _show_reserved, _LIST)
+RESERVED_MEMORY = SettingKind("a list of NUMA nodes with limits", _read_reserved, _show_reserved, _LIST)
 
 
-def _read_eviction(tree: Tree) -> int | None:
+def _read_eviction(tree: YamlNode) -> int | None:
     found = None
     for name, value in tree.entries():
         if name not in _SIGNALS:
@@ -161,4 +161,4 @@ def _show_eviction(amount: int | None) -> dict[str, str]:
     return {} if amount is None else {_SIGNALS[0]: show_quantity(amount)}
 
 
-EVICTION = Kind("signals with amounts", _read_eviction, _show_eviction, _MAP)
+EVICTION = SettingKind("signals with amounts", _read_eviction, _show_eviction, _MAP)

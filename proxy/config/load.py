@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.config.checks import check, refuse
-from proxy.config.nested_values import SettingError, Tree, clash, meant
+from proxy.config.nested_values import SettingError, YamlNode, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
 from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
 from proxy.permissions import Trust
@@ -183,7 +183,7 @@ def _read_value(
         problems.append(f"{where}: wants {kind.wants}, not {clash(node)}")
         return
     try:
-        changes[name] = kind.read(Tree(node) if kind.nested else node.value)
+        changes[name] = kind.read(YamlNode(node) if kind.nested else node.value)
     except SettingError as fault:
         problems.append(f"line {fault.line}: {where.partition(': ')[2]}{fault.path}: {fault}")
     except ValueError as error:

@@ -32,7 +32,7 @@ class SettingError(ValueError):
         self.path = path
 
 
-class Tree:
+class YamlNode:
     """A node of the file (a yaml.Node, which is not imported here), seen from the key that it belongs to."""
 
     __slots__ = ("_node", "_path")
@@ -60,7 +60,7 @@ class Tree:
             raise self.fault("has no value" if tag == "null" else f"wants {wants}, not {clash(self._node)}")
         return str(self._node.value)
 
-    def entries(self, wants: str = "keys with values") -> Iterator[tuple[str, Tree]]:
+    def entries(self, wants: str = "keys with values") -> Iterator[tuple[str, YamlNode]]:
         """Iterate over keys and their values.
 
         Raises:
@@ -71,13 +71,13 @@ class Tree:
         seen = set()
         for name, value in self._node.value:
             key = name.value if name.id == "scalar" else "?"
-            tree = Tree(value, f"{self._path}.{key}")
+            tree = YamlNode(value, f"{self._path}.{key}")
             if name.id != "scalar" or key in seen:
                 raise tree.fault("given twice" if key in seen else "a key must be a word")
             seen.add(key)
             yield key, tree
 
-    def members(self, wants: str = "a list") -> Iterator[Tree]:
+    def members(self, wants: str = "a list") -> Iterator[YamlNode]:
         """Iterate over the members of a list.
 
         Raises:
@@ -86,7 +86,7 @@ class Tree:
         if self._node.id != "sequence":
             raise self.fault(f"wants {wants}, not {clash(self._node)}")
         for at, value in enumerate(self._node.value):
-            yield Tree(value, f"{self._path}[{at}]")
+            yield YamlNode(value, f"{self._path}[{at}]")
 
     def plain(self, depth: int = _DEPTH) -> Any:
         """Return all that stands here as plain values that cannot change.

@@ -17,10 +17,10 @@ from proxy.config.enums import (
     LogFormat,
     LogLevel,
     MemoryManagerPolicy,
-    MemoryNodes,
     Mode,
     OnError,
-    Partitions,
+    OwnerMemoryNodes,
+    OwnerPartitions,
 )
 from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig
@@ -55,10 +55,10 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "MemoryManagerPolicy",
-    "MemoryNodes",
     "Mode",
     "OnError",
-    "Partitions",
+    "OwnerMemoryNodes",
+    "OwnerPartitions",
     "ReserveConfig",
     "Setting",
     "SettleConfig",
@@ -170,11 +170,11 @@ class Config:
             "reservedMemory.",
         ),
     )
-    memory_nodes: MemoryNodes = field(
-        default=MemoryNodes.FOLLOW,
+    memory_nodes: OwnerMemoryNodes = field(
+        default=OwnerMemoryNodes.FOLLOW,
         metadata=key(
             "memoryNodes",
-            choice(MemoryNodes),
+            choice(OwnerMemoryNodes),
             "follow: containers that own CPUs take memory of those CPUs' nodes. leave: of any node.",
         ),
     )

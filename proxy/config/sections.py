@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.enums import LogFormat, LogLevel, Partitions
+from proxy.config.enums import LogFormat, LogLevel, OwnerPartitions
 from proxy.config.kinds import (
     BYTES,
     CPU_AMOUNT,
@@ -232,11 +232,11 @@ class BeSuppressConfig:
 class ApplyConfig:
     """What the kernel does for cpusets beyond keeping them."""
 
-    partitions: Partitions = field(
-        default=Partitions.NONE,
+    partitions: OwnerPartitions = field(
+        default=OwnerPartitions.NONE,
         metadata=key(
             "partitions",
-            choice(Partitions),
+            choice(OwnerPartitions),
             "On cgroup v2 (Linux 6.7), what CPUs that only their owner may use become: root, a scheduling "
             "domain of its own that nothing else on the node runs on; isolated, without load balancing too.",
         ),

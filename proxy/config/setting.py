@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields
 from typing import Any
 
-from proxy.config.kinds import Kind
+from proxy.config.kinds import SettingKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +14,11 @@ class Setting:
     """One key of the file: its name, how its value is read, and what it means."""
 
     key: str
-    kind: Kind
+    kind: SettingKind
     doc: str
 
 
-def key(name: str, kind: Kind, doc: str) -> dict[str, Setting]:
+def key(name: str, kind: SettingKind, doc: str) -> dict[str, Setting]:
     """Return the metadata of a field that is a key."""
     return {"setting": Setting(name, kind, doc)}
 

@@ -15,9 +15,9 @@ from proxy.controller.context import NodeContext
 from proxy.controller.creates import Creates
 from proxy.controller.kubelet_cpu_manager import BesideKubelet
 from proxy.controller.listing import Listing, listed
-from proxy.controller.runtime_events import Watching
+from proxy.controller.runtime_events import RuntimeEvents
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.controller.time_slices import Turns
+from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.engine.admission import sum_requests
 from proxy.engine.adoption import adopt
@@ -85,7 +85,7 @@ class Adoption:
         context: NodeContext,
         creates: Creates,
         beside: BesideKubelet,
-        watching: Watching,
+        watching: RuntimeEvents,
         worker: Worker,
         lookups: Worker,
     ) -> None:
@@ -145,7 +145,7 @@ class Adoption:
             asked = [*(c.id for c in some), *self._ended_beside(some, listing)]
             details = await worker.run(self._details, asked)
             totals = self._totals(some, listing, details)
-            turns = Turns()
+            turns = TimeSlices()
             for seen in some:
                 await turns.turn()
                 pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from proxy.engine.create import Plan
-from proxy.model.admission import CLAIMED, Rule
+from proxy.model.admission import CLAIMED, AdmissionRule
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.workload import Pod
 from proxy.telemetry import metrics
@@ -33,7 +33,7 @@ class BadInput:
         self._seen: OrderedDict[str, set[str]] = OrderedDict()
         for kind in DefectKind:
             telemetry.count(metrics.BAD_INPUT, 0, kind=kind)
-        for rule in Rule:
+        for rule in AdmissionRule:
             for verdict in VERDICTS:
                 telemetry.count(metrics.ADMISSION_LIMITS, 0, rule=rule, verdict=verdict)
 
@@ -54,7 +54,7 @@ class BadInput:
         """Look at a claim that went beyond a rule of admission."""
         self._note(pod, InputDefect(words, DefectKind.ADMISSION))
 
-    def limited(self, pod: Pod, limit: Rule | None, words: str, *, admitted: bool) -> None:
+    def limited(self, pod: Pod, limit: AdmissionRule | None, words: str, *, admitted: bool) -> None:
         """Count and report a claim that went beyond a rule of admission."""
         if limit is not None:
             verdict = "shared" if admitted else "rejected"

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from proxy.controller.context import NodeContext
-from proxy.controller.kernel_ports import Located, Places
+from proxy.controller.kernel_ports import GroupLocator, Located
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.worker import Worker
@@ -30,7 +30,7 @@ SELDOM = 32
 SILENT_LIMIT = 2
 
 
-class Whereabouts:
+class CgroupLocator:
     """What is known of where containers are.
 
     Attributes:
@@ -40,7 +40,9 @@ class Whereabouts:
         why: By id, why the runtime's answer did not help.
     """
 
-    def __init__(self, context: NodeContext, writes: KernelWrites, places: Places | None = None) -> None:
+    def __init__(
+        self, context: NodeContext, writes: KernelWrites, places: GroupLocator | None = None
+    ) -> None:
         self._context = context
         writes.subscribe(lambda done: self.absent.update(done.absent))
         self.places = places
@@ -115,7 +117,7 @@ class Whereabouts:
         }
 
 
-def _ask(runtime: Runtime, places: Places, ids: list[str]) -> dict[str, Located]:
+def _ask(runtime: Runtime, places: GroupLocator, ids: list[str]) -> dict[str, Located]:
     """Ask and look; runs in a worker. Who has just gone, or does not answer, is left for the next time."""
     found: dict[str, Located] = {}
     silent = 0

@@ -14,7 +14,7 @@ LEFT_LIMIT = 2048
 """So many of those who have gone are remembered; no list is so old."""
 
 
-class News:
+class ChangeSequence:
     """Happenings by id, of containers and of sandboxes.
 
     Attributes:

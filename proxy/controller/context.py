@@ -13,7 +13,7 @@ from proxy.controller.enforce import Enforced, Enforcer
 from proxy.controller.history import History
 from proxy.controller.journal import Journal
 from proxy.controller.kernel_ports import Cgroups
-from proxy.controller.options import Options
+from proxy.controller.options import ControllerOptions
 from proxy.controller.ports import Ledger
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.store import NodeStore
@@ -49,7 +49,7 @@ class NodeContext(BackgroundTasks):
         cgroups: Cgroups,
         runtime: Runtime,
         ledger: Ledger | None,
-        options: Options,
+        options: ControllerOptions,
         telemetry: Telemetry,
         clock: Callable[[], float],
         wall: Callable[[], float] | None = None,

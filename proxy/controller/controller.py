@@ -13,35 +13,43 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from proxy.controller.cgroup_locator import Whereabouts
+from proxy.controller.cgroup_locator import CgroupLocator
 from proxy.controller.confinement import Confinement
 from proxy.controller.context import NodeContext
-from proxy.controller.cpuset_mems import MemoryNodes
+from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.creates import Creates
-from proxy.controller.delegated_creates import Entrusted
+from proxy.controller.delegated_creates import DelegatedCreates
 from proxy.controller.drift.detection import Drift
-from proxy.controller.fact_lookup import Scout
+from proxy.controller.fact_lookup import FactLookup
 from proxy.controller.hook_overrides import HookOverrides
-from proxy.controller.kernel_ports import Cgroups, CpuGroups, Memory, Places
+from proxy.controller.kernel_ports import Cgroups, CpuGroups, GroupLocator, MemoryTree
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.kubelet_cpu_manager import BesideKubelet
 from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.machine.hotplug import Hotplug
 from proxy.controller.node_policy_sync import Prescriptions
-from proxy.controller.options import Options
+from proxy.controller.options import ControllerOptions
 from proxy.controller.owner_moves import OwnerMoves
-from proxy.controller.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
-from proxy.controller.quotas.quotas import Quotas
+from proxy.controller.ports import (
+    Displaced,
+    Hardware,
+    Kubelet,
+    KubeletCpuManager,
+    Ledger,
+    MachineEvents,
+    NodeObject,
+)
+from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.reconciler import Compared, Sync
 from proxy.controller.reservations import Reservations
-from proxy.controller.runtime_events import JOIN_S, Watching
+from proxy.controller.runtime_events import JOIN_S, RuntimeEvents
 from proxy.controller.runtime_ports import Events, Runtime
 from proxy.controller.runtime_sync import Settler
 from proxy.controller.sandboxes import Sandboxes
 from proxy.controller.shutdown import CLOSE_S, Ending
-from proxy.controller.start_update import Launch
+from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.ports import Fences, Units
-from proxy.controller.systemd.unit_properties import Lasting
+from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.engine.node import Node
 from proxy.model.machine import Machine
 from proxy.model.options import TopologyOptions
@@ -80,14 +88,14 @@ class Ports:
     hardware: Callable[[Machine], Machine | None] = lambda known: None
     kubelet: Kubelet | None = None
     devices: Hardware | None = None
-    beside: Beside | None = None
+    beside: KubeletCpuManager | None = None
     node_object: NodeObject | None = None
     topology_options: TopologyOptions = field(default_factory=TopologyOptions)
     cpu_groups: CpuGroups | None = None
-    memory: Memory | None = None
+    memory: MemoryTree | None = None
     machine_events: MachineEvents | None = None
     displaced: Displaced | None = None
-    places: Places | None = None
+    places: GroupLocator | None = None
     units: Units | None = None
     fences: Fences | None = None
     events: Events | None = None
@@ -105,7 +113,7 @@ class Keeper(NodeContext):
         cgroups: Cgroups,
         runtime: Runtime,
         ledger: Ledger | None,
-        options: Options,
+        options: ControllerOptions,
         telemetry: Telemetry,
         clock: Callable[[], float],
         wall: Callable[[], float] | None = None,
@@ -132,22 +140,22 @@ class Keeper(NodeContext):
         self.overrides = HookOverrides(self, writes)
         subscribe(self.overrides)
         self.lifecycle = lifecycle = Lifecycle(self)
-        self.scout = Scout(others.kubelet, others.devices, self.broken)
+        self.scout = FactLookup(others.kubelet, others.devices, self.broken)
         self.health.watch(self.scout.worker)
-        self.entrusted = Entrusted(self, lifecycle)
+        self.entrusted = DelegatedCreates(self, lifecycle)
         self.creates = creates = Creates(self, self.entrusted)
         self.sandboxes = Sandboxes(self, lifecycle, writes)
         self.beside = beside = BesideKubelet(self, others.beside)
         self.prescriptions = Prescriptions(self, beside, node, others.node_object, others.topology_options)
-        self.quotas = quotas = Quotas(self, others.cpu_groups)
+        self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
         subscribe(quotas)
-        self.mems = mems = MemoryNodes(self, others.memory)
+        self.mems = mems = CpusetMems(self, others.memory)
         self.partitions = self._partitions(others)
         if self.partitions is not None:
             subscribe(self.partitions)
         self.drift = drift = Drift(self, writes, beside, others.writes)
-        self.lasting = lasting = Lasting(self, writes, drift.suspect, others.units, others.fences)
-        self.where = Whereabouts(self, writes, others.places)
+        self.lasting = lasting = UnitProperties(self, writes, drift.suspect, others.units, others.fences)
+        self.where = CgroupLocator(self, writes, others.places)
         self.confinement = Confinement(self, writes, drift, lasting.fencing)
         self.reservations = reservations = Reservations(
             self, writes, self.confinement, drift, lifecycle, creates
@@ -156,8 +164,8 @@ class Keeper(NodeContext):
         self.hotplug = Hotplug(
             self, writes, mems, reservations, others.hardware, others.machine_events, others.displaced
         )
-        self.watching = Watching(self, lifecycle, others.events)
-        self.launch = launch = Launch(
+        self.watching = RuntimeEvents(self, lifecycle, others.events)
+        self.launch = launch = StartUpdate(
             self,
             writes,
             lifecycle,

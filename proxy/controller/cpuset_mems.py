@@ -34,7 +34,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
-    from proxy.controller.kernel_ports import Memory, MemoryUse
+    from proxy.controller.kernel_ports import MemoryTree, MemoryUse
 
 MIB = 1 << 20
 
@@ -56,7 +56,7 @@ class Looked:
     failed: list[tuple[Container, str]] = field(default_factory=list)
 
 
-class MemoryNodes:
+class CpusetMems:
     """Looks after memory nodes.
 
     Attributes:
@@ -65,7 +65,7 @@ class MemoryNodes:
         wide: Who has more nodes than decided, because his memory is there: all that he has.
     """
 
-    def __init__(self, context: NodeContext, memory: Memory | None = None) -> None:
+    def __init__(self, context: NodeContext, memory: MemoryTree | None = None) -> None:
         self._context = context
         self.worker = Worker("mems", context.broken)
         context.health.watch(self.worker)

@@ -22,7 +22,7 @@ import time
 
 from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
-from proxy.controller.delegated_creates import Entrusted
+from proxy.controller.delegated_creates import DelegatedCreates
 from proxy.controller.store import Follow
 from proxy.engine.create import Plan, place
 from proxy.model.defects import InputDefect
@@ -35,7 +35,7 @@ from proxy.telemetry.port import subject
 class Creates:
     """Decides creates."""
 
-    def __init__(self, context: NodeContext, entrusted: Entrusted) -> None:
+    def __init__(self, context: NodeContext, entrusted: DelegatedCreates) -> None:
         self._context = context
         self._entrusted = entrusted
 

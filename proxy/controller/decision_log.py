@@ -16,7 +16,7 @@ What = Explanation | Container
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RememberedDecision:
     """One decision as it is remembered.
 
     Attributes:

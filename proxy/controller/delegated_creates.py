@@ -27,7 +27,7 @@ class _Told:
     quota: int
 
 
-class Entrusted:
+class DelegatedCreates:
     """Remembers what somebody was told to make."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle) -> None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from proxy.allocation.devices.hints import family
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.controller.ports import Given, Hardware, Kubelet
+from proxy.controller.ports import DeviceFacts, Hardware, Kubelet
 from proxy.controller.worker import Worker
 from proxy.engine.node import Node
 from proxy.model.idset import Mask
@@ -27,7 +27,7 @@ THREADS = 4
 T = TypeVar("T")
 
 
-class Scout:
+class FactLookup:
     """Asks kubelet and sysfs."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Scout:
         owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
         return owns or node.policy is not Policy.NONE
 
-    def knows_devices(self, given: Given) -> bool:
+    def knows_devices(self, given: DeviceFacts) -> bool:
         """Tell whether there is somebody to ask where a container's devices are."""
         known = self._kubelet is not None and self._kubelet.knows_devices
         return known or (bool(given) and self._hardware is not None)
@@ -69,7 +69,7 @@ class Scout:
         """Ask what a pod's containers ask for; the pod as it is where nobody tells."""
         return await self.worker.run(self._pod, pod)
 
-    async def devices(self, pod: Pod, name: str, given: Given, request: Request) -> Request:
+    async def devices(self, pod: Pod, name: str, given: DeviceFacts, request: Request) -> Request:
         """Ask where the devices of a container are."""
         near = await self.worker.run(self._devices, pod, name, given)
         return dataclasses.replace(request, devices=near) if near else request
@@ -95,7 +95,7 @@ class Scout:
 
         return self._try(asked, pod)
 
-    def _devices(self, pod: Pod, name: str, given: Given) -> tuple[Near, ...]:
+    def _devices(self, pod: Pod, name: str, given: DeviceFacts) -> tuple[Near, ...]:
         if self._kubelet is not None and self._kubelet.knows_devices:
             told = self._told(self._kubelet, pod, (name,))
             if told:

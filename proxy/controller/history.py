@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from proxy.controller.decision_log import (
     PodLine,
-    Record,
+    RememberedDecision,
     container_name,
     meanings,
     pod_key,
@@ -150,7 +150,7 @@ class History:
 
     # -- asking -------------------------------------------------------------------------------------------
 
-    def find(self, query: str) -> list[Record]:
+    def find(self, query: str) -> list[RememberedDecision]:
         """Give the records of whom a text may mean, oldest first.
 
         Args:
@@ -163,7 +163,7 @@ class History:
         for means in meanings(wanted):
             found = [(i, entry, there) for i, entry, there in known if means(i, entry[2])]
             if found:
-                return [Record(e[1], _explanation(e), i, there) for i, e, there in found]
+                return [RememberedDecision(e[1], _explanation(e), i, there) for i, e, there in found]
         return []
 
     def pods(self) -> list[PodLine]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_writes import KernelWrites
-from proxy.controller.observer import Change, Onlooker
+from proxy.controller.observer import Change, Observer
 from proxy.engine.admit import EVENT
 from proxy.engine.explain_record import explain
 from proxy.engine.narrowing import Narrowing, lost, narrowed, within_its_own
@@ -19,7 +19,7 @@ from proxy.model.workload import Phase, Pod, Request, Verdict
 from proxy.telemetry.port import subject
 
 
-class HookOverrides(Onlooker):
+class HookOverrides(Observer):
     """Does what hooks want of containers, and reports where nothing of it is in effect."""
 
     def __init__(self, context: NodeContext, writes: KernelWrites) -> None:
@@ -27,7 +27,7 @@ class HookOverrides(Onlooker):
         self._writes = writes
 
     def changed(self, change: Change) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         rules_differ = change.before.node is not change.after.node
         self._report_lost(change.after.containers if rules_differ else change.shrink)
 
@@ -58,7 +58,7 @@ class HookOverrides(Onlooker):
         context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
         if new.phase is not Phase.CREATING:
             self._writes.later([container_id])
-        context.store.notify(Onlooker.given, new)
+        context.store.notify(Observer.given, new)
         return problem
 
     def refused_pod(self, pod: Pod, message: str) -> None:

@@ -55,7 +55,7 @@ class Flight:
     confined: bool = False
 
 
-class Flights:
+class InflightCalls:
     """The calls in flight, by container id."""
 
     def __init__(self) -> None:

@@ -221,7 +221,7 @@ class MemoryUse:
         return sum(sum(each.values()) for each in there), cache
 
 
-class Memory(Protocol):
+class MemoryTree(Protocol):
     """The memory controller's tree."""
 
     def use(self, parent: str, container_id: str) -> MemoryUse | None:
@@ -252,7 +252,7 @@ class Located:
     why: str = ""
 
 
-class Places(Protocol):
+class GroupLocator(Protocol):
     """Finds the groups of containers whose names do not tell where they are."""
 
     def locate(self, container_id: str, told: RuntimeDetail) -> Located:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from proxy.controller.context import NodeContext
 from proxy.controller.enforce import Enforced
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer
 from proxy.controller.store import Change, Follow
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
@@ -21,7 +21,7 @@ Write = Callable[[Iterable[str]], Enforced]
 """Writes the sets of some containers, in the kernel worker's thread."""
 
 
-class KernelWrites(Onlooker):
+class KernelWrites(Observer):
     """Has the kernel follow the state."""
 
     def __init__(self, context: NodeContext) -> None:
@@ -39,7 +39,7 @@ class KernelWrites(Onlooker):
         self._noted.append(noted)
 
     def changed(self, change: Change) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         if change.follow is Follow.ALL:
             self.later(list(change.after.containers))
         elif change.follow is Follow.MOVED and change.moved:

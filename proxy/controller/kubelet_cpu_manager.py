@@ -29,7 +29,7 @@ from proxy.pools.claims import STRICT, may_own, whole_cpus
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.controller.ports import Beside
+    from proxy.controller.ports import KubeletCpuManager
 
 
 UNLIKE_KUBELET = "kubelet's CPU manager cannot be followed"
@@ -42,7 +42,7 @@ class BesideKubelet:
         manager: What was seen last.
     """
 
-    def __init__(self, context: NodeContext, port: Beside | None) -> None:
+    def __init__(self, context: NodeContext, port: KubeletCpuManager | None) -> None:
         """Prepare to look.
 
         Args:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from proxy.controller.context import NodeContext
 from proxy.controller.journal import Record
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer
 from proxy.model.workload import Phase, Pool
 from proxy.telemetry import metrics
 
@@ -39,7 +39,7 @@ class Lifecycle:
             store.saved[container_id] = saved
         else:
             store.saved.pop(container_id, None)
-        store.notify(Onlooker.created, token, container)
+        store.notify(Observer.created, token, container)
 
     def failed(self, token: str, *, again: bool = False) -> None:
         """The create failed, or is decided ``again``: the containers that moved for it go back."""
@@ -53,7 +53,7 @@ class Lifecycle:
             if not again:
                 context.telemetry.count(metrics.CREATES_FAILED)
             store.change(store.state.changed(drop=(token,)), "create failed", records={f"i/{token}": None})
-            store.notify(Onlooker.failed, token)
+            store.notify(Observer.failed, token)
 
     def uncertain(self, token: str) -> None:
         """The create was cancelled under way: the runtime may have made the container or not. Ask it soon."""
@@ -81,7 +81,7 @@ class Lifecycle:
             renewed = pod is not None and pod is not store.state.pods.get(sandbox_id)
             records = {f"p/{sandbox_id}": pod} if renewed else {}
             store.change(after, "init containers let go of memory", records=records)
-        store.notify(Onlooker.entered, changed, phase)
+        store.notify(Observer.entered, changed, phase)
 
     def removed(self, ids: Iterable[str]) -> None:
         """Containers are gone."""
@@ -97,4 +97,4 @@ class Lifecycle:
         for container_id in ids:
             store.news.left(container_id)
         for container in gone.values():
-            store.notify(Onlooker.gone, container)
+            store.notify(Observer.gone, container)

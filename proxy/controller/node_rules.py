@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from proxy.allocation.cpu_policy import CpuPolicy
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy, MemoryNodes
+from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy, OwnerMemoryNodes
 from proxy.engine.node import Node
 from proxy.model.machine import Machine
 
@@ -32,7 +32,7 @@ def node_of(
         topology,
         static=config.cpu_manager_policy is CpuManagerPolicy.STATIC,
         reserved=reserved,
-        follow_mems=config.memory_nodes is MemoryNodes.FOLLOW,
+        follow_mems=config.memory_nodes is OwnerMemoryNodes.FOLLOW,
         policy=config.topology_manager_policy,
         scope=config.topology_manager_scope,
         options=options,

@@ -49,7 +49,7 @@ class Change:
         return [*self.shrink, *self.grow]
 
 
-class Onlooker:
+class Observer:
     """An observer that does nothing; subclasses do something about what matters to them.
 
     All methods run on the event loop, after the state has changed. ``NodeStore.subscribe`` adds an observer.

@@ -8,7 +8,7 @@ from proxy.model.mode import NodeMode
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ControllerOptions:
     """How the keeper behaves.
 
     Attributes:

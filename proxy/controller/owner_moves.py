@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from proxy.controller.context import NodeContext
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer
 from proxy.controller.reservation_records import MOVE, MoveRecord
 from proxy.controller.reservations import ReservationRun, Reservations
 from proxy.engine.movable import containers_of, why_not_movable
@@ -68,7 +68,7 @@ class OwnerMoves:
             if one.is_committed:
                 context.history.amend(container.id, f"moved {moved}")
             context.settle_later(container.id)
-            context.store.notify(Onlooker.given, container)
+            context.store.notify(Observer.given, container)
         return why
 
     # -- moves that a daemon before us has left half done -------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Protocol
 from proxy.model.idset import Mask
 from proxy.model.kubelet import CpuManager
 from proxy.model.node_object import NodeMeta
-from proxy.model.requests import PodAsk
+from proxy.model.requests import PodRequests
 from proxy.model.workload import Near
 
 
@@ -65,7 +65,7 @@ class Displaced(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DeviceFacts:
     """What a CreateContainer request shows of devices that kubelet's device manager gave.
 
     Attributes:
@@ -93,7 +93,7 @@ class Kubelet(Protocol):
     def knows_devices(self) -> bool:
         """True where ``devices`` can give an answer."""
 
-    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodAsk, str] | None:
+    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
         """Ask for a pod's requests and limits.
 
         Returns:
@@ -115,7 +115,7 @@ class Kubelet(Protocol):
         """Close what is open."""
 
 
-class Beside(Protocol):
+class KubeletCpuManager(Protocol):
     """What kubelet's CPU manager does. What cannot be found out is told in the answer, never an error."""
 
     def look(self) -> CpuManager:
@@ -150,5 +150,5 @@ class NodeObject(Protocol):
 class Hardware(Protocol):
     """Where devices are, from sysfs. Blocking, but quick."""
 
-    def near(self, given: Given) -> tuple[Near, ...]:
+    def near(self, given: DeviceFacts) -> tuple[Near, ...]:
         """Find the NUMA nodes of devices; one entry a device, ``nodes`` None where nothing tells."""

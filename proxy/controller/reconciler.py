@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.controller.adoption import PHASES, Adoption
-from proxy.controller.cgroup_locator import Whereabouts
+from proxy.controller.cgroup_locator import CgroupLocator
 from proxy.controller.codec import load_container, load_pod
 from proxy.controller.confinement import Confinement
 from proxy.controller.context import NodeContext
-from proxy.controller.cpuset_mems import MemoryNodes
+from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.creates import Creates
 from proxy.controller.drift.detection import Drift
 from proxy.controller.enforce import Enforced
@@ -31,14 +31,14 @@ from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.listing import Listing, listed
 from proxy.controller.machine.hotplug import Hotplug
 from proxy.controller.node_policy_sync import Prescriptions
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer
 from proxy.controller.owner_moves import OwnerMoves
-from proxy.controller.quotas.quotas import Quotas
-from proxy.controller.runtime_events import Watching
+from proxy.controller.quotas.quotas import OwnerQuotas
+from proxy.controller.runtime_events import RuntimeEvents
 from proxy.controller.sandboxes import Sandboxes
-from proxy.controller.start_update import Launch
-from proxy.controller.systemd.unit_properties import Lasting
-from proxy.controller.time_slices import Turns
+from proxy.controller.start_update import StartUpdate
+from proxy.controller.systemd.unit_properties import UnitProperties
+from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S
 from proxy.engine.adoption import overcommitted_memory, with_unrecorded_grants
@@ -81,13 +81,13 @@ class Compared:
     beside: BesideKubelet
     prescriptions: Prescriptions
     hotplug: Hotplug
-    watching: Watching
-    where: Whereabouts
+    watching: RuntimeEvents
+    where: CgroupLocator
     drift: Drift
     confinement: Confinement
-    quotas: Quotas
-    mems: MemoryNodes
-    lasting: Lasting
+    quotas: OwnerQuotas
+    mems: CpusetMems
+    lasting: UnitProperties
     owner_moves: OwnerMoves
     partitions: OwnersPartitions | None = None
 
@@ -95,7 +95,7 @@ class Compared:
 class Sync:
     """Compares, repairs, and remembers how the runtime is."""
 
-    def __init__(self, context: NodeContext, launch: Launch, parts: Compared) -> None:
+    def __init__(self, context: NodeContext, launch: StartUpdate, parts: Compared) -> None:
         """Compare nothing yet.
 
         Args:
@@ -231,7 +231,7 @@ class Sync:
         await self._parts.prescriptions.follow(self._worker)
         listing = self._parts.watching.corrected(await self._worker.run(listed, context.runtime))
         self.connected, self._waits = True, False
-        turns = Turns()
+        turns = TimeSlices()
         self._resolve(listing, began)
         await self._compare(listing, known, known_pods, began, asked, turns)
         await turns.turn()
@@ -251,7 +251,7 @@ class Sync:
         await turns.turn()
         self._parts.watching.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
-            context.store.notify(Onlooker.listed, listing.pods, listing.containers, began)
+            context.store.notify(Observer.listed, listing.pods, listing.containers, began)
         if context.store.mode.enforces:
             await self._parts.confinement.recall()
             await self._repair(listing, began)
@@ -374,7 +374,7 @@ class Sync:
         known_pods: set[str],
         began: int,
         asked: float,
-        turns: Turns,
+        turns: TimeSlices,
     ) -> None:
         """Let our phases follow the list, with turns of the loop in between.
 

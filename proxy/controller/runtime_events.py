@@ -69,7 +69,7 @@ class Hearing(Enum):
     NOT_OFFERED = "not offered"
 
 
-class Watching:
+class RuntimeEvents:
     """Listens to the runtime, and tells the keeper."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:

@@ -13,10 +13,10 @@ import contextlib
 
 from proxy.controller.adoption import saved_cpus
 from proxy.controller.context import NodeContext
-from proxy.controller.cpuset_mems import MemoryNodes
-from proxy.controller.quotas.quotas import Quotas
-from proxy.controller.start_update import Launch
-from proxy.controller.systemd.unit_properties import Lasting
+from proxy.controller.cpuset_mems import CpusetMems
+from proxy.controller.quotas.quotas import OwnerQuotas
+from proxy.controller.start_update import StartUpdate
+from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.controller.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -39,7 +39,12 @@ class Settler:
     """Tells the runtime, one container at a time."""
 
     def __init__(
-        self, context: NodeContext, launch: Launch, quotas: Quotas, mems: MemoryNodes, lasting: Lasting
+        self,
+        context: NodeContext,
+        launch: StartUpdate,
+        quotas: OwnerQuotas,
+        mems: CpusetMems,
+        lasting: UnitProperties,
     ) -> None:
         self._context = context
         self._quotas = quotas

@@ -11,7 +11,7 @@ from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer
 from proxy.engine.admit import admit
 from proxy.model.workload import Phase, Pod, Request, Verdict
 from proxy.telemetry import metrics
@@ -123,7 +123,7 @@ class Sandboxes:
             [c.id for c in context.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING]
         )
         self._forget(sandbox_id)
-        context.store.notify(Onlooker.pod_gone, sandbox_id)
+        context.store.notify(Observer.pod_gone, sandbox_id)
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
         """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
@@ -146,7 +146,7 @@ class Sandboxes:
         pod = context.state.pods.get(sandbox_id)
         if pod is not None:
             self._drop(sandbox_id, "sandbox gone")
-            context.store.notify(Onlooker.pod_stopped, pod)
+            context.store.notify(Observer.pod_stopped, pod)
 
     def _drop(self, sandbox_id: str, reason: str) -> None:
         store = self._context.store

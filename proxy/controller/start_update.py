@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from proxy.controller.confinement import Confinement
 from proxy.controller.context import NodeContext
-from proxy.controller.cpuset_mems import MemoryNodes
+from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.drift.detection import UNKNOWN, Drift
 from proxy.controller.inflight import Flight
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
-from proxy.controller.quotas.quotas import Quotas
+from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.reservations import Reservations
 from proxy.controller.systemd.fencing import Fence, Fencing
 from proxy.controller.worker import Worker
@@ -38,7 +38,7 @@ STRAY_GRACE_S = 2.0
 _MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
 
 
-class Launch:
+class StartUpdate:
     """The starts and updates of a keeper's containers.
 
     Attributes:
@@ -50,8 +50,8 @@ class Launch:
         context: NodeContext,
         writes: KernelWrites,
         lifecycle: Lifecycle,
-        quotas: Quotas,
-        mems: MemoryNodes,
+        quotas: OwnerQuotas,
+        mems: CpusetMems,
         reservations: Reservations,
         confinement: Confinement,
         drift: Drift,

@@ -26,10 +26,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec
 
-from proxy.controller.change_sequence import News
-from proxy.controller.inflight import Flights
+from proxy.controller.change_sequence import ChangeSequence
+from proxy.controller.inflight import InflightCalls
 from proxy.controller.journal import Journal, Record
-from proxy.controller.observer import Change, Follow, Onlooker
+from proxy.controller.observer import Change, Follow, Observer
 from proxy.controller.retries import Retries
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
@@ -78,14 +78,14 @@ class NodeStore:
         self._mode = mode
         self.journal = journal
         self._fault = fault
-        self._observers: list[Onlooker] = []
+        self._observers: list[Observer] = []
         self._due: deque[tuple[str, tuple[object, ...]]] = deque()
         self._notifies = False
         self.saved: dict[str, CpuSet] = {}
         self.lost: dict[str, float] = {}
         self.unsettled: dict[str, None] = {}
-        self.news = News()
-        self.flights = Flights()
+        self.news = ChangeSequence()
+        self.flights = InflightCalls()
         self.retries = Retries()
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
@@ -105,7 +105,7 @@ class NodeStore:
         """Change what is done with the node. Jobs that are queued for the kernel follow it, too."""
         self._mode = mode
 
-    def subscribe(self, observer: Onlooker) -> None:
+    def subscribe(self, observer: Observer) -> None:
         """Notify an observer from now on, after those that have subscribed before."""
         self._observers.append(observer)
 
@@ -131,16 +131,16 @@ class NodeStore:
         change = Change(before, after, reason, follow)
         if change.is_felt:
             change = Change(before, after, reason, follow, *moves(before, after))
-            self.notify(Onlooker.changed, change)
+            self.notify(Observer.changed, change)
         return change
 
     def notify(
-        self, event: Callable[Concatenate[Onlooker, P], None], *args: P.args, **none: P.kwargs
+        self, event: Callable[Concatenate[Observer, P], None], *args: P.args, **none: P.kwargs
     ) -> None:
         """Notify all observers of an event, in their order.
 
         Args:
-            event: The method of ``Onlooker``.
+            event: The method of ``Observer``.
             args: Its arguments.
             none: No arguments are given by name.
         """

@@ -15,7 +15,7 @@ SLICE_S = 0.005
 """How long work goes on before others get a turn."""
 
 
-class Turns:
+class TimeSlices:
     """Gives others a turn as soon as a slice of time is used up."""
 
     def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -28,7 +28,7 @@ _QOS_FOLDER = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.
 
 
 @dataclass(frozen=True, slots=True)
-class PodSpec:
+class DemoPod:
     """A pod with one container, as a user would ask for it.
 
     Attributes:
@@ -75,7 +75,7 @@ class PodSpec:
 class Started:
     """A pod that was run, with what is needed to create its container again."""
 
-    spec: PodSpec
+    spec: DemoPod
     pod_id: str
     config: pb.PodSandboxConfig
     container_id: str = ""
@@ -87,7 +87,7 @@ class Started:
         return f"{self.config.metadata.namespace}/{self.spec.name}/main"
 
 
-def resources(spec: PodSpec) -> pb.LinuxContainerResources:
+def resources(spec: DemoPod) -> pb.LinuxContainerResources:
     """Return the resources that kubelet would put into CreateContainer: no cpuset, shares and quota."""
     return pb.LinuxContainerResources(
         cpu_period=100_000,
@@ -153,7 +153,7 @@ class CriClient:
         answer = self.call("Version", pb.VersionRequest())
         return f"{answer.runtime_name} {answer.runtime_version}"
 
-    def run_pod(self, spec: PodSpec) -> Started:
+    def run_pod(self, spec: DemoPod) -> Started:
         """Run the sandbox of a pod."""
         uid = str(uuid.uuid4())
         config = pb.PodSandboxConfig(
@@ -224,7 +224,7 @@ class CriClient:
         """List all sandboxes."""
         return list(self.call("ListPodSandbox", pb.ListPodSandboxRequest()).items)
 
-    def launch(self, spec: PodSpec) -> Started:
+    def launch(self, spec: DemoPod) -> Started:
         """Run a pod, create its container and start it."""
         pod = self.run_pod(spec)
         self.create(pod)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.demo.environment import Stage, containerd_stage, standin_stage
+from proxy.demo.environment import DemoEnvironment, containerd_stage, standin_stage
 from proxy.demo.scenario import Scenario
 from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import Performance
@@ -29,7 +29,7 @@ _NEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What the command line says.
 
     Attributes:
@@ -47,7 +47,7 @@ class Options:
     version: int = 1
 
 
-def play(screen: Screen, options: Options) -> bool:
+def play(screen: Screen, options: DemoOptions) -> bool:
     """Return the demonstration.
 
     Returns:
@@ -86,7 +86,7 @@ def _what_next(screen: Screen) -> None:
         screen.paragraph(what, indent=6)
 
 
-def _welcome(screen: Screen, stage: Stage) -> None:
+def _welcome(screen: Screen, stage: DemoEnvironment) -> None:
     screen.title(0, "topoproxy: containers run on the CPUs that were chosen for them")
     screen.paragraph(stage.about)
     screen.line()
@@ -112,14 +112,14 @@ def _words(machine: Machine) -> str:
     )
 
 
-def _last_words(screen: Screen, stage: Stage) -> None:
+def _last_words(screen: Screen, stage: DemoEnvironment) -> None:
     """Show the end of the proxy's log: the reason is often there."""
     lines = stage.proxy.log.read_text(errors="replace").splitlines()[-8:]
     for line in lines:
         screen.line(screen.paint(f"    {line}", "2"))
 
 
-def _stage(directory: Path, options: Options) -> contextlib.AbstractContextManager[Stage]:
+def _stage(directory: Path, options: DemoOptions) -> contextlib.AbstractContextManager[DemoEnvironment]:
     if options.runtime == "containerd":
         return containerd_stage(directory, options.socket)
     return standin_stage(directory, version=options.version)

@@ -36,7 +36,7 @@ SETTINGS = {"cpuManagerPolicy": "static", "reconcilePeriod": "2s"}
 
 
 @dataclass
-class Stage:
+class DemoEnvironment:
     """A stage that is set up.
 
     Attributes:
@@ -68,7 +68,9 @@ class Stage:
 
 
 @contextlib.contextmanager
-def standin_stage(directory: Path, machine: Machine | None = None, version: int = 1) -> Iterator[Stage]:
+def standin_stage(
+    directory: Path, machine: Machine | None = None, version: int = 1
+) -> Iterator[DemoEnvironment]:
     """Set up a stage in a directory: no root, no containerd.
 
     Args:
@@ -92,7 +94,7 @@ def standin_stage(directory: Path, machine: Machine | None = None, version: int 
     )
     proxy = ProxyProcess(directory, settings)
     with StandInRuntime(directory / "runtime.sock", cgroups) as runtime, _running(proxy) as client:
-        stage = Stage(about, machine, cgroups, proxy, client, runtime.fail_next_create)
+        stage = DemoEnvironment(about, machine, cgroups, proxy, client, runtime.fail_next_create)
 
         def watch(_: object) -> None:
             stage.at_create = stage.look()
@@ -102,7 +104,7 @@ def standin_stage(directory: Path, machine: Machine | None = None, version: int 
 
 
 @contextlib.contextmanager
-def containerd_stage(directory: Path, socket: Path) -> Iterator[Stage]:
+def containerd_stage(directory: Path, socket: Path) -> Iterator[DemoEnvironment]:
     """Set up a stage on a containerd, with this machine's CPUs and cgroups.
 
     Args:
@@ -128,7 +130,9 @@ def containerd_stage(directory: Path, socket: Path) -> Iterator[Stage]:
         proxy = ProxyProcess(directory, {**SETTINGS, "runtime": f"unix://{socket}"})
         client = stack.enter_context(_running(proxy, GROUP, IMAGE))
         about = f"This machine's CPUs and cgroups and {which} ({client.version()}); nothing is imitated."
-        stage = Stage(about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client)
+        stage = DemoEnvironment(
+            about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client
+        )
         yield stage
 
 

@@ -6,9 +6,9 @@ import json
 import time
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.demo.snapshot import DemoError
-from proxy.demo.step_runner import Performance, Step, reported
+from proxy.demo.step_runner import DemoStep, Performance, reported
 from proxy.demo.story_cpus import Parts
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
@@ -25,22 +25,22 @@ class Troubles:
         self._stage = show.stage
         self._parts = parts
 
-    def refused(self) -> Step:
+    def refused(self) -> DemoStep:
         """Two creates are refused."""
         absent = self._parts.absent
 
         def act() -> list[str]:
             return [
                 self._refusal(
-                    PodSpec("greedy", "LSE", KubeQos.GUARANTEED, str(absent)), GrpcStatus.INVALID_ARGUMENT
+                    DemoPod("greedy", "LSE", KubeQos.GUARANTEED, str(absent)), GrpcStatus.INVALID_ARGUMENT
                 ),
                 self._refusal(
-                    PodSpec("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse)),
+                    DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse)),
                     GrpcStatus.FAILED_PRECONDITION,
                 ),
             ]
 
-        return Step(
+        return DemoStep(
             "Two LSE pods that cannot be placed",
             f"One asks for {named(absent)}, which this machine does not have, the other for trading's "
             f"{named(self._parts.lse)}. LSE would rather not run than run elsewhere: the create is refused "
@@ -49,7 +49,7 @@ class Troubles:
             at_once=True,
         )
 
-    def _refusal(self, spec: PodSpec, code: GrpcStatus) -> str:
+    def _refusal(self, spec: DemoPod, code: GrpcStatus) -> str:
         pod = self._stage.client.run_pod(spec)
         try:
             self._stage.client.create(pod)
@@ -61,12 +61,12 @@ class Troubles:
             self._stage.client.end_pod(pod)
         raise DemoError(f"{spec.name} was created, it should have been refused")
 
-    def failed(self) -> Step:
+    def failed(self) -> DemoStep:
         """A create fails at the runtime, and all containers get their CPUs back."""
         cpus = self._parts.failed
 
         def act() -> list[str]:
-            spec = PodSpec("risky", "LSE", KubeQos.GUARANTEED, str(cpus))
+            spec = DemoPod("risky", "LSE", KubeQos.GUARANTEED, str(cpus))
             pod = self._stage.client.run_pod(spec)
             if self._stage.fail_create is not None:
                 self._stage.fail_create("failed to create containerd container: no space left on device")
@@ -80,7 +80,7 @@ class Troubles:
                 self._stage.client.end_pod(pod)
             return [*reported(self._show.left_before(spec, cpus)), own]
 
-        return Step(
+        return DemoStep(
             f"risky (LSE) would take {named(cpus)}, but the runtime fails",
             "The others had left already when the runtime's error came. It goes up as it is, and they are "
             "put back: after a failed create the node is as before.",
@@ -88,7 +88,7 @@ class Troubles:
             middle=True,
         )
 
-    def update(self) -> Step:
+    def update(self) -> DemoStep:
         """An UpdateContainerResources of kubelet's passes."""
         everything = str(self._stage.machine.online)
 
@@ -105,7 +105,7 @@ class Troubles:
                 raise DemoError(f"the runtime has saved CPUs {cpu.get('cpus')!r}")
             return [f"The runtime saved cpu_shares 4096 as sent, and CPUs {cpu['cpus']}, not {everything}."]
 
-        return Step(
+        return DemoStep(
             "kubelet updates web, with a cpuset of its own",
             f"UpdateContainerResources comes with CPUs {everything}, as kubelet's own manager would send it, "
             "and leaves with ours; all other fields pass as they came.",
@@ -113,7 +113,7 @@ class Troubles:
             at_once=True,
         )
 
-    def killed(self) -> Step:
+    def killed(self) -> DemoStep:
         """The proxy is killed and starts again."""
 
         def act() -> list[str]:
@@ -123,13 +123,13 @@ class Troubles:
             self._show.settled(0.0)
             seconds = proxy.start()
             self._wait_ready()
-            rival = PodSpec("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
+            rival = DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
             return [
                 f"Process {pid} was killed, nothing moved; {proxy.pid} answered {seconds:.1f} s later.",
                 f"It still knows the owners: {self._refusal(rival, GrpcStatus.FAILED_PRECONDITION)}",
             ]
 
-        return Step(
+        return DemoStep(
             "The proxy is killed (kill -9) and starts again",
             "Containers run on without it. The new process finds the placements in its ledger and compares "
             "them with the runtime and the kernel: nothing moves, nothing is given twice.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from proxy.demo.snapshot import Seen, Snapshot
+from proxy.demo.snapshot import ContainerCpuset, Snapshot
 from proxy.demo.terminal import CLASS_COLOURS, Screen
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
@@ -18,7 +18,7 @@ _LEFT = 22
 _TEXT = 16
 
 
-class Picture:
+class SnapshotPicture:
     """Draws snapshots of one machine."""
 
     def __init__(self, screen: Screen, machine: Machine) -> None:
@@ -109,7 +109,9 @@ class Picture:
         used = sum(self._size(core) for cores in band for core in cores) + len(band)
         return max(_TEXT, self._screen.width - _LEFT - used)
 
-    def _container(self, before: Seen | None, after: Seen | None, band: list[list[CpuSet]]) -> None:
+    def _container(
+        self, before: ContainerCpuset | None, after: ContainerCpuset | None, band: list[list[CpuSet]]
+    ) -> None:
         one = after or before
         assert one is not None
         had = before.cpus if before else CpuSet()
@@ -129,7 +131,9 @@ class Picture:
 
         self._row(one.name, one.label, self._cells(band, cell), self._text(before, after, band), colour)
 
-    def _text(self, before: Seen | None, after: Seen | None, band: list[list[CpuSet]]) -> str:
+    def _text(
+        self, before: ContainerCpuset | None, after: ContainerCpuset | None, band: list[list[CpuSet]]
+    ) -> str:
         """Return the files' text; with what it was before, and with the memory nodes, where there is room."""
         if after is None:
             return "gone"
@@ -156,5 +160,5 @@ class Picture:
         self._screen.line(left + "".join(cells) + text)
 
 
-def _find(snapshot: Snapshot, name: str) -> Seen | None:
+def _find(snapshot: Snapshot, name: str) -> ContainerCpuset | None:
     return next((one for one in snapshot.seen if one.name == name), None)

@@ -29,7 +29,7 @@ from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.demo.calls import METHODS, CallRefused
 from proxy.demo.runc import Runc
 from proxy.demo.runtime_records import ContainerRecord, PodRecord
-from proxy.demo.runtime_service import Engine
+from proxy.demo.runtime_service import StandInService
 
 SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
 IMAGES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")
@@ -40,7 +40,7 @@ Hook = Callable[[Any], None]
 
 
 @dataclass(slots=True)
-class Call:
+class RuntimeCall:
     """One call as it arrived.
 
     Attributes:
@@ -72,12 +72,12 @@ class StandInRuntime:
         self, socket_path: Path | str, cgroups: FolderCgroups, *, alpha: bool = True, events: bool = True
     ) -> None:
         self.socket_path = Path(socket_path)
-        self._engine = Engine(Runc(cgroups))
+        self._engine = StandInService(Runc(cgroups))
         self._services = SERVICES if alpha else SERVICES[:1]
         self._events = events
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
-        self._calls: list[Call] = []
+        self._calls: list[RuntimeCall] = []
         self._hooks: dict[str, list[Hook]] = {}
 
     # Life.
@@ -134,7 +134,7 @@ class StandInRuntime:
             return dict(self._engine.containers)
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RuntimeCall]:
         """All RuntimeService calls in the order of their arrival (a copy)."""
         with self._lock:
             return list(self._calls)
@@ -203,7 +203,7 @@ class StandInRuntime:
         handler = self._engine.handlers[method]
 
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            call = Call(method, request, service, dict(context.invocation_metadata()))
+            call = RuntimeCall(method, request, service, dict(context.invocation_metadata()))
             with self._lock:
                 self._calls.append(call)
                 hooks: Iterable[Hook] = tuple(self._hooks.get(method, ()))

@@ -24,7 +24,7 @@ from proxy.demo.runc import Runc, RuncError
 from proxy.demo.runtime_records import ContainerRecord, PodRecord, Resources, cgroup_names, merge, new_id
 
 
-class Engine:
+class StandInService:
     """Pods and containers, and what each call does to them. Safe to call from many threads."""
 
     def __init__(self, runc: Runc) -> None:

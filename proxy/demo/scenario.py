@@ -6,10 +6,10 @@ ends by comparing the cgroup files with the rules; a difference raises.
 
 from __future__ import annotations
 
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.demo.failure_steps import Troubles
 from proxy.demo.snapshot import DemoError
-from proxy.demo.step_runner import Performance, Step, reported
+from proxy.demo.step_runner import DemoStep, Performance, reported
 from proxy.demo.story_cpus import Parts
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import cpus as named
@@ -24,7 +24,7 @@ class Scenario:
         self._stage = show.stage
         self._parts = Parts.of(show.stage.machine)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[DemoStep]:
         """Return the steps in their order."""
         parts = self._parts
         troubles = Troubles(self._show, parts)
@@ -42,51 +42,51 @@ class Scenario:
 
     # Pods come.
 
-    def _sharing(self) -> Step:
+    def _sharing(self) -> DemoStep:
         def act() -> list[str]:
-            self._show.launch(PodSpec("web", "LS", cpus=2))
-            self._show.launch(PodSpec("batch", "BE", KubeQos.BEST_EFFORT))
+            self._show.launch(DemoPod("web", "LS", cpus=2))
+            self._show.launch(DemoPod("batch", "BE", KubeQos.BEST_EFFORT))
             return []
 
-        return Step(
+        return DemoStep(
             "Two pods that share: web (LS) and batch (BE)",
             "LS runs on the shared pool, BE on the BE pool. No CPU has an owner yet, so both pools are the "
             "whole machine. The cpuset was written into CreateContainer on its way to the runtime.",
             act,
         )
 
-    def _lse(self) -> Step:
+    def _lse(self) -> DemoStep:
         cpus = self._parts.lse
         return self._owner(
-            PodSpec("trading", "LSE", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
+            DemoPod("trading", "LSE", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
             cpus,
             f"trading (LSE) takes {named(cpus)}",
             "The scheduler named these CPUs in the pod's annotation, and LSE does not share them. The "
             "others leave them first: the create is held until the kernel says that they are gone.",
         )
 
-    def _lsr(self) -> Step:
+    def _lsr(self) -> DemoStep:
         cpus = self._parts.lsr
         return self._owner(
-            PodSpec("search", "LSR", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
+            DemoPod("search", "LSR", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
             cpus,
             f"search (LSR) takes {named(cpus)}, BE may stay",
             "LSR owns its CPUs as LSE does, but lends what it does not use to BE: the shared pool loses "
             "them, the BE pool keeps them.",
         )
 
-    def _owner(self, spec: PodSpec, cpus: CpuSet, title: str, why: str) -> Step:
+    def _owner(self, spec: DemoPod, cpus: CpuSet, title: str, why: str) -> DemoStep:
         def act() -> list[str]:
             self._show.launch(spec, cpus)
             return reported(self._show.left_before(spec, cpus))
 
-        return Step(title, why, act, at_once=True)
+        return DemoStep(title, why, act, at_once=True)
 
-    def _guaranteed(self) -> Step:
+    def _guaranteed(self) -> DemoStep:
         count = self._parts.count
 
         def act() -> list[str]:
-            spec = PodSpec("database", kube_qos=KubeQos.GUARANTEED, cpus=count)
+            spec = DemoPod("database", kube_qos=KubeQos.GUARANTEED, cpus=count)
             taken = CpuSet()
             for cpus in self._show.expected.owned.values():
                 taken |= cpus
@@ -100,7 +100,7 @@ class Scenario:
             ]
 
         whole = f"{count} whole CPU" + ("s" if count > 1 else "")
-        return Step(
+        return DemoStep(
             f"database (Guaranteed) asks for {whole}",
             "cpuManagerPolicy is static, so the proxy picks CPUs for it: close together, whole cores first, "
             "on one NUMA node, and the memory of that node.",
@@ -118,13 +118,13 @@ class Scenario:
         if len(machine.nodes_of(got)) != 1 or (self._parts.big and split):
             raise DemoError(f"database got CPUs {got}, which are not whole cores of one NUMA node")
 
-    def _kube(self) -> Step:
+    def _kube(self) -> DemoStep:
         def act() -> list[str]:
-            self._show.launch(PodSpec("api", kube_qos=KubeQos.BURSTABLE, shares=256))
-            self._show.launch(PodSpec("logs", kube_qos=KubeQos.BEST_EFFORT))
+            self._show.launch(DemoPod("api", kube_qos=KubeQos.BURSTABLE, shares=256))
+            self._show.launch(DemoPod("logs", kube_qos=KubeQos.BEST_EFFORT))
             return []
 
-        return Step(
+        return DemoStep(
             "Pods without a label: api (Burstable) and logs (BestEffort)",
             "Without Koordinator's label the Kubernetes class decides: Burstable shares, BestEffort is BE.",
             act,
@@ -132,20 +132,20 @@ class Scenario:
 
     # CPUs come back.
 
-    def _freed(self, *names: str) -> Step:
+    def _freed(self, *names: str) -> DemoStep:
         def act() -> list[str]:
             for name in names:
                 self._show.end(name)
             return []
 
         verb = "stop" if len(names) > 1 else "stops"
-        return Step(
+        return DemoStep(
             f"{' and '.join(names)} {verb}, the CPUs come back",
             "Once the runtime has removed the container, its CPUs are free and the pools grow again.",
             act,
         )
 
-    def _empty(self) -> Step:
+    def _empty(self) -> DemoStep:
         def act() -> list[str]:
             for name in [pod.spec.name for pod in self._stage.pods]:
                 self._show.end(name)
@@ -154,4 +154,4 @@ class Scenario:
                 raise DemoError(f"CPUs are still owned: {page['exclusive']}")
             return []
 
-        return Step("All pods leave", "The node is empty again, and no CPU has an owner.", act)
+        return DemoStep("All pods leave", "The node is empty again, and no CPU has an owner.", act)

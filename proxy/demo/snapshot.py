@@ -20,7 +20,7 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ContainerCpuset:
     """One container's cpuset, as read.
 
     Attributes:
@@ -44,9 +44,9 @@ class Seen:
 class Snapshot:
     """All containers that have a cgroup, in the order in which they were started."""
 
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ContainerCpuset, ...] = ()
 
-    def get(self, name: str) -> Seen:
+    def get(self, name: str) -> ContainerCpuset:
         """Find a container by its pod's name.
 
         Raises:
@@ -66,7 +66,7 @@ class Snapshot:
         """The pods whose containers have a cgroup."""
         return tuple(one.name for one in self.seen)
 
-    def owner_of(self, cpu: int) -> Seen | None:
+    def owner_of(self, cpu: int) -> ContainerCpuset | None:
         """Return which container owns a CPU."""
         return next((one for one in self.seen if one.owns and cpu in one.cpus), None)
 
@@ -89,7 +89,7 @@ class Snapshot:
 
 def take(cgroups: Cgroups, pods: Iterable[Started]) -> Snapshot:
     """Read the cgroup files of the pods' containers."""
-    seen: list[Seen] = []
+    seen: list[ContainerCpuset] = []
     for pod in pods:
         path = cgroups.find(pod.config.linux.cgroup_parent, pod.container_id) if pod.container_id else None
         if path is None:
@@ -100,7 +100,7 @@ def take(cgroups: Cgroups, pods: Iterable[Started]) -> Snapshot:
             continue  # it ended while we looked
         spec = pod.spec
         seen.append(
-            Seen(
+            ContainerCpuset(
                 spec.name,
                 spec.label,
                 value.cpus or value.effective_cpus,

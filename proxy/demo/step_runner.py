@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.demo.client import PodSpec, Started
-from proxy.demo.environment import Stage
+from proxy.demo.client import DemoPod, Started
+from proxy.demo.environment import DemoEnvironment
 from proxy.demo.expected_sets import Expectation
-from proxy.demo.picture import Picture
+from proxy.demo.picture import SnapshotPicture
 from proxy.demo.snapshot import DemoError, Snapshot
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError
@@ -21,7 +21,7 @@ _PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """One step.
 
     Attributes:
@@ -48,16 +48,16 @@ class Performance:
         checks: How many comparisons were made and found true.
     """
 
-    def __init__(self, stage: Stage, screen: Screen, pause: float = 0.0) -> None:
+    def __init__(self, stage: DemoEnvironment, screen: Screen, pause: float = 0.0) -> None:
         self.stage = stage
         self.screen = screen
         self.expected = Expectation(stage.machine)
         self.checks = 0
-        self._picture = Picture(screen, stage.machine)
+        self._picture = SnapshotPicture(screen, stage.machine)
         self._pause = pause
         self._number = 0
 
-    def perform(self, step: Step) -> None:
+    def perform(self, step: DemoStep) -> None:
         """Perform one step.
 
         Raises:
@@ -125,7 +125,7 @@ class Performance:
 
     # What several steps do.
 
-    def launch(self, spec: PodSpec, own: CpuSet | None = None) -> Started:
+    def launch(self, spec: DemoPod, own: CpuSet | None = None) -> Started:
         """Run a pod whose container gets CPUs of its own, or runs on its pool."""
         pod = self.stage.client.run_pod(spec)
         self.stage.pods.append(pod)
@@ -151,7 +151,7 @@ class Performance:
         rows = self.stage.status()["containers"]
         return next((str(row["reason"]) for row in rows if row["ref"] == f"demo/{name}/main"), "")
 
-    def left_before(self, spec: PodSpec, cpus: CpuSet) -> str:
+    def left_before(self, spec: DemoPod, cpus: CpuSet) -> str:
         """Check that the others had left when the create reached the runtime, where that can be seen.
 
         Raises:

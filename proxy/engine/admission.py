@@ -21,7 +21,7 @@ import dataclasses
 from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.pod_requests import peak_request
 from proxy.engine.node import Node
-from proxy.model.admission import BeyondLimit, Breach, ResourceStatusMode, Rule
+from proxy.model.admission import AdmissionRule, BeyondLimit, Breach, ResourceStatusMode
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -56,11 +56,11 @@ def permitted_claim(
     rules = node.admission
     if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
         words = _not_permitted(pod, "class SYSTEM", "systemNamespaces")
-        return _without_claim(pod), Breach(Rule.SYSTEM_NAMESPACE, words)
+        return _without_claim(pod), Breach(AdmissionRule.SYSTEM_NAMESPACE, words)
     listed = rules.owners.all or rules.owners.admits(pod.namespace)
     if not listed and pod.qos in STRICT:
         return _without_claim(pod), Breach(
-            Rule.NAMESPACE, _not_permitted(pod, f"class {pod.qos}", "namespaces")
+            AdmissionRule.NAMESPACE, _not_permitted(pod, f"class {pod.qos}", "namespaces")
         )
     if not listed or rules.resource_status is ResourceStatusMode.IGNORE:
         return _without_annotation(pod, listed=listed)
@@ -155,7 +155,7 @@ def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSe
     kept = (node.reserved | node.reservation | node.system) & named
     if kept and not named <= had:
         words = f"its resource-status annotation names {cpus(kept)}, which this node reserves"
-        return Breach(Rule.RESERVED_CPUS, words)
+        return Breach(AdmissionRule.RESERVED_CPUS, words)
     known = pod.total or request
     if known is None and pod.asks is None:
         return None
@@ -166,16 +166,18 @@ def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSe
             f"its resource-status annotation names {counted(len(named), 'CPU')}, and its containers request"
             f" {counted(may, 'whole CPU')} together (admission.resourceStatus is bounded)"
         )
-        return Breach(Rule.REQUEST, words)
+        return Breach(AdmissionRule.REQUEST, words)
     problem = owning_problem(pod, known) if pod.qos in STRICT else ""
-    return Breach(Rule.WHOLE_CPUS, problem) if problem else None
+    return Breach(AdmissionRule.WHOLE_CPUS, problem) if problem else None
 
 
 def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
     """Return a pod whose resource-status annotation is not read."""
     breach = None
     if not listed and _claims_cpus(pod):
-        breach = Breach(Rule.NAMESPACE, _not_permitted(pod, "the annotation resource-status", "namespaces"))
+        breach = Breach(
+            AdmissionRule.NAMESPACE, _not_permitted(pod, "the annotation resource-status", "namespaces")
+        )
     named = pod.cpuset is not None and not pod.chosen
     bound = pod.nodes is not None and not pod.aligned
     faulty = pod.problem.startswith(f"annotation {RESOURCE_STATUS}")

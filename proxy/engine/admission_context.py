@@ -9,11 +9,11 @@ from proxy.allocation.providers.provider import ProviderRequest
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.options import Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Request
 
 
-def pod_requests(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
+def pod_requests(pod: Pod, name: str, request: Request, cpus: int) -> PodRequests:
     """Return what a container's pod asks for: as kubelet reported it, else what the CRI carries.
 
     Args:
@@ -26,7 +26,11 @@ def pod_requests(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
         return pod.asks if pod.asks.uid == pod.key else dataclasses.replace(pod.asks, uid=pod.key)
     amounts = {CPU: cpus * MILLI, "memory": request.memory_limit, **dict(request.huge_pages)}
     amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    return PodAsk(pod.key, (Ask(name, Kind.APP, amounts, amounts),), pod.kube_qos is KubeQos.GUARANTEED)
+    return PodRequests(
+        pod.key,
+        (ContainerResources(name, ContainerKind.APP, amounts, amounts),),
+        pod.kube_qos is KubeQos.GUARANTEED,
+    )
 
 
 def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContext:

@@ -49,15 +49,15 @@ from proxy.engine.topology_manager import (
     refusal_verdict,
 )
 from proxy.engine.volcano_hints import decide_with_wishes
-from proxy.model.admission import Breach, Rule
+from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.defects import InputDefect
-from proxy.model.explanation import Explanation, Step
+from proxy.model.explanation import AllocationStep, Explanation
 from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.phrases import listed
-from proxy.model.requests import PodAsk
+from proxy.model.requests import PodRequests
 from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
 from proxy.pools.claims import may_own, whole_cpus
 
@@ -83,7 +83,7 @@ class PodAdmission:
     state: NodeState
     explanation: Explanation | None = None
     problem: str = ""
-    limit: Rule | None = None
+    limit: AdmissionRule | None = None
 
 
 def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
@@ -162,12 +162,12 @@ def decides_pod(node: Node, pod: Pod) -> bool:
 
 
 def _decide(
-    state: NodeState, pod: Pod, total: Request, asks: PodAsk, count: int, *, owns: bool, whole: bool
+    state: NodeState, pod: Pod, total: Request, asks: PodRequests, count: int, *, owns: bool, whole: bool
 ) -> PodAdmission:
     """Ask the providers about a pod, and set aside what they grant within the limits of the node."""
     request = ProviderRequest(pod, asks, "", total, Scope.POD, exclusive=owns, cpus=count)
     done = _decide_once(state, request, together=whole)
-    if done.limit is Rule.SHARED_FLOOR:
+    if done.limit is AdmissionRule.SHARED_FLOOR:
         spared = dataclasses.replace(request, avoid=floor_cpus(state, pod))
         other = _decide_once(state, spared, together=whole)
         done = other if other.verdict.admitted else done
@@ -272,13 +272,13 @@ def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> 
 def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
     """Allocate for the containers in the order in which they will come, under the hint of the pod."""
     granted: list[tuple[str, Grants]] = []
-    steps: list[Step] = []
+    steps: list[AllocationStep] = []
     cpus = CpuSet()
     for ask in context.request.asks.containers:
         one = dataclasses.replace(context, request=container_request(context.request, ask.name))
         served = allocate(one, decision.hint)
         prefix = f"{ask.name}: " if ask.name else ""
-        steps += [Step(step.provider, prefix + step.what) for step in served.steps]
+        steps += [AllocationStep(step.provider, prefix + step.what) for step in served.steps]
         if not served.verdict.admitted:
             return dataclasses.replace(decision, verdict=served.verdict, steps=tuple(steps))
         cpus |= served.cpus

@@ -47,9 +47,9 @@ from proxy.engine.topology_manager import (
     refusal_verdict,
 )
 from proxy.engine.volcano_hints import decide_with_wishes
-from proxy.model.admission import Breach, Rule
+from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.defects import DefectKind, InputDefect
-from proxy.model.explanation import Explanation, Lack
+from proxy.model.explanation import Explanation, Shortfall
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
@@ -79,7 +79,7 @@ class Plan:
     shrink: tuple[str, ...] = ()
     problem: str = ""
     explanation: Explanation | None = None
-    limit: Rule | None = None
+    limit: AdmissionRule | None = None
 
 
 _ADMITTED = Verdict()
@@ -124,9 +124,9 @@ def place(
     def no(
         verdict: Verdict,
         decision: TopologyDecision | None = None,
-        lacks: tuple[Lack, ...] = (),
+        lacks: tuple[Shortfall, ...] = (),
         problem: str = claimed.problem,
-        limit: Rule | None = None,
+        limit: AdmissionRule | None = None,
     ) -> Plan:
         why = explain("CreateContainer", pod, name, attempt, request, verdict, decision, lacks=lacks)
         return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
@@ -193,7 +193,7 @@ class ContainerDraft:
     attempt: int
     has: CpuSet
 
-    def of(self, found: FoundPlacement, limit: Rule | None = None) -> DraftedContainer:
+    def of(self, found: FoundPlacement, limit: AdmissionRule | None = None) -> DraftedContainer:
         """Return the container with a placement, and the state with it."""
         placement = found.placement
         if quota_is_off(self.state, self.pod, self.name, placement.pool):
@@ -236,7 +236,7 @@ class DraftedContainer:
     found: FoundPlacement
     container: Container
     after: NodeState
-    limit: Rule | None = None
+    limit: AdmissionRule | None = None
 
 
 def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
@@ -251,7 +251,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
         return drafted
     node, pod, found = draft.state.node, draft.counts, drafted.found
     pinned = claimed.pool is Pool.OWN and claimed.cpus is not None and not claimed.per_pod  # by kubelet
-    if not claimed.per_pod and breach.rule is Rule.SHARED_FLOOR:
+    if not claimed.per_pod and breach.rule is AdmissionRule.SHARED_FLOOR:
         again = claimed
         if pinned:
             count = len(claimed.cpus or ())

@@ -6,12 +6,12 @@ from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.engine.pool_placement import pool_cpus
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
-from proxy.model.explanation import Explanation, Fact, Lack, Moved
+from proxy.model.explanation import Explanation, Fact, MovedContainer, Shortfall
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
 from proxy.model.quantity import show_quantity
 from proxy.model.quoting import printable
-from proxy.model.requests import Ask, in_bytes
+from proxy.model.requests import ContainerResources, in_bytes
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.pools.claims import whole_cpus
 
@@ -29,7 +29,7 @@ def explain(
     decision: TopologyDecision | None = None,
     placement: Placement | None = None,
     after: NodeState | None = None,
-    lacks: tuple[Lack, ...] = (),
+    lacks: tuple[Shortfall, ...] = (),
 ) -> Explanation:
     """Write the record of a decision.
 
@@ -73,12 +73,12 @@ def explain(
 
 def moved_containers(
     before: NodeState, after: NodeState, shrink: tuple[str, ...]
-) -> tuple[tuple[Moved, ...], int]:
+) -> tuple[tuple[MovedContainer, ...], int]:
     """Return the containers that had to leave CPUs: the first of them, and how many more there are."""
-    named: list[Moved] = []
+    named: list[MovedContainer] = []
     for key in shrink[:MAX_MOVED]:
         old, new = before.containers[key], after.containers[key]
-        named.append(Moved(new.ref, before.wanted(old), after.wanted(new)))
+        named.append(MovedContainer(new.ref, before.wanted(old), after.wanted(new)))
     return tuple(named), max(0, len(shrink) - MAX_MOVED)
 
 
@@ -153,7 +153,7 @@ def _class(pod: Pod) -> Fact:
     return Fact("QoS class", pod.kube_qos.value, "the pod's cgroup parent")
 
 
-def _requests(ask: Ask, source: str) -> list[Fact]:
+def _requests(ask: ContainerResources, source: str) -> list[Fact]:
     facts = [Fact("kind of container", ask.kind.value, source)]
     for words, amounts in (("request", ask.requests), ("limit", ask.limits)):
         facts += [

@@ -10,7 +10,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool, QosClass
 from proxy.pools.claims import STRICT
-from proxy.pools.pools import Pools, pools_of
+from proxy.pools.pools import CpuPools, pools_of
 
 
 def violations(state: NodeState) -> list[str]:
@@ -57,7 +57,7 @@ def _stale_books(state: NodeState) -> list[str]:
     return found
 
 
-def _words(pools: Pools) -> str:
+def _words(pools: CpuPools) -> str:
     parts = {"shared": pools.shared, "BE": pools.of(Pool.BE)}
     if pools.system:
         parts["SYSTEM"] = pools.system

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.engine.state import NodeState
-from proxy.model.admission import Breach, Rule
+from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.idset import CpuSet, union
 from proxy.model.phrases import counted
 from proxy.model.workload import Container, Phase, Pod, Pool
@@ -99,9 +99,15 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
         return len(union_of(_owned_by(state, pod)))
 
     for rule, key, most, count, who in (
-        (Rule.POD_LIMIT, "maxCPUsPerPod", rules.pod_limit, in_pod, "the pod"),
-        (Rule.NAMESPACE_LIMIT, "maxCPUsPerNamespace", rules.namespace_limit, in_namespace, "its namespace"),
-        (Rule.NODE_LIMIT, "maxCPUsPerNode", rules.node_limit, on_node, "pods of this node"),
+        (AdmissionRule.POD_LIMIT, "maxCPUsPerPod", rules.pod_limit, in_pod, "the pod"),
+        (
+            AdmissionRule.NAMESPACE_LIMIT,
+            "maxCPUsPerNamespace",
+            rules.namespace_limit,
+            in_namespace,
+            "its namespace",
+        ),
+        (AdmissionRule.NODE_LIMIT, "maxCPUsPerNode", rules.node_limit, on_node, "pods of this node"),
     ):
         if most is not None and (owned := count(after)) > most and owned > count(before):
             verb = "would own" if who != "pods of this node" else "together would own"

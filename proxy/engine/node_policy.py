@@ -48,7 +48,7 @@ from proxy.pools.node_keys import (
     NUMA_STRATEGY,
     RESERVATION,
     SYSTEM_QOS,
-    Reservation,
+    NodeReservation,
     amplification_ratios,
     read_label,
     reservation,
@@ -174,7 +174,7 @@ def read_node_policy(
     )
 
 
-def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[Reservation, str]:
+def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[NodeReservation, str]:
     """Read the node's reservation, with CPUs where it only has a count; and what is wrong with it.
 
     The CPUs are those that kubelet would reserve for the count (koordinator a7a1b76,

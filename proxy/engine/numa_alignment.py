@@ -41,7 +41,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
 from proxy.model.options import Scope
-from proxy.model.requests import Kind, in_bytes
+from proxy.model.requests import ContainerKind, in_bytes
 from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
 from proxy.pools.claims import pool_of
 
@@ -55,7 +55,7 @@ def wants_alignment(pod: Pod) -> bool:
 def shared_request_milli(pod: Pod, total: Request) -> int:
     """Return what a pod that shares CPUs asks for, in thousandths; 0 where it is not known."""
     if pod.asks is not None:
-        return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR))
+        return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(ContainerKind.APP, ContainerKind.SIDECAR))
     return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
 
 

@@ -22,7 +22,7 @@ from proxy.engine.admission import permitted_claim
 from proxy.engine.node import Node
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import Held
-from proxy.model.requests import MEMORY, Ask, Kind, PodAsk
+from proxy.model.requests import MEMORY, ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import Owner
@@ -134,13 +134,16 @@ def pod_cpu_count(pod: Pod, total: Request) -> int:
     """Return how many CPUs a pod owns."""
     if pod.asks is None:
         return whole_cpus(total)
-    return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR)) // MILLI
+    return (
+        sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(ContainerKind.APP, ContainerKind.SIDECAR))
+        // MILLI
+    )
 
 
-def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodAsk:
+def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
     """Return the request of a pod as that of one container; with counted memory only if it is Guaranteed."""
     amounts = {CPU: count * MILLI}
     if pod.kube_qos is KubeQos.GUARANTEED:
         amounts |= {MEMORY: total.memory_limit, **dict(total.huge_pages)}
     amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    return PodAsk(pod.key, (Ask("", Kind.APP, amounts, amounts),))
+    return PodRequests(pod.key, (ContainerResources("", ContainerKind.APP, amounts, amounts),))

@@ -14,7 +14,7 @@ from proxy.engine.create import place
 from proxy.engine.explain_record import explain_pooled
 from proxy.engine.state import NodeState
 from proxy.model.explanation import Explanation
-from proxy.model.requests import Kind
+from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, Phase, Pod, Request, Verdict
 
 
@@ -69,7 +69,7 @@ def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
             told += [plan.explanation] if plan.explanation else []
             return DryRunOutcome(plan.verdict, state, tuple(placed), name, tuple(told))
         told.append(plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container)))
-        ends = kinds.get(name) is Kind.INIT
+        ends = kinds.get(name) is ContainerKind.INIT
         container = plan.container.in_phase(Phase.RUNNING)
         after = plan.state.changed(put=(container,)).started(container)
         if ends:

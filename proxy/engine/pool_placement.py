@@ -25,7 +25,7 @@ from proxy.model.phrases import listed
 from proxy.model.phrases import nodes as named
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
-from proxy.pools.pools import Pools
+from proxy.pools.pools import CpuPools
 
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState
@@ -36,7 +36,7 @@ def pool_limit(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet 
     return within if nodes is None else node.machine.cpus_of(nodes)
 
 
-def pool_cpus(node: Node, pools: Pools, placement: Placement) -> CpuSet:
+def pool_cpus(node: Node, pools: CpuPools, placement: Placement) -> CpuSet:
     """Return the CPUs of a placement that owns none: its pool, limited as far as that leaves any.
 
     Suppression does not lead a container out of its limit: where the suppressed pool has nothing within the

@@ -10,9 +10,9 @@ from proxy.engine.admit import detailed_verdict
 from proxy.engine.memory_nodes import counted_nodes, owner_memory_nodes
 from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import TopologyDecision, allocate
-from proxy.model.admission import Rule
+from proxy.model.admission import AdmissionRule
 from proxy.model.defects import DefectKind, InputDefect
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
@@ -32,8 +32,8 @@ class PlacementRefusedError(Exception):
         self,
         verdict: Verdict,
         decision: TopologyDecision | None = None,
-        lacks: tuple[Lack, ...] = (),
-        limit: Rule | None = None,
+        lacks: tuple[Shortfall, ...] = (),
+        limit: AdmissionRule | None = None,
     ) -> None:
         super().__init__(verdict.operator_message)
         self.verdict = verdict

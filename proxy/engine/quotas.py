@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from proxy.engine.state import NodeState
-from proxy.model.requests import Kind
+from proxy.model.requests import ContainerKind
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.quota import quota_of_owner
 
@@ -17,7 +17,7 @@ from proxy.pools.quota import quota_of_owner
 def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
     """Return how many containers of a pod run at the same time, one of this name among them."""
     if pod.asks is not None:
-        return len(pod.asks.of(Kind.APP, Kind.SIDECAR))
+        return len(pod.asks.of(ContainerKind.APP, ContainerKind.SIDECAR))
     there = state.in_sandbox(pod.sandbox_id)
     return len({name, *(c.name for c in there if c.phase is not Phase.EXITED)})
 

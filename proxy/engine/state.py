@@ -23,10 +23,10 @@ from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
-from proxy.model.persistent_map import Table
-from proxy.model.requests import Kind
+from proxy.model.persistent_map import PersistentMap
+from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool
-from proxy.pools.pools import Owner, Pools, pools_of
+from proxy.pools.pools import CpuPools, Owner, pools_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class NodeState:
     """
 
     node: Node
-    pods: Table[Pod]
-    containers: Table[Container]
+    pods: PersistentMap[Pod]
+    containers: PersistentMap[Container]
     owners: Mapping[str, Owner]
-    pools: Pools
+    pools: CpuPools
     providers: tuple[Provider, ...] = ()
     kubelet: Held = field(default_factory=dict)
     be_limit: CpuSet | None = None
@@ -57,7 +57,7 @@ class NodeState:
     @classmethod
     def empty(cls, node: Node) -> NodeState:
         """The state of a node with nothing on it."""
-        return cls(node, Table(), Table(), {}, _pools(node, {}), node.providers)
+        return cls(node, PersistentMap(), PersistentMap(), {}, _pools(node, {}), node.providers)
 
     @classmethod
     def of(
@@ -70,8 +70,8 @@ class NodeState:
         holds: Mapping[str, CpuHold] | None = None,
     ) -> NodeState:
         """Build a state from what is known to exist."""
-        there = Table({c.id: c for c in containers})
-        known = Table({p.sandbox_id: p for p in pods})
+        there = PersistentMap({c.id: c for c in containers})
+        known = PersistentMap({p.sandbox_id: p for p in pods})
         held, kept = kubelet or {}, holds or {}
         owners = owners_of(node, there.values(), held, known.values(), kept.values())
         pools = _pools(node, owners, be_limit)
@@ -185,7 +185,7 @@ class NodeState:
             return self._with(containers, providers)
         return dataclasses.replace(self, containers=containers, providers=providers)._recomputed()
 
-    def _with(self, containers: Table[Container], providers: tuple[Provider, ...]) -> NodeState:
+    def _with(self, containers: PersistentMap[Container], providers: tuple[Provider, ...]) -> NodeState:
         """Return the state with other containers, where that changes neither owners nor pools."""
         return NodeState(
             self.node,
@@ -200,7 +200,11 @@ class NodeState:
         )
 
     def _accounted(
-        self, pods: Table[Pod], there: Table[Container], some: Sequence[Pod], touched: Sequence[Container]
+        self,
+        pods: PersistentMap[Pod],
+        there: PersistentMap[Container],
+        some: Sequence[Pod],
+        touched: Sequence[Container],
     ) -> tuple[Provider, ...]:
         """Return the providers after pods and containers came, changed or went."""
         if not self.node.accounts:
@@ -362,8 +366,8 @@ class NodeState:
         """Return whether an ended container will not come back: an init container before a later one."""
         asks = container.pod.asks
         kinds = {ask.name: ask.kind for ask in asks.containers} if asks else {}
-        return kinds.get(container.name) is Kind.INIT and any(
-            kinds.get(other.name) is Kind.APP for other in self.in_sandbox(container.pod.sandbox_id)
+        return kinds.get(container.name) is ContainerKind.INIT and any(
+            kinds.get(other.name) is ContainerKind.APP for other in self.in_sandbox(container.pod.sandbox_id)
         )
 
     def had(self, owner: str) -> CpuSet:
@@ -389,5 +393,5 @@ def with_grants(placement: Placement, grants: Grants) -> Placement:
     return dataclasses.replace(placement, blocks=grants.blocks, devices=grants.devices, shares=grants.shares)
 
 
-def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> Pools:
+def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> CpuPools:
     return pools_of(node.shareable, owners.values(), node.system & node.machine.online, be_limit)

@@ -21,7 +21,7 @@ from proxy.allocation.policies import decide
 from proxy.allocation.providers.provider import Provider, ProviderRequest
 from proxy.allocation.refusal import UNEXPECTED, AllocationRefusedError
 from proxy.engine.node import Node
-from proxy.model.explanation import Merge, Said, Step
+from proxy.model.explanation import AllocationStep, Merge, Said
 from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
@@ -78,7 +78,7 @@ class TopologyDecision:
     granted: Grants = field(default_factory=Grants)
     said: tuple[Said, ...] = ()
     merge: Merge | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AllocationStep, ...] = ()
     reasons: tuple[str, ...] = ()
     providers: tuple[Provider, ...] = ()
     parts: tuple[Part, ...] = ()
@@ -141,7 +141,7 @@ def allocate(
     merge: Merge | None = None,
 ) -> TopologyDecision:
     """Let every provider allocate for a container under a hint; one refusal refuses all."""
-    steps: list[Step] = []
+    steps: list[AllocationStep] = []
     granted = Grants()
     after: list[Provider] = []
     try:
@@ -149,7 +149,7 @@ def allocate(
             allocation = provider.allocate(context.request, hint, granted)
             granted = allocation.grants
             after.append(allocation.provider)
-            steps += [Step(provider.name, words) for words in allocation.steps]
+            steps += [AllocationStep(provider.name, words) for words in allocation.steps]
     except AllocationRefusedError as refusal:
         return TopologyDecision(refusal_verdict(refusal), hint, said=said, merge=merge, steps=tuple(steps))
     return TopologyDecision(Verdict(), hint, granted, said, merge, steps=tuple(steps), providers=tuple(after))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from proxy.engine.topology_manager import AdmissionContext, TopologyDecision
 from proxy.model.defects import DefectKind, InputDefect
-from proxy.model.explanation import Step
+from proxy.model.explanation import AllocationStep
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.model.koordinator import NumaPolicy
@@ -61,7 +61,7 @@ def decide_with_wishes(
 
 
 def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDecision, InputDefect]:
-    return dataclasses.replace(decision, steps=(Step(VOLCANO, unmet), *decision.steps)), unmet
+    return dataclasses.replace(decision, steps=(AllocationStep(VOLCANO, unmet), *decision.steps)), unmet
 
 
 def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> InputDefect:

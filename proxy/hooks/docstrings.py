@@ -18,7 +18,7 @@ _ENTRY = re.compile(r"((?:\w+, )*\w+): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DocumentedFields:
     """One entry: the fields that it is about, their types as written, and what it says of them."""
 
     names: tuple[str, ...]
@@ -32,7 +32,7 @@ class Documented:
 
     name: str
     prose: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[DocumentedFields, ...]
     after: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ def _split(section: str) -> tuple[list[str], list[str]]:
     return [" ".join(entry.split()) for entry in entries], after
 
 
-def _row(cls: type, text: str, types: Mapping[str, str]) -> Row:
+def _row(cls: type, text: str, types: Mapping[str, str]) -> DocumentedFields:
     found = _ENTRY.fullmatch(text)
     if found is None:
         raise ValueError(f"cannot describe {cls.__name__}: no entry of its docstring is {text!r}")
@@ -76,7 +76,7 @@ def _row(cls: type, text: str, types: Mapping[str, str]) -> Row:
     for name in names:
         if name not in types and not hasattr(cls, name):
             raise ValueError(f"cannot describe {cls.__name__}: it has no {name}")
-    return Row(names, tuple(types.get(name, "") for name in names), found[2])
+    return DocumentedFields(names, tuple(types.get(name, "") for name in names), found[2])
 
 
 def type_words(text: str, link: Callable[[str], str]) -> str:

@@ -12,7 +12,7 @@ from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
 
 
-class Asked(Protocol):
+class HandoverEngine(Protocol):
     """What is needed of the engine."""
 
     def use(self, hooks: Sequence[Hook]) -> None:
@@ -27,7 +27,7 @@ class Handover:
 
     def __init__(
         self,
-        engine: Asked,
+        engine: HandoverEngine,
         synchronize: Callable[[], Synchronize | None],
         complain: Report,
     ) -> None:

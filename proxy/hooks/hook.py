@@ -18,7 +18,7 @@ LONGEST_S = 100.0
 call two minutes."""
 
 
-class Policy(enum.StrEnum):
+class HookFailurePolicy(enum.StrEnum):
     """What happens to a call when a hook fails: it is refused, or continues without that hook."""
 
     FAIL = "Fail"
@@ -48,7 +48,7 @@ class Hook:
     name: str
     source: str
     handlers: Mapping[str, Callable[..., Any]]
-    policy: Policy = Policy.IGNORE
+    policy: HookFailurePolicy = HookFailurePolicy.IGNORE
     timeout: float = TIMEOUT_S
     remote: bool = False
     echoes: bool = False

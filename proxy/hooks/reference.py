@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from proxy.hooks.answers import FIELDS, MAPS, Adjustment, Update, Veto
-from proxy.hooks.docstrings import Row, documented, type_words
+from proxy.hooks.docstrings import DocumentedFields, documented, type_words
 from proxy.hooks.events import POINTS, VALIDATES, Point
 from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
 from proxy.model.machine import Cpu, Machine, NumaNode
@@ -123,7 +123,7 @@ def _class_text(cls: type, title: str) -> str:
     return "".join([*lines, *map(_paragraph, reported.after)])
 
 
-def types_of(row: Row, link: Callable[[str], str]) -> str:
+def types_of(row: DocumentedFields, link: Callable[[str], str]) -> str:
     """Say a row's types: one for all its fields, or one each in their order."""
     types = [type_words(text, link) for text in row.types if text]
     return "; ".join(types if len(set(types)) > 1 else types[:1])

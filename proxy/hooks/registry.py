@@ -26,10 +26,10 @@ from proxy.config.hooks import HooksConfig
 from proxy.config.nested_values import meant
 from proxy.controller.worker import Worker
 from proxy.hooks.events import Synchronize
-from proxy.hooks.handover import Asked, Handover
+from proxy.hooks.handover import Handover, HandoverEngine
 from proxy.hooks.loader.crash_guard import DeadlyError, Trials
 from proxy.hooks.loader.directories import Candidate, Survey, survey
-from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.loader.entries import HookFileEntry, State
 from proxy.hooks.loader.loading import LOAD_S
 from proxy.hooks.loader.safe_read import Unsettled
 from proxy.hooks.loader.trust import UntrustedError
@@ -61,13 +61,13 @@ class _Known:
     failures: int = 0
 
 
-class Library:
+class HookRegistry:
     """Keeps the engine's hooks to what is in the directories; all methods on the event loop."""
 
     def __init__(
         self,
         config: HooksConfig,
-        engine: Asked,
+        engine: HandoverEngine,
         synchronize: Callable[[], Synchronize | None],
         complain: Report,
         say: Report = silent,
@@ -104,11 +104,11 @@ class Library:
         self._reported: set[str] = set()
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[HookFileEntry]:
         """The state of each file, by name; files that do not count come last."""
         entries = [self._entry(name, known) for name, known in self._known.items()]
         entries += [
-            Entry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
+            HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
             for c, by in self._masked
         ]
         return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))
@@ -273,12 +273,12 @@ class Library:
         known.state = State.UNTRUSTED if isinstance(error, UntrustedError) else State.BROKEN
         self._complain("cannot load a hook", hook=known.candidate.name, err=error)
 
-    def _entry(self, name: str, known: _Known) -> Entry:
+    def _entry(self, name: str, known: _Known) -> HookFileEntry:
         candidate, used = known.candidate, self._in_use.get(name)
         if used is None:
-            return Entry(name, str(candidate.path), known.state, known.error, server=candidate.server)
+            return HookFileEntry(name, str(candidate.path), known.state, known.error, server=candidate.server)
         hook = used.loaded.hook
-        return Entry(
+        return HookFileEntry(
             name,
             str(candidate.path),
             known.state,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.loader.entries import HookFileEntry, State
 
 NOT_ASKED: Final = frozenset({"open", "probing", "hangs"})
 """States of the engine in which a hook is not asked."""
@@ -20,7 +20,7 @@ _SAID: Final = tuple(
 """Fields of a report that keep their name."""
 
 
-def hooks_page(entries: Iterable[Entry], reports: Iterable[HookReport]) -> list[dict[str, Any]]:
+def hooks_page(entries: Iterable[HookFileEntry], reports: Iterable[HookReport]) -> list[dict[str, Any]]:
     """Put together what is known of each hook.
 
     Args:
@@ -41,7 +41,7 @@ def hooks_page(entries: Iterable[Entry], reports: Iterable[HookReport]) -> list[
     return page
 
 
-def _file(entry: Entry) -> dict[str, Any]:
+def _file(entry: HookFileEntry) -> dict[str, Any]:
     reported: dict[str, Any] = {
         "name": entry.name,
         "state": str(entry.state),

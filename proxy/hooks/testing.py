@@ -62,7 +62,7 @@ from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import samples
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
-from proxy.hooks.engine import Engine
+from proxy.hooks.engine import HookEngine
 from proxy.hooks.events import POINTS, Configure, Point
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.hooks.hook import Hook, Outcome
@@ -260,7 +260,7 @@ def _asked(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
 
 
 async def _ask(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
-    engine = Engine(silent, lambda updates, owners: None)
+    engine = HookEngine(silent, lambda updates, owners: None)
     try:
         engine.use(hooks)
         async with asyncio.timeout(SPARE_S + sum(hook.timeout for hook in hooks)):

@@ -26,7 +26,7 @@ class BeyondLimit(enum.StrEnum):
     SHARE = "share"
 
 
-class Rule(enum.StrEnum):
+class AdmissionRule(enum.StrEnum):
     """The rules that can stand against a claim; metrics and messages name them."""
 
     NAMESPACE = "namespace"
@@ -46,7 +46,13 @@ class Rule(enum.StrEnum):
         return f"Admission{''.join(words)}"
 
 
-CLAIMED = (Rule.NAMESPACE, Rule.SYSTEM_NAMESPACE, Rule.REQUEST, Rule.WHOLE_CPUS, Rule.RESERVED_CPUS)
+CLAIMED = (
+    AdmissionRule.NAMESPACE,
+    AdmissionRule.SYSTEM_NAMESPACE,
+    AdmissionRule.REQUEST,
+    AdmissionRule.WHOLE_CPUS,
+    AdmissionRule.RESERVED_CPUS,
+)
 """Rules about what a pod claims, whatever else is on the node. The others are about what is left."""
 
 
@@ -59,7 +65,7 @@ class Breach:
         words: The cause in words. They name no other pod, so that a pod's events may show them.
     """
 
-    rule: Rule
+    rule: AdmissionRule
     words: str
 
 

@@ -74,7 +74,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AllocationStep:
     """What an allocator did, one step.
 
     Attributes:
@@ -87,7 +87,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedContainer:
     """A container that had to leave CPUs.
 
     Attributes:
@@ -101,7 +101,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class Shortfall:
     """What some nodes had too little of for a refused request.
 
     If one of these sets of nodes had what it lacks, the request would have been admitted.
@@ -151,16 +151,16 @@ class Explanation:
     facts: tuple[Fact, ...] = ()
     said: tuple[Said, ...] = ()
     merge: Merge | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AllocationStep, ...] = ()
     verdict: Verdict = field(default_factory=Verdict)
     pool: str = ""
     cpus: CpuSet = field(default_factory=CpuSet)
     mems: Mask | None = None
     devices: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[MovedContainer, ...] = ()
     more_moved: int = 0
-    lacks: tuple[Lack, ...] = ()
+    lacks: tuple[Shortfall, ...] = ()
 
     @property
     def ref(self) -> str:

@@ -14,7 +14,7 @@ V = TypeVar("V")
 _BUCKETS = 64
 
 
-class Table(Mapping[str, V]):
+class PersistentMap(Mapping[str, V]):
     """Text keys to values; never changes."""
 
     __slots__ = ("_buckets", "_size")
@@ -25,7 +25,7 @@ class Table(Mapping[str, V]):
             self._buckets[hash(key) % _BUCKETS][key] = value
         self._size = len(entries or {})
 
-    def put(self, key: str, value: V) -> Table[V]:
+    def put(self, key: str, value: V) -> PersistentMap[V]:
         """Return the table with an entry added or replaced."""
         at = hash(key) % _BUCKETS
         bucket = self._buckets[at]
@@ -33,7 +33,7 @@ class Table(Mapping[str, V]):
         new._size = self._size + (key not in bucket)
         return new
 
-    def drop(self, key: str) -> Table[V]:
+    def drop(self, key: str) -> PersistentMap[V]:
         """Return the table without an entry; the same table where it has none."""
         at = hash(key) % _BUCKETS
         bucket = self._buckets[at]
@@ -43,8 +43,8 @@ class Table(Mapping[str, V]):
         new._size = self._size - 1
         return new
 
-    def _with(self, at: int, bucket: dict[str, V]) -> Table[V]:
-        new = Table.__new__(Table)
+    def _with(self, at: int, bucket: dict[str, V]) -> PersistentMap[V]:
+        new = PersistentMap.__new__(PersistentMap)
         buckets = self._buckets.copy()
         buckets[at] = bucket
         new._buckets = buckets

@@ -15,7 +15,7 @@ def in_bytes(resource: str) -> bool:
     return resource == MEMORY or resource.startswith(HUGE_PAGES)
 
 
-class Kind(enum.StrEnum):
+class ContainerKind(enum.StrEnum):
     """What a container is in its pod."""
 
     INIT = "init"
@@ -24,7 +24,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ContainerResources:
     """What one container asks for.
 
     Attributes:
@@ -33,7 +33,7 @@ class Ask:
     """
 
     name: str
-    kind: Kind = Kind.APP
+    kind: ContainerKind = ContainerKind.APP
     requests: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class PodAsk:
+class PodRequests:
     """What a pod asks for.
 
     Attributes:
@@ -55,12 +55,12 @@ class PodAsk:
     """
 
     uid: str
-    containers: tuple[Ask, ...]
+    containers: tuple[ContainerResources, ...]
     guaranteed: bool = True
     own: Mapping[str, int] | None = None
     own_managed: bool = False
 
-    def named(self, name: str) -> Ask:
+    def named(self, name: str) -> ContainerResources:
         """Return the container of that name.
 
         Raises:
@@ -71,6 +71,6 @@ class PodAsk:
                 return ask
         raise KeyError(name)
 
-    def of(self, *kinds: Kind) -> tuple[Ask, ...]:
+    def of(self, *kinds: ContainerKind) -> tuple[ContainerResources, ...]:
         """Return the containers of some kinds, in their order."""
         return tuple(ask for ask in self.containers if ask.kind in kinds)

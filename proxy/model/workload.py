@@ -12,7 +12,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, 
 from proxy.model.memory import Blocks
 from proxy.model.options import Policy
 from proxy.model.quoting import printable
-from proxy.model.requests import PodAsk
+from proxy.model.requests import PodRequests
 
 LONGEST_NAME = 63
 """Characters of a namespace's or container's name (a DNS label)."""
@@ -129,7 +129,7 @@ class Pod:
     bind_required: BindPolicy = BindPolicy.NONE
     bind_preferred: BindPolicy = BindPolicy.NONE
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
-    asks: PodAsk | None = None
+    asks: PodRequests | None = None
     source: str = ""
     chosen: bool = False
     aside: SetAside | None = None

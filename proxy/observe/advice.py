@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.model.admission import Rule
-from proxy.model.explanation import Explanation, Lack, Said
+from proxy.model.admission import AdmissionRule
+from proxy.model.explanation import Explanation, Said, Shortfall
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
@@ -31,22 +31,26 @@ _BY_REASON = {
     **{
         rule.reason: f"{words}; docs/admission.md says who may own CPUs"
         for rule, words in {
-            Rule.NAMESPACE: "Run the pod in a namespace of admission.namespaces, or let it share CPUs",
-            Rule.SYSTEM_NAMESPACE: (
+            AdmissionRule.NAMESPACE: (
+                "Run the pod in a namespace of admission.namespaces, or let it share CPUs"
+            ),
+            AdmissionRule.SYSTEM_NAMESPACE: (
                 "Run the pod in a namespace of admission.systemNamespaces, or give it another class"
             ),
-            Rule.REQUEST: (
+            AdmissionRule.REQUEST: (
                 "Let the pod request as many whole CPUs as its annotation names, or let the scheduler write"
                 " the annotation"
             ),
-            Rule.WHOLE_CPUS: "Let its containers request whole CPUs and be limited to the same",
-            Rule.RESERVED_CPUS: "Let the scheduler choose other CPUs: its picture of the node may be old",
-            Rule.POD_LIMIT: "Ask for fewer CPUs, or raise admission.maxCPUsPerPod",
-            Rule.NAMESPACE_LIMIT: (
+            AdmissionRule.WHOLE_CPUS: "Let its containers request whole CPUs and be limited to the same",
+            AdmissionRule.RESERVED_CPUS: (
+                "Let the scheduler choose other CPUs: its picture of the node may be old"
+            ),
+            AdmissionRule.POD_LIMIT: "Ask for fewer CPUs, or raise admission.maxCPUsPerPod",
+            AdmissionRule.NAMESPACE_LIMIT: (
                 "Wait until other pods of the namespace have ended, or raise admission.maxCPUsPerNamespace"
             ),
-            Rule.NODE_LIMIT: "Wait until other owners have ended, or raise admission.maxCPUsPerNode",
-            Rule.SHARED_FLOOR: (
+            AdmissionRule.NODE_LIMIT: "Wait until other owners have ended, or raise admission.maxCPUsPerNode",
+            AdmissionRule.SHARED_FLOOR: (
                 "Ask for fewer CPUs, wait until other owners have ended, or lower the floor that is named"
             ),
         }.items()
@@ -61,7 +65,7 @@ _ANYWHERE = (
     "InvalidCPUSet",
     "InvalidCPURequest",
     "RefusedByHook",
-    *(rule.reason for rule in (Rule.NAMESPACE, Rule.REQUEST, Rule.WHOLE_CPUS)),
+    *(rule.reason for rule in (AdmissionRule.NAMESPACE, AdmissionRule.REQUEST, AdmissionRule.WHOLE_CPUS)),
 )
 """Reasons that lie in what the pod says of itself, or in what all nodes have: every node refuses it."""
 
@@ -141,16 +145,16 @@ def _places(said: Said) -> str:
     return few([node_set(mask) for mask in masks], 4)
 
 
-def _by_lacks(lacks: tuple[Lack, ...]) -> str:
+def _by_lacks(lacks: tuple[Shortfall, ...]) -> str:
     """Name the nodes that lacked least, and what."""
-    grouped: dict[Mask | None, list[Lack]] = {}
+    grouped: dict[Mask | None, list[Shortfall]] = {}
     for lack in lacks:
         if lack.wanted > lack.free:
             grouped.setdefault(lack.nodes, []).append(lack)
     if not grouped:
         return ""
 
-    def gap(group: list[Lack]) -> tuple[int, float]:
+    def gap(group: list[Shortfall]) -> tuple[int, float]:
         return len(group), max((lack.wanted - lack.free) / lack.wanted for lack in group)
 
     where, missing = min(grouped.items(), key=lambda item: gap(item[1]))
@@ -161,11 +165,11 @@ def _by_lacks(lacks: tuple[Lack, ...]) -> str:
     return f"It would fit if {holder} had {both([_more(lack) for lack in missing])} ({known})"
 
 
-def _figure(lack: Lack, number: int) -> str:
+def _figure(lack: Shortfall, number: int) -> str:
     return size(number) if in_bytes(lack.resource) else str(number)
 
 
-def _more(lack: Lack) -> str:
+def _more(lack: Shortfall) -> str:
     missing = lack.wanted - lack.free
     if lack.resource == "cpu":
         return counted(missing, "more free CPU")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from proxy.controller.decision_log import PodLine, Record
+from proxy.controller.decision_log import PodLine, RememberedDecision
 from proxy.controller.history import History
 from proxy.model.errors import InputError
 from proxy.observe.explain_data import to_data
@@ -47,7 +47,7 @@ def history_page(
     }
 
 
-def record_data(record: Record) -> dict[str, object]:
+def record_data(record: RememberedDecision) -> dict[str, object]:
     """Give a record as plain data."""
     return {
         "when": record.when,

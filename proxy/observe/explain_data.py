@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeGuard, TypeVar
 
 from proxy.model.errors import InputError
-from proxy.model.explanation import Explanation, Fact, Lack, Merge, Moved, Said, Step
+from proxy.model.explanation import AllocationStep, Explanation, Fact, Merge, MovedContainer, Said, Shortfall
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Verdict
@@ -59,8 +59,8 @@ def from_data(data: object) -> Explanation:
     Raises:
         InputError: The data are not those of a decision; the message names the field.
     """
-    top = _Reader(data, "decision")
-    verdict = _Reader(top.get("verdict", {}), "verdict")
+    top = _FieldReader(data, "decision")
+    verdict = _FieldReader(top.get("verdict", {}), "verdict")
     merge = top.get("merge", None)
     return Explanation(
         event=top.text("event"),
@@ -70,19 +70,19 @@ def from_data(data: object) -> Explanation:
         attempt=top.number("attempt"),
         facts=top.each("facts", lambda r: Fact(r.text("what"), r.text("value"), r.text("source"))),
         said=top.each("said", _read_said),
-        merge=None if merge is None else _read_merge(_Reader(merge, "merge")),
-        steps=top.each("steps", lambda r: Step(r.text("provider"), r.text("what"))),
+        merge=None if merge is None else _read_merge(_FieldReader(merge, "merge")),
+        steps=top.each("steps", lambda r: AllocationStep(r.text("provider"), r.text("what"))),
         verdict=Verdict(verdict.number("code"), verdict.text("reason"), verdict.text("message")),
         pool=top.text("pool"),
         cpus=top.cpus("cpus"),
         mems=top.nodes("mems"),
         devices=top.texts("devices"),
         reasons=top.texts("reasons"),
-        moved=top.each("moved", lambda r: Moved(r.text("ref"), r.cpus("before"), r.cpus("after"))),
+        moved=top.each("moved", lambda r: MovedContainer(r.text("ref"), r.cpus("before"), r.cpus("after"))),
         more_moved=top.number("more_moved"),
         lacks=top.each(
             "lacks",
-            lambda r: Lack(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),
+            lambda r: Shortfall(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),
         ),
     )
 
@@ -119,7 +119,7 @@ def _merge(merge: Merge | None) -> Data | None:
     }
 
 
-class _Reader:
+class _FieldReader:
     """One mapping, read field by field."""
 
     def __init__(self, data: object, where: str) -> None:
@@ -175,23 +175,23 @@ class _Reader:
         raise self._wrong(name, value, "a list of node ids")
 
     def hint(self, name: str) -> TopologyHint:
-        return _read_hint(_Reader(self.get(name, {}), f"{self._where}.{name}"))
+        return _read_hint(_FieldReader(self.get(name, {}), f"{self._where}.{name}"))
 
-    def each(self, name: str, read: Callable[[_Reader], T]) -> tuple[T, ...]:
+    def each(self, name: str, read: Callable[[_FieldReader], T]) -> tuple[T, ...]:
         value = self.get(name, [])
         if not isinstance(value, list):
             raise self._wrong(name, value, "a list")
-        return tuple(read(_Reader(entry, f"{self._where}.{name}[{i}]")) for i, entry in enumerate(value))
+        return tuple(read(_FieldReader(entry, f"{self._where}.{name}[{i}]")) for i, entry in enumerate(value))
 
     def _wrong(self, name: str, value: object, wanted: str) -> InputError:
         return InputError(f"cannot read {self._where}: {name} is {_kind(value)}, not {wanted}")
 
 
-def _read_hint(reader: _Reader) -> TopologyHint:
+def _read_hint(reader: _FieldReader) -> TopologyHint:
     return TopologyHint(reader.nodes("nodes"), reader.yes("preferred"))
 
 
-def _read_said(reader: _Reader) -> Said:
+def _read_said(reader: _FieldReader) -> Said:
     return Said(
         reader.text("provider"),
         reader.text("resource"),
@@ -202,7 +202,7 @@ def _read_said(reader: _Reader) -> Said:
     )
 
 
-def _read_merge(reader: _Reader) -> Merge:
+def _read_merge(reader: _FieldReader) -> Merge:
     return Merge(
         reader.text("policy"),
         reader.text("scope"),

@@ -19,7 +19,7 @@ from proxy.observe.value_text import clean, few
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ExplainedDecision:
     """One remembered decision as the daemon told it.
 
     Attributes:
@@ -31,7 +31,7 @@ class Told:
     decision: Explanation
 
 
-def read_records(answer: object) -> list[Told]:
+def read_records(answer: object) -> list[ExplainedDecision]:
     """Give the records of an answer, oldest first.
 
     Raises:
@@ -41,10 +41,10 @@ def read_records(answer: object) -> list[Told]:
     records = data.get("records")
     if not isinstance(records, list) or not all(isinstance(entry, Mapping) for entry in records):
         raise InputError("cannot read the daemon's answer: it has no records")
-    return [Told(entry, from_data(entry.get("decision"))) for entry in records]
+    return [ExplainedDecision(entry, from_data(entry.get("decision"))) for entry in records]
 
 
-def newest(records: Sequence[Told]) -> list[Told]:
+def newest(records: Sequence[ExplainedDecision]) -> list[ExplainedDecision]:
     """Keep the newest decision of each container and of the pod itself; of pods of one name, the newest."""
     uids = {told.decision.pod: told.decision.uid for told in records}
     latest: dict[str, int] = {}
@@ -54,7 +54,7 @@ def newest(records: Sequence[Told]) -> list[Told]:
     return [records[number] for number in sorted(latest.values())]
 
 
-def render(shown: Sequence[Told], width: int, *, older: int = 0) -> str:
+def render(shown: Sequence[ExplainedDecision], width: int, *, older: int = 0) -> str:
     """Write decisions.
 
     Args:
@@ -118,7 +118,7 @@ def _pods(answer: object) -> list[Mapping[str, object]]:
     return [pod for pod in pods if isinstance(pod, Mapping)] if isinstance(pods, list) else []
 
 
-def _circumstances(told: Told) -> str:
+def _circumstances(told: ExplainedDecision) -> str:
     decision, container_id = told.decision, told.data.get("id")
     words = [_when(told.data.get("when")), clean(decision.event)]
     words.append(f"attempt {decision.attempt}" if decision.attempt else "")

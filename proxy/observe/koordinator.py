@@ -30,7 +30,7 @@ from proxy.observe.koordinator_kubelet import (
     topology_policy,
 )
 from proxy.observe.koordinator_zones import Amounts, Zone, kubelet_reserve, with_reserve, zones_of
-from proxy.pools.cpu_location import Seat, groups_of, seats_of
+from proxy.pools.cpu_location import CpuLocation, groups_of, seats_of
 from proxy.pools.node_keys import (
     NUMA_RESERVATION,
     RESERVATION,
@@ -40,8 +40,8 @@ from proxy.pools.node_keys import (
     system_qos,
     with_ratios,
 )
-from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, STATIC, Rule, write_pools
-from proxy.pools.shared import Held, Withheld, node_pools
+from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, STATIC, NodeRule, write_pools
+from proxy.pools.shared import AnnotatedCpus, Withheld, node_pools
 
 API_VERSION = "topology.node.k8s.io/v1alpha1"
 KIND = "NodeResourceTopology"
@@ -79,7 +79,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class NodeAnnotations:
     """What the annotations say, as texts and as the rule that follows from them.
 
     Attributes:
@@ -90,12 +90,12 @@ class Picture:
     """
 
     annotations: Mapping[str, str]
-    rule: Rule
+    rule: NodeRule
     withheld: Withheld
     problems: tuple[str, ...] = ()
 
 
-def picture(seats: Iterable[Seat], facts: NodeFacts) -> Picture:
+def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> NodeAnnotations:
     """Draw up the annotations of a node.
 
     Args:
@@ -109,8 +109,8 @@ def picture(seats: Iterable[Seat], facts: NodeFacts) -> Picture:
     system, bad_system = system_qos(facts.annotations)
     kubelets = kubelet_allocs(facts.kubelet.checkpoint, facts.pods) if policy.policy == STATIC else ()
     withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.taken)
-    held = [Held(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
-    held += [Held(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen]
+    held = [AnnotatedCpus(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
+    held += [AnnotatedCpus(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen]
     pools = node_pools(groups_of(there), held, withheld)
     allocs = sorted((*kubelets, *facts.chosen), key=lambda alloc: alloc.uid)
     annotations = {
@@ -128,8 +128,8 @@ def picture(seats: Iterable[Seat], facts: NodeFacts) -> Picture:
         # Zones stay raw: whoever schedules multiplies them.
         annotations = with_ratios(annotations, ratios)
     problems = [no_reserve, bad_reservation, bad_system, bad_ratios, *node_labels(facts.labels).problems]
-    rule = Rule(policy.policy, pools.shared, pools.be, system.text if system.cpus else "")
-    return Picture(annotations, rule, withheld, tuple(words for words in problems if words))
+    rule = NodeRule(policy.policy, pools.shared, pools.be, system.text if system.cpus else "")
+    return NodeAnnotations(annotations, rule, withheld, tuple(words for words in problems if words))
 
 
 def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
@@ -163,11 +163,11 @@ def _copied(labels: Mapping[str, str]) -> dict[str, str]:
     return {key: labels[key] for key in (NUMA_RESERVATION,) if labels.get(key)}
 
 
-def _seat(seat: Seat) -> dict[str, int]:
+def _seat(seat: CpuLocation) -> dict[str, int]:
     return {"id": seat.cpu, "core": seat.core, "socket": seat.socket, "node": seat.node}
 
 
-def _has_siblings(seats: Iterable[Seat]) -> bool:
+def _has_siblings(seats: Iterable[CpuLocation]) -> bool:
     places = [(seat.socket, seat.core) for seat in seats]
     return len(set(places)) < len(places)
 

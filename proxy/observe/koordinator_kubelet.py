@@ -19,7 +19,7 @@ from proxy.backends.kubelet.checkpoints import Checkpoint
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
 from proxy.pools.annotations import ResourceStatus
-from proxy.pools.cpu_location import Seat
+from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.node_rule import STATIC, ManagerPolicy
 
 _POLICIES = {"single-numa-node": "SingleNUMANode", "restricted": "Restricted", "best-effort": "BestEffort"}
@@ -132,7 +132,7 @@ def _packed(topology: CpuTopology, count: int, what: str) -> tuple[CpuSet, str]:
         return CpuSet(), f"cannot choose CPUs for {what}: {error}"
 
 
-def topology_of(seats: Iterable[Seat]) -> CpuTopology:
+def topology_of(seats: Iterable[CpuLocation]) -> CpuTopology:
     """Give the seats as the allocator reads a machine; caches are not told and do not matter to it here."""
     return CpuTopology.of_rows(
         CpuRow(seat.cpu, seat.core, seat.socket, seat.node, seat.socket) for seat in seats

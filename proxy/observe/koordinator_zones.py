@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.quantity import show_quantity
-from proxy.pools.cpu_location import Seat
+from proxy.pools.cpu_location import CpuLocation
 
 CPU, MEMORY, HUGE_PAGES = "cpu", "memory", "hugepages-"
 _ALWAYS_KB = (2048, 1_048_576)
@@ -52,7 +52,7 @@ def _shown(name: str, milli: int) -> str:
     return show_quantity(milli, milli=True) if name == CPU else show_quantity(milli // 1000)
 
 
-def zones_of(machine: Machine, seats: Iterable[Seat]) -> tuple[Zone, ...]:
+def zones_of(machine: Machine, seats: Iterable[CpuLocation]) -> tuple[Zone, ...]:
     """Give the zones of a machine, ascending by id, with nothing kept back."""
     cpus: dict[int, int] = {}
     for seat in seats:

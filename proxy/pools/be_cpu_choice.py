@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from proxy.pools.cpu_location import Seat
+from proxy.pools.cpu_location import CpuLocation
 
 
-def pick(count: int, seats: Iterable[Seat]) -> tuple[int, ...]:
+def pick(count: int, seats: Iterable[CpuLocation]) -> tuple[int, ...]:
     """Pick CPUs.
 
     Args:
@@ -52,15 +52,15 @@ def pick(count: int, seats: Iterable[Seat]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def _buckets(seats: Iterable[Seat]) -> list[list[Seat]]:
+def _buckets(seats: Iterable[CpuLocation]) -> list[list[CpuLocation]]:
     """Sort the CPUs into buckets, by core in each."""
-    found: dict[tuple[int, int], list[Seat]] = {}
+    found: dict[tuple[int, int], list[CpuLocation]] = {}
     for seat in sorted(seats, key=lambda seat: (seat.core, seat.cpu)):
         found.setdefault((seat.node, seat.socket), []).append(seat)
     return sorted(found.values(), key=lambda bucket: (-len(bucket), bucket[0].cpu))
 
 
-def _pairs(bucket: list[Seat]) -> list[tuple[int, int]]:
+def _pairs(bucket: list[CpuLocation]) -> list[tuple[int, int]]:
     """Return the siblings of a bucket two by two, each CPU once."""
     found: list[tuple[int, int]] = []
     at = 0

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
-from proxy.pools.cpu_location import Seat
+from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.quota import PERIOD, UNLIMITED
-from proxy.pools.shared import Held, Withheld
+from proxy.pools.shared import AnnotatedCpus, Withheld
 
 THRESHOLD = 65
 """Percent of the capacity, where nothing else is set."""
@@ -119,13 +119,13 @@ def how_many(milli: int, now: int, machine: int) -> int:
     return min(wanted, now - -machine * RAISE_PERCENT // 100)
 
 
-def be_cpus(online: CpuSet, held: Iterable[Held], withheld: Withheld) -> CpuSet:
+def be_cpus(online: CpuSet, held: Iterable[AnnotatedCpus], withheld: Withheld) -> CpuSet:
     """Return all CPUs that BE pods may ever use: what they get back when nothing is suppressed."""
     return online - _hard(held) - withheld.kubelet - withheld.reserved - withheld.system
 
 
 def suppressed(
-    seats: Iterable[Seat], held: Iterable[Held], withheld: Withheld, milli: int, now: CpuSet
+    seats: Iterable[CpuLocation], held: Iterable[AnnotatedCpus], withheld: Withheld, milli: int, now: CpuSet
 ) -> CpuSet:
     """Choose the CPUs for a budget.
 
@@ -152,7 +152,7 @@ def suppressed(
     return CpuSet(chosen)
 
 
-def _hard(held: Iterable[Held]) -> CpuSet:
+def _hard(held: Iterable[AnnotatedCpus]) -> CpuSet:
     return CpuSet.from_bits(_bits(each.cpus for each in held if each.qos is QosClass.LSE))
 
 

@@ -30,7 +30,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import listed
 from proxy.model.phrases import nodes as named_nodes
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
-from proxy.pools.decision_table import Row, row_of
+from proxy.pools.decision_table import DecisionRow, row_of
 
 STRICT = (QosClass.LSE, QosClass.LSR)
 """Classes that would rather not run than run on CPUs that are not theirs."""
@@ -110,12 +110,12 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
     named = bool(pod.cpuset) and is_be and not problem
     row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
-    pool, why = _pool(Row.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
-    if row is Row.NAMED and pod.cpuset:
+    pool, why = _pool(DecisionRow.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
+    if row is DecisionRow.NAMED and pod.cpuset:
         cpus = listed(pod.cpuset)
         why = f"BE pod: its resource-status annotation names CPUs {cpus}, which the BE pool limits"
         return Claim(Pool.BE, why, within=pod.cpuset)
-    if row in (Row.BE_ON_NODES, Row.SHARED_ON_NODES) and pod.nodes:
+    if row in (DecisionRow.BE_ON_NODES, DecisionRow.SHARED_ON_NODES) and pod.nodes:
         why = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
         return Claim(pool, f"{_class(pod)} pod: {why} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
     if pool is Pool.SHARED and may_own(pod) and not problem:
@@ -139,7 +139,7 @@ def _named(pod: Pod, cpus: CpuSet) -> Claim:
 
 def pool_of(pod: Pod) -> tuple[Pool, str]:
     """Return the pool of a pod that owns nothing and is bound to nothing, and why."""
-    row = Row.BEST_EFFORT if pod.qos is QosClass.BE else row_of(pod.qos, pod.kube_qos)
+    row = DecisionRow.BEST_EFFORT if pod.qos is QosClass.BE else row_of(pod.qos, pod.kube_qos)
     return _pool(row, pod.qos, pod.kube_qos)
 
 
@@ -169,11 +169,11 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bo
     return None
 
 
-_POOLS = {Row.SYSTEM: Pool.SYSTEM, Row.BEST_EFFORT: Pool.BE, Row.BE_ON_NODES: Pool.BE}
+_POOLS = {DecisionRow.SYSTEM: Pool.SYSTEM, DecisionRow.BEST_EFFORT: Pool.BE, DecisionRow.BE_ON_NODES: Pool.BE}
 
 
 @functools.cache
-def _pool(row: Row, qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str]:
+def _pool(row: DecisionRow, qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str]:
     name = qos.value or kube_qos.value
     pool = _POOLS.get(row, Pool.SHARED)
     if pool is Pool.SYSTEM:

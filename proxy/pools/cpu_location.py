@@ -17,7 +17,7 @@ from proxy.pools.shared import Groups
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Seat:
+class CpuLocation:
     """One CPU and where it is."""
 
     cpu: int
@@ -26,7 +26,7 @@ class Seat:
     node: int
 
 
-def seats_of(machine: Machine) -> tuple[Seat, ...]:
+def seats_of(machine: Machine) -> tuple[CpuLocation, ...]:
     """Return the seats of a machine's online CPUs, ascending by CPU."""
     cores = {name: number for number, name in enumerate(machine.cores)}
     sockets = {name: number for number, name in enumerate(machine.packages)}
@@ -36,7 +36,7 @@ def seats_of(machine: Machine) -> tuple[Seat, ...]:
         if cpu.numa is not None:
             of_package[cpu.package] = min(cpu.numa, of_package.get(cpu.package, cpu.numa))
     return tuple(
-        Seat(
+        CpuLocation(
             cpu.id,
             cores[cpu.core],
             sockets[cpu.package],
@@ -46,7 +46,7 @@ def seats_of(machine: Machine) -> tuple[Seat, ...]:
     )
 
 
-def groups_of(seats: Iterable[Seat]) -> Groups:
+def groups_of(seats: Iterable[CpuLocation]) -> Groups:
     """Return the CPUs of each socket and node."""
     bits: dict[tuple[int, int], int] = {}
     for seat in seats:

@@ -24,7 +24,7 @@ import enum
 from proxy.model.workload import KubeQos, QosClass
 
 
-class Row(enum.IntEnum):
+class DecisionRow(enum.IntEnum):
     """The rows."""
 
     NAMED = 1
@@ -48,7 +48,7 @@ def row_of(
     be_manager: bool = True,
     system: bool = True,
     static: bool = False,
-) -> Row:
+) -> DecisionRow:
     """Find the row that decides about a container.
 
     Args:
@@ -63,13 +63,13 @@ def row_of(
     """
     is_be = qos is QosClass.BE
     rows = (
-        (Row.NAMED, named),
-        (Row.UNKNOWN, not known),
-        (Row.BE_ON_NODES, bound and is_be and be_manager),
-        (Row.SHARED_ON_NODES, bound and not is_be),
-        (Row.SYSTEM, qos is QosClass.SYSTEM and system),
-        (Row.LS, qos is QosClass.LS),
-        (Row.BEST_EFFORT, kube_qos is KubeQos.BEST_EFFORT),
-        (Row.KUBELETS, static),
+        (DecisionRow.NAMED, named),
+        (DecisionRow.UNKNOWN, not known),
+        (DecisionRow.BE_ON_NODES, bound and is_be and be_manager),
+        (DecisionRow.SHARED_ON_NODES, bound and not is_be),
+        (DecisionRow.SYSTEM, qos is QosClass.SYSTEM and system),
+        (DecisionRow.LS, qos is QosClass.LS),
+        (DecisionRow.BEST_EFFORT, kube_qos is KubeQos.BEST_EFFORT),
+        (DecisionRow.KUBELETS, static),
     )
-    return next((row for row, fits in rows if fits), Row.SHARED)
+    return next((row for row, fits in rows if fits), DecisionRow.SHARED)

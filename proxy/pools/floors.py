@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxy.model.admission import AdmissionRules, Breach, Rule
+from proxy.model.admission import AdmissionRule, AdmissionRules, Breach
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.phrases import counted
@@ -64,7 +64,7 @@ class Floors:
                     f"the shared pool must keep {counted(floor.least, 'CPU')} of {where} ({floor.setting}),"
                     f" and {bits.bit_count()} would be left"
                 )
-                return Breach(Rule.SHARED_FLOOR, words) if taken else None
+                return Breach(AdmissionRule.SHARED_FLOOR, words) if taken else None
         return None
 
     def kept(self, pool: CpuSet, machine: Machine, never: CpuSet) -> CpuSet:

@@ -51,7 +51,7 @@ class NodeLabels:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class NodeReservation:
     """What is kept back on a node.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reservation:
             return amount(self.resources, "cpu", milli=True)
         return 1000 * len(self.cpus)
 
-    def with_cpus(self, cpus: CpuSet) -> Reservation:
+    def with_cpus(self, cpus: CpuSet) -> NodeReservation:
         """Return the same with these CPUs named."""
         return dataclasses.replace(self, text=str(cpus))
 
@@ -173,18 +173,18 @@ def node_labels(labels: Texts) -> NodeLabels:
     return NodeLabels(bind, strategy, policy, labels.get(NUMA_RESERVATION) == "true", problems)
 
 
-def reservation(annotations: Texts) -> tuple[Reservation, str]:
+def reservation(annotations: Texts) -> tuple[NodeReservation, str]:
     """Read the reservation; an invalid CPU list is reported, and kept as it is written."""
     text = annotations.get(RESERVATION)
     if text is None:
-        return Reservation(), ""
+        return NodeReservation(), ""
     try:
         fields = Fields.parse(text)
-        found = Reservation(
+        found = NodeReservation(
             fields.amounts("resources"), fields.text("reservedCPUs"), fields.text("applyPolicy")
         )
     except ValueError as error:
-        return Reservation(), short(f"annotation {RESERVATION}: {error}")
+        return NodeReservation(), short(f"annotation {RESERVATION}: {error}")
     return found, f"annotation {RESERVATION}: {found.problem}" if found.problem else ""
 
 

@@ -42,7 +42,7 @@ class ManagerPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NodeRule:
     """What the decision table looks things up in.
 
     Attributes:

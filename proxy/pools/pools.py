@@ -35,7 +35,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class CpuPools:
     """What containers without CPUs of their own run on."""
 
     shared: CpuSet
@@ -52,10 +52,10 @@ class Pools:
             return self.be if self.be_now is None else self.be_now
         return self.shared
 
-    def per_node(self, machine: Machine) -> Mapping[int, Pools]:
+    def per_node(self, machine: Machine) -> Mapping[int, CpuPools]:
         """Return the part of the pools on each NUMA node that has CPUs."""
         return {
-            node.id: Pools(self.shared & node.cpus, self.be & node.cpus)
+            node.id: CpuPools(self.shared & node.cpus, self.be & node.cpus)
             for node in machine.nodes
             if node.cpus
         }
@@ -63,7 +63,7 @@ class Pools:
 
 def pools_of(
     usable: CpuSet, owners: Iterable[Owner], system: CpuSet | None = None, be_limit: CpuSet | None = None
-) -> Pools:
+) -> CpuPools:
     """Compute the pools.
 
     Args:
@@ -81,4 +81,4 @@ def pools_of(
     kept = CpuSet.from_bits(system.bits & ~taken) if system else CpuSet()
     be = CpuSet.from_bits(usable.bits & ~hard)
     be_now = None if be_limit is None else be & be_limit or None
-    return Pools(CpuSet.from_bits(usable.bits & ~taken), be, kept, be_now)
+    return CpuPools(CpuSet.from_bits(usable.bits & ~taken), be, kept, be_now)

@@ -12,7 +12,7 @@ Koordinator's document asks for more than its code checks
 
 from __future__ import annotations
 
-from proxy.model.requests import Kind, PodAsk
+from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import KubeQos, QosClass
 
 OWNING = (QosClass.LSE, QosClass.LSR)
@@ -34,7 +34,7 @@ def standing(qos: QosClass, kube_qos: KubeQos, *, pinned_by_kubelet: bool = Fals
     return QosClass.LSR if pinned else QosClass.LS
 
 
-def owning_problem(qos: QosClass, asked: PodAsk) -> str:
+def owning_problem(qos: QosClass, asked: PodRequests) -> str:
     """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
     if qos not in OWNING:
         return ""
@@ -45,7 +45,7 @@ def owning_problem(qos: QosClass, asked: PodAsk) -> str:
                 f"{qos} pod: container {ask.name} requests {wants}m CPU and is limited to {may}m; "
                 "the two must be equal"
             )
-    total = sum(ask.requests.get("cpu", 0) for ask in asked.of(Kind.APP, Kind.SIDECAR))
+    total = sum(ask.requests.get("cpu", 0) for ask in asked.of(ContainerKind.APP, ContainerKind.SIDECAR))
     if total == 0 or total % 1000:
         return f"{qos} pod: its containers request {total}m CPU together; it must be whole CPUs"
     return ""

@@ -50,7 +50,7 @@ class NodePools:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AnnotatedCpus:
     """CPUs of a pod, by annotation."""
 
     qos: QosClass
@@ -72,7 +72,7 @@ class Withheld:
     system: CpuSet = field(default_factory=CpuSet)
 
 
-def node_pools(groups: Groups, held: Iterable[Held], withheld: Withheld) -> NodePools:
+def node_pools(groups: Groups, held: Iterable[AnnotatedCpus], withheld: Withheld) -> NodePools:
     """Compute the pools.
 
     Args:

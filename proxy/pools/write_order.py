@@ -21,7 +21,7 @@ ROOT, POD, CONTAINER = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BeGroup:
     """A cgroup of BE pods.
 
     Attributes:
@@ -43,7 +43,7 @@ class SetCpus:
     cpus: CpuSet
 
 
-def steps(groups: Iterable[Group], shall: Mapping[str, CpuSet]) -> tuple[SetCpus, ...]:
+def steps(groups: Iterable[BeGroup], shall: Mapping[str, CpuSet]) -> tuple[SetCpus, ...]:
     """Order the writes.
 
     Args:

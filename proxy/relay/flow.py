@@ -103,7 +103,7 @@ class Outgoing:
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
 
-class Books:
+class FlowControl:
     """Windows, credits and the queue of one connection.
 
     Attributes:

@@ -41,7 +41,7 @@ _TEXTS_IN_A_BLOCK: Final = 8  # a valid block has one
 _TOO_LONG: Final = "?"  # stands for a value that is longer: no path and no number
 
 
-class Follower:
+class HpackTracker:
     """Follows one direction's header table and finds one field.
 
     Attributes:

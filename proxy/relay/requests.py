@@ -11,7 +11,7 @@ from proxy.relay.direction import Direction
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError, Unusual
 from proxy.relay.flow import Outgoing
 from proxy.relay.frame_reader import CUT, KEEP, LAST
-from proxy.relay.headers import Follower
+from proxy.relay.headers import HpackTracker
 from proxy.relay.stream import ARRIVING, Stream
 from proxy.relay.streams import Streams
 
@@ -37,7 +37,7 @@ class Requests(Direction):
         super().__init__(frames.PREFACE)
         self._intercepts = intercepts
         self._last = 0
-        self.follower = Follower(b":path", {4: "/", 5: "/index.html"})
+        self.follower = HpackTracker(b":path", {4: "/", 5: "/index.html"})
         self.announced: deque[int | None] = deque()
 
     def join(self, streams: Streams, client_settings: Callable[[int, int], None]) -> None:

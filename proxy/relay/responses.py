@@ -8,7 +8,7 @@ from proxy.relay import frames
 from proxy.relay.direction import Direction
 from proxy.relay.events import RelayError
 from proxy.relay.frame_reader import CUT, KEEP
-from proxy.relay.headers import Follower
+from proxy.relay.headers import HpackTracker
 from proxy.relay.requests import Requests
 from proxy.relay.stream import ARRIVING, Stream
 from proxy.relay.streams import Streams
@@ -29,7 +29,7 @@ class Responses(Direction):
 
     def __init__(self, requests: Requests) -> None:
         super().__init__()
-        self.follower = Follower(b"grpc-status", {})
+        self.follower = HpackTracker(b"grpc-status", {})
         self._requests = requests
         self._limit = self.follower.size
 

@@ -36,7 +36,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.relay import frames
 from proxy.relay.body_budget import Room
 from proxy.relay.events import Handler, RelayError, Unusual
-from proxy.relay.flow import Books, joined
+from proxy.relay.flow import FlowControl, joined
 from proxy.relay.stream import SENDING, WAITING, Stream
 
 HELD_BYTES: Final = 64 << 20
@@ -95,7 +95,7 @@ class Streams:
         self.open: set[int] = set()
         self.tracked: dict[int, Stream] = {}
         self.dead: dict[int, bool] = {}
-        self.books = Books()
+        self.books = FlowControl()
         self.goaway = frames.STREAM_ID
         self.held = 0
         self.room = room

@@ -22,7 +22,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos
-from proxy.release.targets import Target
+from proxy.release.targets import ReleaseTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Due:
 
 
 @dataclass(slots=True)
-class Given:
+class SweepResult:
     """What a sweep did.
 
     Attributes:
@@ -54,7 +54,9 @@ class Given:
     errors: list[str] = field(default_factory=list)
 
 
-def give_back(enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Container, Target]]) -> Given:
+def give_back(
+    enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Container, ReleaseTarget]]
+) -> SweepResult:
     """Widen each container to its target set.
 
     Args:
@@ -62,7 +64,7 @@ def give_back(enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Cont
         state: The node.
         targets: The target of each container.
     """
-    done, cgroups = Given(), enforcer.cgroups
+    done, cgroups = SweepResult(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, done)
     for idle in idle_groups(cgroups, state):
@@ -88,7 +90,7 @@ def _there(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
 
 
 def _widen(
-    cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: Target, done: Given
+    cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: ReleaseTarget, done: SweepResult
 ) -> Due:
     """Return a container that has a group what it is to have."""
     has, above = cgroups.read(path), _above(cgroups, path)
@@ -101,7 +103,7 @@ def _widen(
     return Due(cpus, mems, has.cpus <= cpus and has.mems <= mems)
 
 
-def _unborn(cgroups: Cgroups, machine: Machine, container: Container, target: Target) -> Due:
+def _unborn(cgroups: Cgroups, machine: Machine, container: Container, target: ReleaseTarget) -> Due:
     """Return what a container without a group is to start with."""
     cpus, mems = machine.online, machine.memory_nodes
     pod = cgroups.pod_group(container.pod.cgroup_parent)
@@ -121,7 +123,7 @@ def _above(cgroups: Cgroups, path: str) -> CpusetValue:
     return cgroups.read(path.rpartition("/")[0])
 
 
-def _as_above(cgroups: Cgroups, path: str, done: Given) -> None:
+def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
     """Return a group that is no container's what the group above it has; on v2 it may have that already."""
     try:
         want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
@@ -132,7 +134,7 @@ def _as_above(cgroups: Cgroups, path: str, done: Given) -> None:
             done.errors.append(str(error))
 
 
-def _give_groups(cgroups: Cgroups, state: NodeState, done: Given) -> None:
+def _give_groups(cgroups: Cgroups, state: NodeState, done: SweepResult) -> None:
     """Return the groups above BE containers what lies above them, and what is in them the same."""
     parents = {p.cgroup_parent for p in state.pods.values() if p.kube_qos is KubeQos.BEST_EFFORT}
     pods = {path for parent in parents if (path := cgroups.pod_group(parent))}

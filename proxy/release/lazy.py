@@ -23,7 +23,7 @@ NOTHING = (
 )
 
 
-class Leaving:
+class LazyRelease:
     """Makes the release of a daemon on demand."""
 
     def __init__(self, config: Config, keeper: Keeper | None, suppression: Suppression | None) -> None:

@@ -15,7 +15,7 @@ from proxy.controller.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
-from proxy.release.kernel import Due, Given
+from proxy.release.kernel import Due, SweepResult
 from proxy.telemetry import metrics
 
 
@@ -51,7 +51,7 @@ class Telling:
         self._worker = worker
         self.progress = progress
 
-    def is_due(self, container_id: str, given: Given) -> bool:
+    def is_due(self, container_id: str, given: SweepResult) -> bool:
         """Return whether the runtime may have something else saved than a container is to have."""
         keeper, due = self._keeper, given.due[container_id]
         container = keeper.state.containers.get(container_id)
@@ -65,7 +65,7 @@ class Telling:
         mems = container.placement.mems if reported is None else reported.mems
         return keeper.saved.get(container_id) != due.cpus or mems != due.mems
 
-    async def all(self, given: Given, pace: Callable[[], Awaitable[None]]) -> None:
+    async def all(self, given: SweepResult, pace: Callable[[], Awaitable[None]]) -> None:
         """Update all pending containers; one that cannot be updated now is left for the next sweep."""
         pending = self.progress.pending
         while pending:

@@ -23,7 +23,7 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
-from proxy.release.kernel import Given, give_back
+from proxy.release.kernel import SweepResult, give_back
 from proxy.release.record import KEY
 from proxy.release.runtime_updates import Progress, Telling
 from proxy.release.targets import target_of
@@ -247,7 +247,7 @@ class Release:
             passes = keeper.telemetry.value(metrics.RECONCILES)
         return True
 
-    async def _kernel(self) -> Given:
+    async def _kernel(self) -> SweepResult:
         keeper = self._keeper
         state, manager = keeper.state, keeper.beside.manager
         targets = [

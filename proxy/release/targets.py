@@ -30,7 +30,7 @@ from proxy.model.workload import Container, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReleaseTarget:
     """The target of a container.
 
     Attributes:
@@ -44,7 +44,7 @@ class Target:
     why: str
 
 
-def target_of(container: Container, machine: Machine, manager: CpuManager) -> Target:
+def target_of(container: Container, machine: Machine, manager: CpuManager) -> ReleaseTarget:
     """Return the target of a container.
 
     Args:
@@ -56,13 +56,13 @@ def target_of(container: Container, machine: Machine, manager: CpuManager) -> Ta
     if manager.policy == "static":
         held = manager.held.get(container.pod.uid, {}).get(container.name)
         if held and held <= machine.present:
-            return Target(held, mems, "kubelet's CPU manager gave them to it")
+            return ReleaseTarget(held, mems, "kubelet's CPU manager gave them to it")
         if manager.default and manager.default <= machine.present:
-            return Target(manager.default, mems, "kubelet's default set")
+            return ReleaseTarget(manager.default, mems, "kubelet's default set")
     named = named_cpus(container.request, machine)
     if named is not None:
-        return Target(named, mems, "its request names them")
-    return Target(None, mems, "as the group above it")
+        return ReleaseTarget(named, mems, "its request names them")
+    return ReleaseTarget(None, mems, "as the group above it")
 
 
 def named_cpus(request: Request, machine: Machine) -> CpuSet | None:

@@ -9,7 +9,7 @@ from proxy.model.workload import Container, Pool
 from proxy.observe.explain_data import to_data
 from proxy.simulate.cluster import Result
 from proxy.simulate.hosts import Host
-from proxy.simulate.node_rows import Row, rows_of
+from proxy.simulate.node_rows import NumaNodeRow, rows_of
 from proxy.simulate.quality import Left, Lie
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings
@@ -48,7 +48,7 @@ def _host(host: Host, left: Left) -> Data:
     }
 
 
-def _row(row: Row) -> Data:
+def _row(row: NumaNodeRow) -> Data:
     return {
         "id": row.node,
         "cpus": str(row.cpus),

@@ -71,7 +71,7 @@ def documents(data: bytes, file: str) -> list[Document]:
         found = _json(text, file)
         if found is not None:
             return found
-    return [document for document in _Builder(text, file).documents() if document.value is not None]
+    return [document for document in _DocumentBuilder(text, file).documents() if document.value is not None]
 
 
 def _json(text: str, file: str) -> list[Document] | None:
@@ -111,7 +111,7 @@ class _Open:
     merged: list[dict[str, object]] = field(default_factory=list)
 
 
-class _Builder:
+class _DocumentBuilder:
     """Values from the events of one file."""
 
     def __init__(self, text: str, file: str) -> None:

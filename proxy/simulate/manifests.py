@@ -60,7 +60,7 @@ def load_pods(
     Raises:
         InputError: A file, a document or a pod is not what it should be; one line, with file and line.
     """
-    reader = _Reader(machines, replicas, bound=bound)
+    reader = _ManifestReader(machines, replicas, bound=bound)
     for path in found_files(words):
         for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input"):
             reader.take(document, document.value)
@@ -70,7 +70,7 @@ def load_pods(
     return reader.pods
 
 
-class _Reader:
+class _ManifestReader:
     """Makes guests of documents."""
 
     def __init__(self, machines: Sequence[str], replicas: int, *, bound: bool) -> None:

@@ -12,7 +12,7 @@ from proxy.simulate.hosts import Host
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NumaNodeRow:
     """One NUMA node, or what is on none.
 
     Attributes:
@@ -39,14 +39,14 @@ class Row:
         return self.cpus - self.owned - self.reserved
 
 
-def rows_of(host: Host) -> list[Row]:
+def rows_of(host: Host) -> list[NumaNodeRow]:
     """Look at the NUMA nodes of a machine; the last row is that of devices near to none, if there are any."""
     node, owned = host.node, host.owned
     staying = [c for c in host.state.containers.values() if c.phase is not Phase.EXITED]
     given = _given(staying)
     pods = _pods(host, staying)
     rows = [
-        Row(
+        NumaNodeRow(
             numa.id,
             numa.cpus,
             numa.cpus & owned,
@@ -60,7 +60,7 @@ def rows_of(host: Host) -> list[Row]:
     nowhere = _devices(host, given, None)
     if nowhere:
         none = CpuSet()
-        rows.append(Row(None, none, none, none, len(pods.get(None, ())), None, nowhere))
+        rows.append(NumaNodeRow(None, none, none, none, len(pods.get(None, ())), None, nowhere))
     return rows
 
 

@@ -8,7 +8,7 @@ from proxy.model.phrases import counted
 from proxy.model.requests import in_bytes
 from proxy.observe.value_text import clean
 from proxy.simulate.hosts import PODS, Host
-from proxy.simulate.node_rows import Row, rows_of
+from proxy.simulate.node_rows import NumaNodeRow, rows_of
 from proxy.simulate.quality import left_of
 from proxy.topology.text import size_text
 
@@ -36,7 +36,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(row[at].ljust(widths[at]) for at in kept).rstrip() for row in rows]
 
 
-def bar(row: Row, scale: float) -> str:
+def bar(row: NumaNodeRow, scale: float) -> str:
     """Draw a node's CPUs: one column for each, or for several where the node is large.
 
     What is there has a column at least, so that a bar never hides that something is owned or left.
@@ -83,7 +83,7 @@ def _interesting(host: Host) -> Iterable[tuple[str, int]]:
             yield name, offer
 
 
-def _cells(row: Row, scale: float) -> list[str]:
+def _cells(row: NumaNodeRow, scale: float) -> list[str]:
     if row.node is None:
         head = ["no node", "", "", "", ""]
     else:

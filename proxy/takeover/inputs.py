@@ -74,7 +74,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class TakeoverInputs:
     """Everything that the rules of a takeover depend on, at one moment.
 
     Attributes:

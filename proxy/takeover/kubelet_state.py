@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from proxy.backends.kubelet.checkpoint_writer import CURRENT, none_state, pods_of, static_state
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.model.idset import CpuSet
-from proxy.takeover.inputs import STRICT, Scene
-from proxy.takeover.record import Record
+from proxy.takeover.inputs import STRICT, TakeoverInputs
+from proxy.takeover.record import TakeoverRecord
 
 Entries = dict[str, dict[str, CpuSet]]
 """Pod uid to container name to CPUs."""
@@ -37,7 +37,7 @@ class Truth:
     left_out: tuple[str, ...] = ()
 
 
-def truth(record: Record, scene: Scene, target: str) -> Truth:
+def truth(record: TakeoverRecord, scene: TakeoverInputs, target: str) -> Truth:
     """Write kubelet's file for a policy.
 
     Args:
@@ -62,7 +62,7 @@ def truth(record: Record, scene: Scene, target: str) -> Truth:
     return Truth(text, tuple(left_out))
 
 
-def _ours(scene: Scene, reserved: CpuSet) -> tuple[Entries, list[str]]:
+def _ours(scene: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
     """Return the CPUs that containers really have, and those that the file cannot express."""
     held: Entries = {}
     left_out: list[str] = []
@@ -76,7 +76,7 @@ def _ours(scene: Scene, reserved: CpuSet) -> tuple[Entries, list[str]]:
     return held, left_out
 
 
-def _keep_theirs(scene: Scene, held: Entries, reserved: CpuSet) -> None:
+def _keep_theirs(scene: TakeoverInputs, held: Entries, reserved: CpuSet) -> None:
     """Add what kubelet holds for containers that are not here, where it meets no other pod's."""
     owned: dict[str, CpuSet] = {}
     taken = CpuSet()
@@ -93,7 +93,7 @@ def _keep_theirs(scene: Scene, held: Entries, reserved: CpuSet) -> None:
                 spare -= cpus
 
 
-def _bubbles(scene: Scene, held: Entries, reserved: CpuSet) -> dict[str, CpuSet]:
+def _bubbles(scene: TakeoverInputs, held: Entries, reserved: CpuSet) -> dict[str, CpuSet]:
     """Keep the CPUs of pods as a whole as they are, where their containers and no others are inside."""
     assert scene.file.checkpoint is not None
     found: dict[str, CpuSet] = {}

@@ -20,7 +20,7 @@ KEY = "t/takeover"
 STEPS = ("start", "finish", "revert")
 
 
-class Late:
+class LazyTakeover:
     """Makes the takeover of a daemon on demand."""
 
     def __init__(self, config: Config, keeper: Keeper | None, ledger: Ledger | None) -> None:
@@ -47,11 +47,11 @@ class Late:
         if self._keeper is None:
             raise InputError("cannot take over: in passthrough mode nothing is decided")
         if self._made is None:
-            from proxy.takeover.service import Places, Takeover
+            from proxy.takeover.service import Takeover, TakeoverPaths
             from proxy.takeover.writer import Writer
 
             directory, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
-            places = Places(directory, self._config.procfs_root)
+            places = TakeoverPaths(directory, self._config.procfs_root)
             self._made = Takeover(self._keeper, Writer(self._ledger, directory, backups), places)
             self._made.recover()
         return self._made

@@ -33,7 +33,7 @@ KEY = "t/takeover"
 """Where the ledger has it."""
 
 
-class Stage(enum.StrEnum):
+class TakeoverStage(enum.StrEnum):
     """How far a takeover has come."""
 
     NONE = "none"
@@ -59,7 +59,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TakeoverRecord:
     """How far a takeover has come.
 
     Attributes:
@@ -76,7 +76,7 @@ class Record:
         pending: The write that is under way.
     """
 
-    stage: Stage = Stage.NONE
+    stage: TakeoverStage = TakeoverStage.NONE
     began: float = 0.0
     since: float = 0.0
     policy: str = ""
@@ -92,7 +92,7 @@ class Record:
     @property
     def ours(self) -> bool:
         """True where pods that come get our choice of CPUs."""
-        return self.stage is not Stage.NONE
+        return self.stage is not TakeoverStage.NONE
 
     def standing(self, held: Held) -> Held:
         """Return the part of what kubelet's CPU manager holds that counts.
@@ -100,9 +100,9 @@ class Record:
         Before a takeover that is all; after its start only what was given before (what kubelet gives to pods
         that come is its own account, and in effect nowhere); after its end nothing.
         """
-        if self.stage is Stage.NONE:
+        if self.stage is TakeoverStage.NONE:
             return held
-        if self.stage is Stage.FINISHED:
+        if self.stage is TakeoverStage.FINISHED:
             return {}
         both = {
             uid: {name: cpus for name, cpus in names.items() if self.old.get(uid, {}).get(name) == cpus}
@@ -111,7 +111,7 @@ class Record:
         return {uid: names for uid, names in both.items() if names}
 
 
-def settled(record: Record, text: str | None, now: float) -> tuple[Record, str]:
+def settled(record: TakeoverRecord, text: str | None, now: float) -> tuple[TakeoverRecord, str]:
     """Find out the result of a write that was under way when the daemon ended.
 
     Args:
@@ -137,20 +137,25 @@ def settled(record: Record, text: str | None, now: float) -> tuple[Record, str]:
     return undone, f"the takeover's step {pending.step} is undone: {words}; see topoproxy takeover status"
 
 
-def completed(record: Record, now: float) -> Record:
+def completed(record: TakeoverRecord, now: float) -> TakeoverRecord:
     """Return the record after the write that was under way is in place."""
     pending = record.pending
     assert pending is not None
     if pending.step == "revert":
-        return Record()
+        return TakeoverRecord()
     return dataclasses.replace(
-        record, stage=Stage.FINISHED, since=now, target=pending.target, written=pending.after, pending=None
+        record,
+        stage=TakeoverStage.FINISHED,
+        since=now,
+        target=pending.target,
+        written=pending.after,
+        pending=None,
     )
 
 
-def dump(record: Record) -> dict[str, object] | None:
+def dump(record: TakeoverRecord) -> dict[str, object] | None:
     """Return a record as plain data for the ledger; None for one that need not be kept."""
-    if record == Record():
+    if record == TakeoverRecord():
         return None
     pending = None if record.pending is None else dataclasses.asdict(record.pending)
     return {
@@ -169,14 +174,14 @@ def dump(record: Record) -> dict[str, object] | None:
     }
 
 
-def load(data: Mapping[str, Any] | None) -> Record | None:
+def load(data: Mapping[str, Any] | None) -> TakeoverRecord | None:
     """Read a record; the empty one where there is none, None where the data is not one."""
     if data is None:
-        return Record()
+        return TakeoverRecord()
     try:
         pending = data.get("pending")
-        return Record(
-            Stage(data["stage"]),
+        return TakeoverRecord(
+            TakeoverStage(data["stage"]),
             float(data["began"]),
             float(data["since"]),
             str(data["policy"]),

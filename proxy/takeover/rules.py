@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
-from proxy.takeover.inputs import STRICT, Owning, Scene
+from proxy.takeover.inputs import STRICT, Owning, TakeoverInputs
 from proxy.takeover.kubelet_state import truth
-from proxy.takeover.record import Pending, Record, Stage
+from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 
 TARGETS = ("none", "static")
 
@@ -34,7 +34,7 @@ class StepRefusedError(TopoproxyError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What a step came to.
 
     Attributes:
@@ -42,16 +42,16 @@ class Outcome:
         reported: What happened, one sentence each.
     """
 
-    record: Record
+    record: TakeoverRecord
     reported: tuple[str, ...]
 
 
-def conflicts(scene: Scene) -> tuple[str, ...]:
+def conflicts(scene: TakeoverInputs) -> tuple[str, ...]:
     """Say why a takeover cannot start; empty where it can."""
     return tuple(_conflicts(scene))
 
 
-def _conflicts(scene: Scene) -> Iterator[str]:
+def _conflicts(scene: TakeoverInputs) -> Iterator[str]:
     if not scene.enforce:
         yield "the mode is observe: nothing would be placed (mode: enforce)"
     if not scene.ready:
@@ -72,7 +72,7 @@ def _conflicts(scene: Scene) -> Iterator[str]:
     yield from _sets(scene)
 
 
-def _sets(scene: Scene) -> Iterator[str]:
+def _sets(scene: TakeoverInputs) -> Iterator[str]:
     assert scene.file.held is not None
     held = [(uid, n, cpus) for uid, pod in scene.file.held.held.items() for n, cpus in pod.items()]
     everything = CpuSet()
@@ -94,7 +94,7 @@ def _sets(scene: Scene) -> Iterator[str]:
         yield "kubelet has given all CPUs away: the shared pool would be empty"
 
 
-def left(record: Record, scene: Scene) -> tuple[Owning, ...]:
+def left(record: TakeoverRecord, scene: TakeoverInputs) -> tuple[Owning, ...]:
     """List the allocations of the start whose pod still exists."""
     found = []
     for uid, names in record.old.items():
@@ -105,22 +105,22 @@ def left(record: Record, scene: Scene) -> tuple[Owning, ...]:
     return tuple(sorted(found, key=lambda each: each.ref))
 
 
-def start(record: Record, scene: Scene, now: float) -> Outcome:
+def start(record: TakeoverRecord, scene: TakeoverInputs, now: float) -> StepOutcome:
     """From now on pods that come get our choice of CPUs.
 
     Raises:
         StepRefusedError: It cannot start.
     """
-    if record.stage is not Stage.NONE:
-        return Outcome(record, (f"nothing to do: the takeover is {record.stage.value} already",))
+    if record.stage is not TakeoverStage.NONE:
+        return StepOutcome(record, (f"nothing to do: the takeover is {record.stage.value} already",))
     if why := conflicts(scene):
         hints = ("topoproxy takeover plan shows all that was found",)
         raise StepRefusedError(f"cannot start the takeover: {'; '.join(why)}", hints)
     held = scene.file.held
     assert held is not None
     assert scene.file.text is not None
-    begun = Record(
-        Stage.STARTED,
+    begun = TakeoverRecord(
+        TakeoverStage.STARTED,
         now,
         now,
         scene.file.policy,
@@ -130,7 +130,7 @@ def start(record: Record, scene: Scene, now: float) -> Outcome:
         held.held,
     )
     count = sum(len(names) for names in held.held.values())
-    return Outcome(
+    return StepOutcome(
         begun,
         (
             f"{counted(count, 'allocation')} of kubelet's CPU manager: their containers keep these CPUs",
@@ -139,21 +139,23 @@ def start(record: Record, scene: Scene, now: float) -> Outcome:
     )
 
 
-def finish(record: Record, scene: Scene, target: str, *, with_running: bool, force: bool) -> Outcome:
+def finish(
+    record: TakeoverRecord, scene: TakeoverInputs, target: str, *, with_running: bool, force: bool
+) -> StepOutcome:
     """Have kubelet's file say what is so, for the policy under which kubelet starts next.
 
     Raises:
         StepRefusedError: It has not started, kubelet runs, or old allocations are there.
         CheckpointError: There is no file that kubelet would start with.
     """
-    if record.stage is Stage.NONE:
+    if record.stage is TakeoverStage.NONE:
         raise StepRefusedError(
             "cannot finish the takeover: it has not started", ("topoproxy takeover start begins it",)
         )
-    if record.stage is Stage.FINISHED and record.target == scene.file.policy == target:
-        return Outcome(record, (f"nothing to do: kubelet's file is that of policy {target} already",))
+    if record.stage is TakeoverStage.FINISHED and record.target == scene.file.policy == target:
+        return StepOutcome(record, (f"nothing to do: kubelet's file is that of policy {target} already",))
     remaining = left(record, scene)
-    if record.stage is Stage.STARTED and remaining and not with_running:
+    if record.stage is TakeoverStage.STARTED and remaining and not with_running:
         raise StepRefusedError(
             f"cannot finish the takeover: {len(remaining)} of kubelet's allocations are still in use"
             f" ({', '.join(each.ref for each in remaining[:5])}{', ...' if len(remaining) > 5 else ''})",
@@ -165,29 +167,31 @@ def finish(record: Record, scene: Scene, target: str, *, with_running: bool, for
     _may_write(scene, "finish the takeover", force=force)
     made = truth(record, scene, target)
     pending = Pending("finish", scene.file.text, made.text, target)
-    return Outcome(
+    return StepOutcome(
         dataclasses.replace(record, pending=pending, forced=bool(scene.running)),
         (f"kubelet's file is now that of policy {target}", *_reported(made.left_out)),
     )
 
 
-def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
+def revert(record: TakeoverRecord, scene: TakeoverInputs, *, force: bool) -> StepOutcome:
     """Have kubelet's CPU manager decide again, from what is in effect now.
 
     Raises:
         StepRefusedError: Its file must be written, and kubelet runs.
         CheckpointError: There is no file that kubelet would start with.
     """
-    if record.stage is Stage.NONE:
-        return Outcome(record, ("nothing to do: there is no takeover",))
+    if record.stage is TakeoverStage.NONE:
+        return StepOutcome(record, ("nothing to do: there is no takeover",))
     made = truth(record, scene, "static")
     # What a kubelet has in memory is what counts: the same as in its file, unless we wrote that as it ran.
     unread = record.forced and scene.running and scene.file.text == record.written
     if made.text == scene.file.text and not unread:
-        return Outcome(Record(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",))
+        return StepOutcome(
+            TakeoverRecord(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",)
+        )
     _may_write(scene, "revert the takeover", force=force)
     pending = Pending("revert", scene.file.text, made.text, "static")
-    return Outcome(
+    return StepOutcome(
         dataclasses.replace(record, pending=pending),
         (
             "kubelet's file is that of policy static, with the CPUs that are in effect now",
@@ -196,7 +200,7 @@ def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
     )
 
 
-def _may_write(scene: Scene, what: str, *, force: bool) -> None:
+def _may_write(scene: TakeoverInputs, what: str, *, force: bool) -> None:
     if not scene.ready:
         raise StepRefusedError(
             f"cannot {what}: the daemon has not compared its state with the runtime yet",
@@ -222,7 +226,7 @@ def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{words}: {each}" for each in left_out)
 
 
-def settings(scene: Scene, target: str) -> tuple[str, ...]:
+def settings(scene: TakeoverInputs, target: str) -> tuple[str, ...]:
     """Say with which settings kubelet has to start, as far as they are not so already."""
     source = scene.manager.sources.get("policy", "")
     said: list[str] = []

@@ -23,10 +23,10 @@ from proxy.controller.store import Follow
 from proxy.controller.worker import Worker
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
-from proxy.takeover.inputs import File, Scene, elsewhere_of, owning_of, pods_of
+from proxy.takeover.inputs import File, TakeoverInputs, elsewhere_of, owning_of, pods_of
 from proxy.takeover.kubelet_running import signs
-from proxy.takeover.record import Record
-from proxy.takeover.rules import TARGETS, Outcome, StepRefusedError, finish, revert, start
+from proxy.takeover.record import TakeoverRecord
+from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
 from proxy.takeover.status_data import after_revert, plan_page, status_page
 from proxy.takeover.writer import Writer, text_in
 
@@ -37,7 +37,7 @@ MEMORY_STATE = "memory_manager_state"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TakeoverPaths:
     """Where things are.
 
     Attributes:
@@ -56,7 +56,7 @@ class Takeover:
         self,
         keeper: Keeper,
         writer: Writer,
-        places: Places,
+        places: TakeoverPaths,
         alive: Callable[[Path, Path], tuple[str, ...]] = signs,
     ) -> None:
         """Take the parts; ``recover`` follows.
@@ -78,7 +78,7 @@ class Takeover:
         keeper.beside.count_only(lambda held: self.record.standing(held))
 
     @property
-    def record(self) -> Record:
+    def record(self) -> TakeoverRecord:
         """How far it has come."""
         return self._writer.record
 
@@ -154,10 +154,10 @@ class Takeover:
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
             keeper.broken(error)
 
-    async def _scene(self) -> Scene:
+    async def _scene(self) -> TakeoverInputs:
         await self._keeper.beside.refresh(self._worker)
         state, ready = self._keeper.state, self._keeper.synced.is_set()
-        scene = Scene(
+        scene = TakeoverInputs(
             self._places.kubelet,
             File(),
             self._keeper.beside.manager,
@@ -172,7 +172,7 @@ class Takeover:
         )
         return await self._worker.run(self._look, scene)
 
-    def _look(self, scene: Scene) -> Scene:
+    def _look(self, scene: TakeoverInputs) -> TakeoverInputs:
         """Add what has to be read; runs in the worker."""
         text, problem = text_in(scene.directory)
         pods = dict(scene.pods)
@@ -197,7 +197,9 @@ class Takeover:
         self._worker.close()
 
 
-def _decision(step: str, params: Mapping[str, str]) -> Callable[[Record, Scene, float], Outcome]:
+def _decision(
+    step: str, params: Mapping[str, str]
+) -> Callable[[TakeoverRecord, TakeoverInputs, float], StepOutcome]:
     """Turn the words of a command into a decision that waits for record and scene.
 
     Raises:

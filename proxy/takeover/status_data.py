@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.model.idset import CpuSet
-from proxy.takeover.inputs import Scene
-from proxy.takeover.record import Record, Stage
+from proxy.takeover.inputs import TakeoverInputs
+from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import conflicts, left, settings
 
 WAIT = (
@@ -32,27 +32,27 @@ STEPS = {
 }
 
 
-def plan_page(record: Record, scene: Scene) -> dict[str, object]:
+def plan_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
     """Return what was found and what each step would do."""
-    against = conflicts(scene) if record.stage is Stage.NONE else ()
+    against = conflicts(scene) if record.stage is TakeoverStage.NONE else ()
     ahead = {
-        Stage.NONE: ("start", "finish", "revert"),
-        Stage.STARTED: ("finish", "revert"),
-        Stage.FINISHED: ("revert",),
+        TakeoverStage.NONE: ("start", "finish", "revert"),
+        TakeoverStage.STARTED: ("finish", "revert"),
+        TakeoverStage.FINISHED: ("revert",),
     }[record.stage]
     return {
         **head(record, scene),
         "allocations": allocations(record, scene),
         "conflicts": list(against),
         "notes": notes(record, scene),
-        "can_start": record.stage is Stage.NONE and not against,
+        "can_start": record.stage is TakeoverStage.NONE and not against,
         "steps": [{"step": step, "does": list(STEPS[step])} for step in ahead],
         "kubelet_settings": {target: list(settings(scene, target)) for target in ("none", "static")},
         "next": next_steps(record, scene),
     }
 
 
-def status_page(record: Record, scene: Scene) -> dict[str, object]:
+def status_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
     """Return how far it has come and what remains."""
     remaining = left(record, scene)
     return {
@@ -64,7 +64,7 @@ def status_page(record: Record, scene: Scene) -> dict[str, object]:
     }
 
 
-def head(record: Record, scene: Scene) -> dict[str, object]:
+def head(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
     """Return the stage, and what both pages begin with."""
     file, manager = scene.file, scene.manager
     return {
@@ -92,7 +92,7 @@ def head(record: Record, scene: Scene) -> dict[str, object]:
     }
 
 
-def allocations(record: Record, scene: Scene) -> list[dict[str, object]]:
+def allocations(record: TakeoverRecord, scene: TakeoverInputs) -> list[dict[str, object]]:
     """List kubelet's entries and what we know of each."""
     rows: list[dict[str, object]] = []
     for uid, names in (scene.file.held.held if scene.file.held is not None else {}).items():
@@ -113,7 +113,7 @@ def allocations(record: Record, scene: Scene) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: str(row["container"]))
 
 
-def notes(record: Record, scene: Scene) -> list[str]:
+def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
     """Say what is no obstacle, and good to know."""
     said = list(scene.manager.problems)
     if record.ours and scene.configured != "static":
@@ -121,7 +121,7 @@ def notes(record: Record, scene: Scene) -> list[str]:
             "our configuration says cpuManagerPolicy: none, and the takeover makes it static:"
             " write static there, so that it stays so without the takeover's record"
         )
-    if record.stage is Stage.FINISHED and scene.file.policy != record.target:
+    if record.stage is TakeoverStage.FINISHED and scene.file.policy != record.target:
         said.append(
             f"finish wrote kubelet's file for policy {record.target}, and it is"
             f" {f'for {scene.file.policy}' if scene.file.policy else 'not usable'} now:"
@@ -146,16 +146,16 @@ def notes(record: Record, scene: Scene) -> list[str]:
     return said
 
 
-def after_revert(scene: Scene) -> list[str]:
+def after_revert(scene: TakeoverInputs) -> list[str]:
     """Say what remains to be done when the takeover has been reverted."""
     return [] if scene.running else [*settings(scene, "static"), "systemctl start kubelet"]
 
 
-def next_steps(record: Record, scene: Scene) -> list[str]:
+def next_steps(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
     """Say what remains to be done."""
-    if record.stage is Stage.NONE:
+    if record.stage is TakeoverStage.NONE:
         return ["topoproxy takeover start"] if not conflicts(scene) else ["remove what stands against it"]
-    if record.stage is Stage.STARTED:
+    if record.stage is TakeoverStage.STARTED:
         stop = ["systemctl stop kubelet"] if scene.running else []
         wait = [WAIT] if left(record, scene) else []
         return [

@@ -21,8 +21,8 @@ from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, s
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.controller.ports import Ledger
 from proxy.model.errors import CannotCreateError, TopoproxyError
-from proxy.takeover.record import KEY, Record, completed, dump, load, settled
-from proxy.takeover.rules import Outcome, StepRefusedError
+from proxy.takeover.record import KEY, TakeoverRecord, completed, dump, load, settled
+from proxy.takeover.rules import StepOutcome, StepRefusedError
 
 RECHECK_S = 1.0
 """After a write, how long until the file is read once more."""
@@ -52,7 +52,7 @@ class Writer:
             pause: Waits for some seconds.
             now: Seconds since the epoch.
         """
-        self.record = Record()
+        self.record = TakeoverRecord()
         self._ledger = ledger
         self._directory = directory
         self._backups = backups
@@ -92,7 +92,7 @@ class Writer:
         self._keep(record)
         return said
 
-    def take(self, outcome: Outcome) -> Outcome:
+    def take(self, outcome: StepOutcome) -> StepOutcome:
         """Make what a step came to so.
 
         Raises:
@@ -128,7 +128,7 @@ class Writer:
                     ("stop kubelet, and repeat this",),
                 )
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: TakeoverRecord) -> None:
         if self._ledger is None:
             raise CannotCreateError("cannot keep the takeover's record: this daemon keeps no state")
         self._ledger.write({KEY: dump(record)})

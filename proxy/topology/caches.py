@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache
 from proxy.topology.cpus import CPU_DIR
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 from proxy.topology.groups import each, lowest, partition
 
 
@@ -30,7 +30,7 @@ class _Found:
     path: str
 
 
-def _last_level(tree: Tree, cpu: int, core: int) -> _Found | None:
+def _last_level(tree: SysfsTree, cpu: int, core: int) -> _Found | None:
     base = f"{CPU_DIR}/cpu{cpu}/cache"
     levels: list[tuple[int, str]] = []
     for index in tree.numbered(base, "index"):
@@ -50,13 +50,18 @@ def _last_level(tree: Tree, cpu: int, core: int) -> _Found | None:
     return None
 
 
-def _sharing(tree: Tree, path: str) -> int | None:
-    """Read which CPUs share a cache; the mask's list has another name, so ``Tree.id_set`` does not fit."""
+def _sharing(tree: SysfsTree, path: str) -> int | None:
+    """Read which CPUs share a cache.
+
+    The mask's list has another name, so ``SysfsTree.id_set`` does not fit.
+    """
     bits = tree.mask(f"{path}/shared_cpu_map")
     return tree.id_list(f"{path}/shared_cpu_list") if bits is None else bits
 
 
-def read_caches(tree: Tree, online: int, cores: Mapping[int, int]) -> tuple[dict[int, int], dict[int, Cache]]:
+def read_caches(
+    tree: SysfsTree, online: int, cores: Mapping[int, int]
+) -> tuple[dict[int, int], dict[int, Cache]]:
     """Find the last-level cache groups.
 
     Args:

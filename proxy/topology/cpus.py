@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 from proxy.topology.groups import by_key, each, partition
 
 CPU_DIR = "devices/system/cpu"
@@ -53,7 +53,7 @@ class Levels:
     missing: tuple[str, ...]
 
 
-def read_cpu_lists(tree: Tree) -> CpuLists:
+def read_cpu_lists(tree: SysfsTree) -> CpuLists:
     """Find the online CPUs; the set is empty where the tree has none."""
     ids = tree.numbered(CPU_DIR, "cpu")
     directories = sum(1 << i for i in ids)
@@ -68,7 +68,7 @@ def read_cpu_lists(tree: Tree) -> CpuLists:
     return CpuLists(bits, "cpu directories", directories)
 
 
-def _said(tree: Tree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
+def _said(tree: SysfsTree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
     """Read what each CPU says about one level, the first of ``names`` that holds the CPU itself."""
     said: dict[int, int] = {}
     for cpu in cpus:
@@ -80,19 +80,19 @@ def _said(tree: Tree, online: int, cpus: Sequence[int], names: Sequence[str]) ->
     return said
 
 
-def _numbers(tree: Tree, cpus: Sequence[int], name: str) -> dict[int, int]:
+def _numbers(tree: SysfsTree, cpus: Sequence[int], name: str) -> dict[int, int]:
     found = ((cpu, tree.number(f"{CPU_DIR}/cpu{cpu}/topology/{name}")) for cpu in cpus)
     return {cpu: number for cpu, number in found if number is not None}
 
 
-def _packages(tree: Tree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
+def _packages(tree: SysfsTree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
     said = _said(tree, online, cpus, ("package_cpus", "core_siblings"))
     # CPUs whose set is missing (old kernels; a CPU that was just brought up) go by their id.
     rest = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in said and cpu in ids})
     return partition({**said, **rest})
 
 
-def read_levels(tree: Tree, online: int) -> Levels:
+def read_levels(tree: SysfsTree, online: int) -> Levels:
     """Read all levels above the CPU but the caches.
 
     Args:

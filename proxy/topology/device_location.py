@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.model.idset import Mask, union
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MINOR = re.compile(r"^Device Minor:\s*(\d{1,6})\s*$", re.MULTILINE)
@@ -37,7 +37,7 @@ _TOLD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeviceLocation:
     """Where a device is.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
     source: str
 
 
-def joined(places: Iterable[Place]) -> Place | None:
+def joined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
     """Return the place of what is in several places; those that are known count. None for nothing."""
     found = list(places)
     known = [place for place in found if place.nodes is not None] or found
@@ -58,10 +58,10 @@ def joined(places: Iterable[Place]) -> Place | None:
     bits = union(place.nodes.bits for place in known if place.nodes is not None)
     words = list(dict.fromkeys(place.source for place in known))
     more = f" and {len(words) - _TOLD} more" if len(words) > _TOLD else ""
-    return Place(Mask.from_bits(bits) if bits else None, ", ".join(words[:_TOLD]) + more)
+    return DeviceLocation(Mask.from_bits(bits) if bits else None, ", ".join(words[:_TOLD]) + more)
 
 
-class Places:
+class DeviceLocator:
     """Looks for devices in sysfs.
 
     Args:
@@ -70,11 +70,11 @@ class Places:
     """
 
     def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:
-        self._sys = Tree(Path(os.path.realpath(sysfs_root)))
-        self._proc = Tree(procfs_root)
+        self._sys = SysfsTree(Path(os.path.realpath(sysfs_root)))
+        self._proc = SysfsTree(procfs_root)
         self._cards: tuple[tuple[str, ...], dict[int, str]] = ((), {})
 
-    def numbered(self, kind: str, major: int, minor: int) -> Place | None:
+    def numbered(self, kind: str, major: int, minor: int) -> DeviceLocation | None:
         """Find a device by its numbers.
 
         Args:
@@ -87,12 +87,12 @@ class Places:
         """
         return self.at(f"dev/{kind}/{major}:{minor}")
 
-    def iommu_group(self, group: int) -> Place | None:
+    def iommu_group(self, group: int) -> DeviceLocation | None:
         """Find the members of an IOMMU group; None where there is no such group, or it is empty."""
         directory = f"kernel/iommu_groups/{group}/devices"
         return joined(self._all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS]))
 
-    def nvidia(self, minor: int) -> Place | None:
+    def nvidia(self, minor: int) -> DeviceLocation | None:
         """Find a card of NVIDIA's by the minor number of its device file; None where the driver has none."""
         names = tuple(self._proc.names(_GPUS))
         if names != self._cards[0]:
@@ -103,12 +103,12 @@ class Places:
         address = self._cards[1].get(minor)
         return None if address is None else self.at(f"bus/pci/devices/{address.lower()}")
 
-    def at(self, path: str) -> Place | None:
+    def at(self, path: str) -> DeviceLocation | None:
         """Find the device that a path below ``/sys`` leads to; None where there is none."""
         return joined(self._all((path,)))
 
-    def _all(self, paths: Iterable[str], depth: int = 0) -> list[Place]:
-        found: list[Place] = []
+    def _all(self, paths: Iterable[str], depth: int = 0) -> list[DeviceLocation]:
+        found: list[DeviceLocation] = []
         for path in paths:
             real = self._real(path)
             if real is None:
@@ -140,7 +140,7 @@ class Places:
                 return [f"{disk}/{name}" for name in self._sys.names(disk) if _CONTROLLER.fullmatch(name)]
         return []
 
-    def _above(self, real: str) -> Place:
+    def _above(self, real: str) -> DeviceLocation:
         """Read the nearest ``numa_node`` at or above a directory."""
         directory = real
         while "/" in directory:
@@ -149,15 +149,15 @@ class Places:
                 return self._reported(directory.rpartition("/")[2], text)
             directory = directory.rpartition("/")[0]
         if real.startswith(_VIRTUAL):
-            return Place(None, "a device without hardware of its own")
-        return Place(None, f"sysfs has no NUMA node for {real}")
+            return DeviceLocation(None, "a device without hardware of its own")
+        return DeviceLocation(None, f"sysfs has no NUMA node for {real}")
 
-    def _reported(self, name: str, text: str) -> Place:
+    def _reported(self, name: str, text: str) -> DeviceLocation:
         device = f"PCI device {name}" if _PCI.fullmatch(name) else f"device {name}"
         if text == "-1":
-            return Place(None, f"{device} has no NUMA node")
+            return DeviceLocation(None, f"{device} has no NUMA node")
         node = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1
         # A kernel without NUMA has no node directories: all there is, is node 0.
         if node in (self._sys.numbered("devices/system/node", "node") or [0]):
-            return Place(Mask((node,)), f"numa_node of {device}")
-        return Place(None, f"{device} has NUMA node {text[:20]!r}, which this machine does not have")
+            return DeviceLocation(Mask((node,)), f"numa_node of {device}")
+        return DeviceLocation(None, f"{device} has NUMA node {text[:20]!r}, which this machine does not have")

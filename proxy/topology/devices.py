@@ -21,7 +21,7 @@ from proxy.model.workload import Near
 from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
 from proxy.topology.device_files import below, device_file, worth_a_look
-from proxy.topology.device_location import Place, Places, joined
+from proxy.topology.device_location import DeviceLocation, DeviceLocator, joined
 
 _VFIO_GROUP = re.compile(r"vfio/(?:noiommu-)?(\d{1,6})")
 _NVIDIA = re.compile(r"nvidia(\d{1,4})")
@@ -68,7 +68,7 @@ class SysfsDevices:
         stat: Callable[[str], os.stat_result] = os.stat,
         complain: Report = silent,
     ) -> None:
-        self._places = Places(sysfs_root, procfs_root)
+        self._places = DeviceLocator(sysfs_root, procfs_root)
         self._dev = os.path.realpath(dev_root)
         self._cdi = CdiSpecs(cdi_roots, complain)
         self._stat = stat
@@ -90,16 +90,16 @@ class SysfsDevices:
             found[name] = Near(name, "", place.nodes, place.source)
         return tuple(found.values())
 
-    def _named(self, name: str) -> Place:
+    def _named(self, name: str) -> DeviceLocation:
         device = self._cdi.device(name)
         if device is None:
-            return Place(None, "no CDI spec names it")
+            return DeviceLocation(None, "no CDI spec names it")
         place = joined(place for path in device.paths for _, place in self._path(path))
         if place is None:
-            return Place(None, f"{device.spec} names no device file with a place for it")
-        return Place(place.nodes, f"{place.source} (by {device.spec})")
+            return DeviceLocation(None, f"{device.spec} names no device file with a place for it")
+        return DeviceLocation(place.nodes, f"{place.source} (by {device.spec})")
 
-    def _path(self, path: str) -> list[tuple[str, Place]]:
+    def _path(self, path: str) -> list[tuple[str, DeviceLocation]]:
         """Find what a path stands for: name and place of each device."""
         known = device_file(path)
         if known is None:
@@ -115,13 +115,13 @@ class SysfsDevices:
             return self._directory(name)
         return [(f"/dev/{name}", self._device(name, file))]
 
-    def _directory(self, directory: str) -> list[tuple[str, Place]]:
+    def _directory(self, directory: str) -> list[tuple[str, DeviceLocation]]:
         files = [(n, f) for n, f in self._inside(directory) if worth_a_look(f"/dev/{n}")]
         if not files:
             return []
         found = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
         known = [(name, place) for name, place in found if place.nodes is not None]
-        return known or [(f"/dev/{directory}", Place(None, "no device in it has a NUMA node"))]
+        return known or [(f"/dev/{directory}", DeviceLocation(None, "no device in it has a NUMA node"))]
 
     def _inside(self, directory: str) -> list[tuple[str, os.stat_result]]:
         """List the device files in a directory and in those below; links lead elsewhere and are left out."""
@@ -155,10 +155,12 @@ class SysfsDevices:
         except (OSError, ValueError):
             return None
 
-    def _device(self, name: str, file: os.stat_result | None) -> Place:
+    def _device(self, name: str, file: os.stat_result | None) -> DeviceLocation:
         group = _VFIO_GROUP.fullmatch(name)
         if group:
-            return self._places.iommu_group(int(group[1])) or Place(None, "its IOMMU group has no members")
+            return self._places.iommu_group(int(group[1])) or DeviceLocation(
+                None, "its IOMMU group has no members"
+            )
         place = None
         if file is not None and (kind := _kind(file)):
             place = self._places.numbered(kind, os.major(file.st_rdev), os.minor(file.st_rdev))
@@ -168,7 +170,9 @@ class SysfsDevices:
             place = self._places.nvidia(minor) or place
         if place is not None:
             return place
-        return Place(None, "this host has no such device file" if file is None else "sysfs does not know it")
+        return DeviceLocation(
+            None, "this host has no such device file" if file is None else "sysfs does not know it"
+        )
 
 
 def _kind(file: os.stat_result) -> str:

@@ -3,7 +3,7 @@
 sysfs is a moving thing: a CPU that goes offline takes its files with it, old kernels have fewer files, and
 what a file says can be nonsense in a container or a virtual machine. So every read here answers with a
 value or with None, never with an exception; what was there but could not be understood is kept as a
-sentence in ``Tree.problems``. Which absences matter is decided by the callers.
+sentence in ``SysfsTree.problems``. Which absences matter is decided by the callers.
 
 Sets come in two spellings, the mask (``ff,00000003``) and the list (``0-1,32-39``). Both become plain
 integers (bit i stands for id i): thousands of them are read, compared and thrown away, and only the few
@@ -49,7 +49,7 @@ def parse_mask(text: str) -> int:
     return bits
 
 
-class Tree:
+class SysfsTree:
     """The files below one directory.
 
     Attributes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from proxy.model.idset import CpuSet
 from proxy.topology.cpus import CPU_DIR
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 from proxy.topology.groups import each, lowest
 from proxy.topology.nodes import NODE_DIR
 
@@ -39,7 +39,7 @@ _PER_CORE = (
 )
 
 
-def read_kinds(tree: Tree, cores: Mapping[int, int]) -> dict[str, dict[str, str]] | None:
+def read_kinds(tree: SysfsTree, cores: Mapping[int, int]) -> dict[str, dict[str, str]] | None:
     """Find the kinds of CPUs of a hybrid machine.
 
     Args:
@@ -68,7 +68,7 @@ def read_kinds(tree: Tree, cores: Mapping[int, int]) -> dict[str, dict[str, str]
     return kinds or None
 
 
-def read_files(tree: Tree, online: int) -> dict[str, bool]:
+def read_files(tree: SysfsTree, online: int) -> dict[str, bool]:
     """Return which kinds of files the tree has, looking at the first online CPU and at the first node."""
     cpu = f"{CPU_DIR}/cpu{lowest(online)}"
     node = f"{NODE_DIR}/node{next(iter(tree.numbered(NODE_DIR, 'node')), 0)}"
@@ -84,7 +84,7 @@ def read_files(tree: Tree, online: int) -> dict[str, bool]:
     return found
 
 
-def read_smt(tree: Tree) -> dict[str, object]:
+def read_smt(tree: SysfsTree) -> dict[str, object]:
     """Read what the kernel says about SMT as a whole."""
     return {
         "control": tree.text(f"{CPU_DIR}/smt/control"),
@@ -92,13 +92,13 @@ def read_smt(tree: Tree) -> dict[str, object]:
     }
 
 
-def read_node_masks(tree: Tree) -> dict[str, object]:
+def read_node_masks(tree: SysfsTree) -> dict[str, object]:
     """Read the node sets that the kernel lists, as texts; those without a file are left out."""
     texts = {name: tree.text(f"{NODE_DIR}/{name}") for name in _NODE_MASKS}
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def read_versions(proc: Tree | None) -> dict[str, str | None]:
+def read_versions(proc: SysfsTree | None) -> dict[str, str | None]:
     """Read architecture and kernel release from proc; None where it has none.
 
     Kernels before 6.1 have no file for the architecture. ARM, on which not every bind policy is offered, is

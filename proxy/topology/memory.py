@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 
 from proxy.model.machine import HugePages
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 
 _KB = 1024
 _FIELD = re.compile(r"^(?:Node \d+ )?(\w+):\s+(\d+)(?: kB)?\s*$", re.MULTILINE)
 _SIZE = re.compile(r"hugepages-(\d{1,12})kB")
 
 
-def meminfo(tree: Tree, path: str) -> dict[str, int]:
+def meminfo(tree: SysfsTree, path: str) -> dict[str, int]:
     """Read a meminfo file, of ``/proc`` or of a node: field to number (kB where the field has a unit)."""
     text = tree.text(path)
     return {} if text is None else {name: int(value) for name, value in _FIELD.findall(text)}
@@ -29,7 +29,7 @@ def mem_total(fields: dict[str, int]) -> int | None:
     return None if total is None else total * _KB
 
 
-def hugepages(tree: Tree, directory: str) -> dict[int, HugePages] | None:
+def hugepages(tree: SysfsTree, directory: str) -> dict[int, HugePages] | None:
     """Read a directory of huge page sizes: page size in kB to counts; None where there is no directory."""
     if not tree.exists(directory):
         return None
@@ -44,7 +44,9 @@ def hugepages(tree: Tree, directory: str) -> dict[int, HugePages] | None:
     return found
 
 
-def machine_hugepages(tree: Tree, fields: dict[str, int]) -> tuple[dict[int, HugePages] | None, str | None]:
+def machine_hugepages(
+    tree: SysfsTree, fields: dict[str, int]
+) -> tuple[dict[int, HugePages] | None, str | None]:
     """Return the machine's huge pages (without surplus) and where they were found.
 
     Args:

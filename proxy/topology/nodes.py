@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import NumaNode
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 from proxy.topology.groups import each
 from proxy.topology.memory import hugepages, mem_total, meminfo
 
@@ -40,7 +40,7 @@ class Nodes:
     claimed: Mapping[int, CpuSet]
 
 
-def _claims(tree: Tree, node: int) -> int:
+def _claims(tree: SysfsTree, node: int) -> int:
     """Read the CPUs of a node's map as bits.
 
     Raises:
@@ -59,7 +59,7 @@ def _claims(tree: Tree, node: int) -> int:
     return sum(1 << cpu for cpu in tree.numbered(here, "cpu"))
 
 
-def _settle(tree: Tree, claims: Mapping[int, int], cpu: int) -> int | None:
+def _settle(tree: SysfsTree, claims: Mapping[int, int], cpu: int) -> int | None:
     """Return the node of one CPU."""
     nodes = [node for node, bits in claims.items() if bits >> cpu & 1]
     if len(nodes) > 1:
@@ -70,7 +70,7 @@ def _settle(tree: Tree, claims: Mapping[int, int], cpu: int) -> int | None:
     return nodes[0] if nodes else None
 
 
-def _distance(tree: Tree, node: int, count: int) -> tuple[int, ...]:
+def _distance(tree: SysfsTree, node: int, count: int) -> tuple[int, ...]:
     """Read a row of distances; empty where there is none or it does not fit the nodes."""
     path = f"{NODE_DIR}/node{node}/distance"
     fields = (tree.text(path) or "").split()
@@ -82,7 +82,7 @@ def _distance(tree: Tree, node: int, count: int) -> tuple[int, ...]:
     return tuple(int(field) for field in fields)
 
 
-def read_nodes(tree: Tree, online: int) -> Nodes:
+def read_nodes(tree: SysfsTree, online: int) -> Nodes:
     """Read the NUMA nodes.
 
     Args:

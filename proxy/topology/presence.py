@@ -15,7 +15,7 @@ from pathlib import Path
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.cpus import read_cpu_lists
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 from proxy.topology.memory import mem_total, meminfo
 from proxy.topology.nodes import NODE_DIR
 from proxy.topology.reader import sysfs_of
@@ -31,7 +31,7 @@ def is_same(known: Machine, sysfs_root: Path) -> bool:
         known: The machine as it was read.
         sysfs_root: What stands for ``/sys``, as for ``read_machine``.
     """
-    tree = Tree(sysfs_of(sysfs_root))
+    tree = SysfsTree(sysfs_of(sysfs_root))
     if CpuSet.from_bits(read_cpu_lists(tree).online) != known.online:
         return False
     ids = tree.numbered(NODE_DIR, "node")

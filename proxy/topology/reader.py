@@ -19,7 +19,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
 from proxy.topology.caches import read_caches
 from proxy.topology.cpus import CPU_DIR, CpuLists, Levels, read_cpu_lists, read_levels
-from proxy.topology.files import Tree
+from proxy.topology.files import SysfsTree
 from proxy.topology.groups import lowest
 from proxy.topology.machine_details import read_files, read_kinds, read_node_masks, read_smt, read_versions
 from proxy.topology.memory import machine_hugepages, mem_total, meminfo
@@ -48,11 +48,11 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
         )
     proc = root.absolute().parent / "proc" if procfs_root is None else procfs_root
     for attempt in range(_ATTEMPTS):
-        tree = Tree(root)
+        tree = SysfsTree(root)
         lists = read_cpu_lists(tree)
         if not lists.online:
             raise TopologyError(f"cannot read the machine from {sysfs_root}: {_why_none(tree)}")
-        machine = _read(tree, Tree(proc), lists)
+        machine = _read(tree, SysfsTree(proc), lists)
         if attempt + 1 == _ATTEMPTS or read_cpu_lists(tree).online == lists.online:
             break
     return machine
@@ -64,7 +64,7 @@ def sysfs_of(sysfs_root: Path) -> Path:
     return inner if not (sysfs_root / CPU_DIR).is_dir() and (inner / CPU_DIR).is_dir() else sysfs_root
 
 
-def _why_none(tree: Tree) -> str:
+def _why_none(tree: SysfsTree) -> str:
     text = tree.text(f"{CPU_DIR}/online")
     if tree.problems:
         return f"no CPU is known to be online ({tree.problems[0]})"
@@ -73,7 +73,7 @@ def _why_none(tree: Tree) -> str:
     return f"{CPU_DIR} has neither a file 'online' nor a directory cpuN with 'topology' in it"
 
 
-def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
+def _read(tree: SysfsTree, proc: SysfsTree, lists: CpuLists) -> Machine:
     online = lists.online
     levels = read_levels(tree, online)
     llc, caches = read_caches(tree, online, levels.groups["core"])
@@ -110,7 +110,7 @@ def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
     )
 
 
-def _compare_memory(tree: Tree, nodes: Nodes, total: int | None) -> None:
+def _compare_memory(tree: SysfsTree, nodes: Nodes, total: int | None) -> None:
     """Note nodes that hold much less than the machine: seen where a VM's memory was plugged in later."""
     if not total or not nodes.nodes or any(node.mem_bytes is None for node in nodes.nodes):
         return
@@ -121,7 +121,7 @@ def _compare_memory(tree: Tree, nodes: Nodes, total: int | None) -> None:
         )
 
 
-def _cpu_list(tree: Tree, name: str) -> CpuSet | None:
+def _cpu_list(tree: SysfsTree, name: str) -> CpuSet | None:
     path = f"{CPU_DIR}/{name}"
     # The kernel prints "(null)" for a CPU mask that was never set up.
     bits = 0 if tree.text(path) == "(null)" else tree.id_list(path)
@@ -140,7 +140,7 @@ def pages_json(pages: dict[int, HugePages] | None) -> dict[str, dict[str, int]] 
     return {str(size): {k: v for k, v in counts.items() if v is not None} for size, counts in named.items()}
 
 
-def _numa_extra(tree: Tree, nodes: Nodes) -> dict[str, object]:
+def _numa_extra(tree: SysfsTree, nodes: Nodes) -> dict[str, object]:
     claimed = {str(node): str(cpus) for node, cpus in nodes.claimed.items()}
     return {**read_node_masks(tree), **({"claimed": claimed} if claimed else {})}
 

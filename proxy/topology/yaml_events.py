@@ -21,7 +21,7 @@ def read_yaml(text: str) -> object:
     import yaml
 
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-    builder = _Builder()
+    builder = _EventBuilder()
     try:
         for event in yaml.parse(text, Loader=loader):
             builder.take(event)
@@ -34,7 +34,7 @@ def read_yaml(text: str) -> object:
     return builder.root
 
 
-class _Builder:
+class _EventBuilder:
     """Makes one value of a row of events."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from proxy.admin.status_sections import (
 )
 from proxy.admin.status_text import render
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.loader.entries import HookFileEntry, State
 from proxy.hooks.status_data import hooks_page
 from proxy.observe.metrics import metrics
 
@@ -85,15 +85,17 @@ def test_drift_in_an_answer_of_another_version(data: dict[str, object]) -> None:
 POINTS = ("pre_create_container",)
 
 
-def used(name: str, state: State = State.RUNNING, error: str = "") -> Entry:
-    return Entry(name, f"/h/{name}.py", state, error, POINTS, "Ignore", 0.5)
+def used(name: str, state: State = State.RUNNING, error: str = "") -> HookFileEntry:
+    return HookFileEntry(name, f"/h/{name}.py", state, error, POINTS, "Ignore", 0.5)
 
 
 def report(name: str, **more: Any) -> HookReport:
     return HookReport(name, f"/h/{name}.py", POINTS, "Ignore", 0.5, **more)
 
 
-def shown(entries: list[Entry], reports: list[HookReport], width: int = 100, **more: object) -> list[str]:
+def shown(
+    entries: list[HookFileEntry], reports: list[HookReport], width: int = 100, **more: object
+) -> list[str]:
     return list(hooks({"hooks": hooks_page(entries, reports), **more}, width))
 
 
@@ -107,9 +109,9 @@ def test_those_that_do_well_are_counted_and_the_others_named() -> None:
     entries = [
         used("10-well"),
         used("20-old", State.OLD, "cannot load hook /h/20-old.py: SyntaxError"),
-        Entry("30-bad", "/h/30-bad.py", State.UNTRUSTED, "cannot trust hook /h/30-bad.py: chmod"),
-        Entry("40-off", "/h/40-off.py", State.DISABLED),
-        Entry("10-well", "/v/10-well.py", State.MASKED, "/h/10-well.py is taken instead"),
+        HookFileEntry("30-bad", "/h/30-bad.py", State.UNTRUSTED, "cannot trust hook /h/30-bad.py: chmod"),
+        HookFileEntry("40-off", "/h/40-off.py", State.DISABLED),
+        HookFileEntry("10-well", "/v/10-well.py", State.MASKED, "/h/10-well.py is taken instead"),
         used("50-open"),
         used("60-failing"),
     ]
@@ -142,7 +144,7 @@ def test_long_lines_are_cut_and_strange_answers_left_out() -> None:
 
 
 def test_where_none_can_be_asked_that_is_said_too() -> None:
-    bad = Entry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
+    bad = HookFileEntry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
     assert shown([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
 
 
@@ -157,7 +159,7 @@ def test_ages() -> None:
 
 
 def test_the_page_joins_files_and_reports() -> None:
-    entries = [used("10-a"), Entry("koordlet", "/s/koordlet.json", State.BROKEN, "why", server=True)]
+    entries = [used("10-a"), HookFileEntry("koordlet", "/s/koordlet.json", State.BROKEN, "why", server=True)]
     first, second, third = hooks_page(
         entries, [report("10-a", state="hangs", calls=2, failures={"timeout": 2}), report("late")]
     )

@@ -69,7 +69,7 @@ def test_most_of_what_cannot_be_is_proved_without_a_search() -> None:
     for seed in range(60):
         given = problem(seed, 2, 2)
         size = least(given) - 1
-        with mock.patch.object(set_cover._Search, "walk", return_value=None) as walk:
+        with mock.patch.object(set_cover._CoverSearch, "walk", return_value=None) as walk:
             assert pick(given, size) is None
         searched += walk.called
     assert searched <= 6
@@ -82,7 +82,7 @@ def test_one_node_may_do() -> None:
 
 def test_a_single_need_is_decided_at_once() -> None:
     amounts = {node: (node,) for node in NODES}
-    with mock.patch.object(set_cover._Search, "walk", side_effect=AssertionError):
+    with mock.patch.object(set_cover._CoverSearch, "walk", side_effect=AssertionError):
         assert choose(NODES, amounts, (25,), 2, lambda _: True) == 1 << 13 | 1 << 12
         assert choose(NODES, amounts, (26,), 2, lambda _: True) is None
 

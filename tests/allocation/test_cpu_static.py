@@ -14,7 +14,7 @@ from proxy.allocation.cpu_topology import CpuRow, CpuTopology
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.cpu_manager_state import managed, start
 from tests.oracles.pod_level_cpu import EmptyPodSharedPoolError, allocate_pod
 
@@ -23,13 +23,17 @@ TOPO = CpuTopology.of_rows(  # two sockets of two nodes of two cores: core c has
 )
 
 
-def ask(name: str, cpus: float, kind: Kind = Kind.APP) -> Ask:
+def ask(name: str, cpus: float, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
     amounts = {"cpu": int(cpus * 1000), "memory": 1} if cpus else {"memory": 1}
-    return Ask(name, kind, amounts, amounts)
+    return ContainerResources(name, kind, amounts, amounts)
 
 
-def pod(*asks: Ask, uid: str = "pod", guaranteed: bool = True, own: float | None = None) -> PodAsk:
-    return PodAsk(uid, asks, guaranteed, None if own is None else {"cpu": int(own * 1000)}, own is not None)
+def pod(
+    *asks: ContainerResources, uid: str = "pod", guaranteed: bool = True, own: float | None = None
+) -> PodRequests:
+    return PodRequests(
+        uid, asks, guaranteed, None if own is None else {"cpu": int(own * 1000)}, own is not None
+    )
 
 
 def policy(reserved: str = "", **options: bool) -> CpuPolicy:
@@ -45,13 +49,15 @@ def test_requests() -> None:
     assert [container_cpus(pod(a), a) for a in (whole, part)] == [2, 0]
     assert container_cpus(pod(whole, guaranteed=False), whole) == 0
     assert container_cpus(pod(whole, own=4), whole) == 2
-    loose = Ask("l", requests={"cpu": 2000, "memory": 1}, limits={"cpu": 2000})
+    loose = ContainerResources("l", requests={"cpu": 2000, "memory": 1}, limits={"cpu": 2000})
     assert container_cpus(pod(loose), loose) == 2
     assert container_cpus(pod(loose, own=4), loose) == 0, "in a pod that owns CPUs it must be exact itself"
-    unmanaged = PodAsk("pod", (whole,), own={"cpu": 4000})
+    unmanaged = PodRequests("pod", (whole,), own={"cpu": 4000})
     assert (container_cpus(unmanaged, whole), pod_cpus(unmanaged)) == (0, 0)
-    assert pod_cpus(pod(ask("i", 5, Kind.INIT), ask("s", 1, Kind.SIDECAR), whole, part)) == 5
-    assert pod_cpus(pod(ask("s", 1, Kind.SIDECAR), ask("i", 5, Kind.INIT), whole)) == 6
+    assert (
+        pod_cpus(pod(ask("i", 5, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), whole, part)) == 5
+    )
+    assert pod_cpus(pod(ask("s", 1, ContainerKind.SIDECAR), ask("i", 5, ContainerKind.INIT), whole)) == 6
     assert [pod_cpus(pod(whole, own=own)) for own in (4, 2.5)] == [4, 0]
     assert pod_cpus(pod(whole, own=4, guaranteed=False)) == 0
 
@@ -148,7 +154,7 @@ def test_full_cores_only() -> None:
 
 def test_init_containers_leave_their_cpus_to_those_after_them() -> None:
     known = policy()
-    asked = pod(ask("i", 4, Kind.INIT), ask("s", 2, Kind.SIDECAR), ask("a", 2), ask("b", 2))
+    asked = pod(ask("i", 4, ContainerKind.INIT), ask("s", 2, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
     state = allocate(known, start(known), asked, "i", Mask([1]))
     assert (owned(state), str(state.reusable_by("pod"))) == ({"i": "2-3,10-11"}, "2-3,10-11")
     assert container_hints(known, state, asked, "a") != container_hints(known, start(known), asked, "a")
@@ -196,10 +202,10 @@ def test_release() -> None:
 def test_a_pod_that_owns_cpus() -> None:
     known = policy("0")
     asked = pod(
-        ask("i", 2, Kind.INIT),
-        ask("s", 1, Kind.SIDECAR),
-        ask("j", 0, Kind.INIT),
-        ask("t", 0, Kind.SIDECAR),
+        ask("i", 2, ContainerKind.INIT),
+        ask("s", 1, ContainerKind.SIDECAR),
+        ask("j", 0, ContainerKind.INIT),
+        ask("t", 0, ContainerKind.SIDECAR),
         ask("a", 1),
         ask("b", 0),
         own=4,
@@ -254,7 +260,7 @@ class Days(RuleBasedStateMachine):
         node=st.none() | st.integers(0, 3),
     )
     def come(self, uid: str, name: str, cpus: int, node: int | None) -> None:
-        asked = pod(ask(name, cpus, Kind.INIT if name == "i" else Kind.APP), uid=uid)
+        asked = pod(ask(name, cpus, ContainerKind.INIT if name == "i" else ContainerKind.APP), uid=uid)
         before = self.state
         try:
             self.state = allocate(self.known, before, asked, name, None if node is None else Mask([node]))

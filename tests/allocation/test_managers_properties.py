@@ -25,7 +25,7 @@ from proxy.backends.kubelet.checkpoints import read_cpu, read_memory
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Policy
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.topology.build import described
 from tests.oracles import memory_manager
 from tests.oracles.cpu_manager_state import managed, start
@@ -105,7 +105,7 @@ class Node(RuleBasedStateMachine):
         self.cpus = start(self.static)
         self.empty = self.memory = initial(node_memory(MACHINE), RESERVED)
         self.devices = DeviceState().register(GPU, DEVICES)
-        self.pods: dict[str, PodAsk] = {}
+        self.pods: dict[str, PodRequests] = {}
 
     @rule(uid=st.sampled_from("xyz"), asked=PODS, whole_pod=st.booleans())
     def come(
@@ -115,17 +115,20 @@ class Node(RuleBasedStateMachine):
             return
         init, stays, apps = asked
         containers = [
-            Ask(f"i{i}", Kind.SIDECAR if stays[i] else Kind.INIT, each, each) for i, each in enumerate(init)
+            ContainerResources(f"i{i}", ContainerKind.SIDECAR if stays[i] else ContainerKind.INIT, each, each)
+            for i, each in enumerate(init)
         ]
-        containers += [Ask(f"a{i}", Kind.APP, each, each) for i, each in enumerate(apps)]
-        pod = self.pods[uid] = PodAsk(uid, tuple(containers))
+        containers += [
+            ContainerResources(f"a{i}", ContainerKind.APP, each, each) for i, each in enumerate(apps)
+        ]
+        pod = self.pods[uid] = PodRequests(uid, tuple(containers))
         merged = self.decide(pod, None) if whole_pod else None
         for ask in pod.containers:
             own = merged if whole_pod else self.decide(pod, ask.name)
             if own is None or not self.give(pod, ask, own):
                 return  # kubelet, too, leaves what earlier containers were given until the pod is removed
 
-    def decide(self, pod: PodAsk, name: str | None) -> TopologyHint | None:
+    def decide(self, pod: PodRequests, name: str | None) -> TopologyHint | None:
         """Ask all managers for hints and merge them; None where the policy refuses."""
         if name is None:
             answers = [
@@ -142,7 +145,7 @@ class Node(RuleBasedStateMachine):
         decision = decide(self.policy, answers, NODES)
         return decision.hint if decision.verdict.admitted else None
 
-    def give(self, pod: PodAsk, ask: Ask, merged: TopologyHint) -> bool:
+    def give(self, pod: PodRequests, ask: ContainerResources, merged: TopologyHint) -> bool:
         """Let all managers allocate for a container, or none of them; tell which."""
         before = self.cpus
         try:
@@ -173,7 +176,7 @@ class Node(RuleBasedStateMachine):
     @rule(uid=st.sampled_from("xyz"))
     def leave_the_init_containers(self, uid: str) -> None:
         if pod := self.pods.get(uid):
-            self.memory = memory_manager.start(self.memory, pod, pod.of(Kind.APP)[0].name)
+            self.memory = memory_manager.start(self.memory, pod, pod.of(ContainerKind.APP)[0].name)
 
     @rule()
     def restart(self) -> None:
@@ -196,7 +199,11 @@ class Node(RuleBasedStateMachine):
         assert set(owners) == set(managed(self.static))
         assert max(owners.values()) == 1
         for uid, pod in self.cpus.assigned.items():
-            staying = [cpus for name, cpus in pod.items() if self.pods[uid].named(name).kind is not Kind.INIT]
+            staying = [
+                cpus
+                for name, cpus in pod.items()
+                if self.pods[uid].named(name).kind is not ContainerKind.INIT
+            ]
             assert sum(map(len, staying)) == len(set[int]().union(*staying)), (
                 "only init containers' are shared"
             )
@@ -228,7 +235,7 @@ class Node(RuleBasedStateMachine):
             staying = [
                 own.get(GPU, frozenset())
                 for name, own in pod.items()
-                if self.pods[uid].named(name).kind is not Kind.INIT
+                if self.pods[uid].named(name).kind is not ContainerKind.INIT
             ]
             assert sum(map(len, staying)) == len(set[str]().union(*staying))
         assert max(holders.values(), default=1) == 1

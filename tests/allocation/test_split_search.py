@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.allocation.split import KUBELET_NODES, LIMIT, Split, _Search, first_choices, hand_out, split
+from proxy.allocation.split import KUBELET_NODES, LIMIT, Split, _SplitSearch, first_choices, hand_out, split
 
 
 @given(st.lists(st.integers(4, 30), min_size=2, max_size=7), st.integers(1, 3), st.data())
 def test_levelling_takes_from_the_fullest(counts: list[int], group: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(2, len(counts)))
     n = group * data.draw(st.integers(k, max(k, sum(sorted(counts)[-k:]) // group // 2)))
-    search = _Search(counts, n, group, k)
+    search = _SplitSearch(counts, n, group, k)
     members = tuple(data.draw(st.permutations(range(len(counts))))[:k])
     found, squares = search.level(members)
     left = [count - found.each * (i in members) for i, count in enumerate(counts)]
@@ -60,7 +60,7 @@ def test_rounds() -> None:
 def test_a_search_ends_when_nothing_can_be_more_even(
     counts: list[int], n: int, group: int, k: int, found: Split | None, scored: int
 ) -> None:
-    search = _Search(counts, n, group, k)
+    search = _SplitSearch(counts, n, group, k)
     assert search.best() == found
     assert search.scored == scored
 
@@ -68,10 +68,10 @@ def test_a_search_ends_when_nothing_can_be_more_even(
 def test_only_machines_beyond_kubelets_limit_have_one() -> None:
     unlike = [23, 12, 26, 37, 32, 37, 17, 24]
     assert len(unlike) == KUBELET_NODES
-    patient = _Search(unlike, 78, 2, 6)
+    patient = _SplitSearch(unlike, 78, 2, 6)
     assert patient.best() is not None
     assert patient.scored > LIMIT
-    hurried = _Search([*unlike, 29], 78, 2, 6)
+    hurried = _SplitSearch([*unlike, 29], 78, 2, 6)
     assert hurried.best() is not None
     assert hurried.scored == LIMIT + 1
 

@@ -13,7 +13,7 @@ from proxy.allocation.cpu_static import allocate, take_under
 from proxy.allocation.cpu_topology import CpuRow, CpuTopology
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.cpu_manager_state import start
 from tests.oracles.pod_level_cpu import allocate_pod
 
@@ -125,13 +125,17 @@ def test_allocations_pass_it_on() -> None:
     amounts = {"cpu": 2000, "memory": 1}
     policy = CpuPolicy.of(TOPO)
     steps: list[str] = []
-    pod = PodAsk("p", (Ask("a", Kind.APP, amounts, amounts), Ask("b")))
+    pod = PodRequests(
+        "p", (ContainerResources("a", ContainerKind.APP, amounts, amounts), ContainerResources("b"))
+    )
     after = allocate(policy, start(policy), pod, "a", Mask([3]), steps)
     assert steps == ["1 whole core of NUMA node 3: CPUs 12,28"]
     allocate(policy, after, pod, "a", Mask([3]), steps)
     assert len(steps) == 1, "what it owns already is not taken again"
     bubble: list[str] = []
-    allocate_pod(policy, start(policy), PodAsk("p", pod.containers, True, {"cpu": 3000}, True), steps=bubble)
+    allocate_pod(
+        policy, start(policy), PodRequests("p", pod.containers, True, {"cpu": 3000}, True), steps=bubble
+    )
     assert bubble == [
         "1 whole core of NUMA node 0: CPUs 0,16",
         "1 single CPU of core 1: CPU 1",

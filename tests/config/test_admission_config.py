@@ -10,7 +10,7 @@ import pytest
 from proxy.config import Config, as_yaml, parse
 from proxy.config.admission import AdmissionConfig
 from proxy.config.schema import keys
-from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode, Rule
+from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.errors import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs/admission.md").read_text()
@@ -112,7 +112,7 @@ def test_patterns_of_namespaces(pattern: str, namespace: str, admits: bool) -> N
 def test_the_page_names_every_key_and_every_reason() -> None:
     table = re.findall(r"^\| `(\w+)` \|", PAGE, re.M)
     assert table[: len(list(keys(AdmissionConfig)))] == [key for _, key, _ in keys(AdmissionConfig)]
-    assert set(re.findall(r"`(Admission\w+)`", PAGE)) == {rule.reason for rule in Rule}
+    assert set(re.findall(r"`(Admission\w+)`", PAGE)) == {rule.reason for rule in AdmissionRule}
 
 
 def test_the_examples_of_the_page_are_configurations() -> None:

@@ -17,7 +17,7 @@ from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as hook
 from proxy.frontends.cri import decode
 from proxy.frontends.cri.hook_bridge.facts import container_facts, existing_facts, pod_facts
-from proxy.frontends.cri.hook_bridge.object_cache import Memory
+from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
 from proxy.frontends.hookserver.messages import create_request, run_request
 from proxy.hooks.facts import ContainerFacts, PodFacts
 from proxy.model.idset import CpuSet, Mask
@@ -88,7 +88,7 @@ def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, C
 
 def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: str) -> PodFacts | None:
     """Have a sandbox remembered, and give the one of that name."""
-    memory, request = Memory(), run_request(entry)
+    memory, request = ObjectCache(), run_request(entry)
     memory.ran(sandbox_id, request.config, request.runtime_handler)
     known = memory.pod(lookup)
     return None if known is None else pod_facts(_pod_of(request.config, lookup), known)
@@ -98,7 +98,7 @@ def remembered_container(
     entry: hook.ContainerResourceHookRequest, container_id: str, lookup: str
 ) -> tuple[PodFacts, ContainerFacts] | None:
     """Have a container remembered, and give the one of that name."""
-    memory, request = Memory(), create_request(entry, "", entry.pod_meta.attempt)
+    memory, request = ObjectCache(), create_request(entry, "", entry.pod_meta.attempt)
     memory.created(container_id, request.SerializeToString())
     known = memory.container(lookup)
     if known is None:
@@ -122,7 +122,7 @@ def sandbox_row(entry: hook.PodSandboxHookRequest, sandbox_id: str) -> cri.PodSa
     )
 
 
-def listed_pod(sandbox: cri.PodSandbox, memory: Memory) -> PodFacts:
+def listed_pod(sandbox: cri.PodSandbox, memory: ObjectCache) -> PodFacts:
     """Learn of a sandbox from the runtime's list."""
     memory.listed([sandbox], [])
     meta = sandbox.metadata
@@ -133,7 +133,7 @@ def listed_pod(sandbox: cri.PodSandbox, memory: Memory) -> PodFacts:
 
 def listed_container(sandbox: cri.PodSandbox, row: cri.Container) -> tuple[PodFacts, ContainerFacts]:
     """Learn of a container and its sandbox from the runtime's lists."""
-    memory = Memory()
+    memory = ObjectCache()
     pod = listed_pod(sandbox, memory)
     memory.listed([], [row])
     placement = Placement(Pool.SHARED, CpuSet(), Mask())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.model.idset import CpuSet
-from proxy.pools.node_rule import Rule
+from proxy.pools.node_rule import NodeRule
 from proxy.pools.shared import NodePool
 from tests.conformance.cases import BadCaseError, Case
 from tests.oracles.koordinator_hook import Asker
@@ -25,18 +25,18 @@ def shown_pools(each: Iterable[NodePool]) -> list[dict[str, object]]:
     return rows
 
 
-def rule(case: Case, name: str = "rule") -> Rule | None:
+def rule(case: Case, name: str = "rule") -> NodeRule | None:
     raw = case.optional(name, dict)
     if raw is None:
         return None
     try:
         policy, system = raw.get("kubelet_policy") or "", raw.get("system_qos_cpuset") or ""
-        return Rule(policy, pools(raw.get("ls_pools")), pools(raw.get("be_pools")), system)
+        return NodeRule(policy, pools(raw.get("ls_pools")), pools(raw.get("be_pools")), system)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadCaseError(f"it has an unusable {name!r}: {error!r}") from None
 
 
-def shown_rule(of: Rule | None) -> dict[str, object] | None:
+def shown_rule(of: NodeRule | None) -> dict[str, object] | None:
     if of is None:
         return None
     return {

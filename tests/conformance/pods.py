@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.conformance.cases import BadCaseError, Case
 
 MANAGED = "PodLevelResourceManagers"
 """The gate with which requests of a pod itself are served."""
 
 
-def pod(case: Case) -> PodAsk:
+def pod(case: Case) -> PodRequests:
     """Give the pod of a case, under the gates of the case.
 
     Raises:
@@ -21,10 +21,13 @@ def pod(case: Case) -> PodAsk:
     raw = case.value("pod", dict)
     try:
         own = raw.get("resources")
-        init = [_ask(c, Kind.SIDECAR if c.get("restartable") else Kind.INIT) for c in raw.get("init") or ()]
-        return PodAsk(
+        init = [
+            _ask(c, ContainerKind.SIDECAR if c.get("restartable") else ContainerKind.INIT)
+            for c in raw.get("init") or ()
+        ]
+        return PodRequests(
             raw.get("uid") or "",
-            (*init, *(_ask(c, Kind.APP) for c in raw.get("containers") or ())),
+            (*init, *(_ask(c, ContainerKind.APP) for c in raw.get("containers") or ())),
             guaranteed=(raw.get("qos_with_pod_level_resources") or raw.get("qos")) == "Guaranteed",
             own=None if own is None else _amounts(own.get("requests")),
             own_managed=MANAGED in case.optional("gates", list, []),
@@ -33,19 +36,19 @@ def pod(case: Case) -> PodAsk:
         raise BadCaseError(f"it has an unusable 'pod': {error!r}") from None
 
 
-def first_app(asked: PodAsk) -> str:
+def first_app(asked: PodRequests) -> str:
     """Give the name of the first app container.
 
     Raises:
         BadCaseError: The pod has none.
     """
-    if not (apps := asked.of(Kind.APP)):
+    if not (apps := asked.of(ContainerKind.APP)):
         raise BadCaseError("its pod has no app container")
     return apps[0].name
 
 
-def _ask(raw: Mapping[str, Any], kind: Kind) -> Ask:
-    return Ask(raw["name"], kind, _amounts(raw.get("requests")), _amounts(raw.get("limits")))
+def _ask(raw: Mapping[str, Any], kind: ContainerKind) -> ContainerResources:
+    return ContainerResources(raw["name"], kind, _amounts(raw.get("requests")), _amounts(raw.get("limits")))
 
 
 def _amounts(raw: Mapping[str, float] | None) -> dict[str, int]:

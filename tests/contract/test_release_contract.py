@@ -21,7 +21,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
-from proxy.release.kernel import Given, give_back
+from proxy.release.kernel import SweepResult, give_back
 from proxy.release.targets import target_of
 from proxy.topology.build import described
 
@@ -77,7 +77,7 @@ class Tree:
         container = Container("c", "main", pod, request, placement, Phase.RUNNING)
         return NodeState.of(node, [pod], [container])
 
-    def release(self, *, erase: bool = False, request: Request | None = None) -> Given:
+    def release(self, *, erase: bool = False, request: Request | None = None) -> SweepResult:
         state = self.state(erase=erase, request=request or Request())
         enforcer = Enforcer(self.groups, lambda: state)
         there = state.containers.values()

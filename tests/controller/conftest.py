@@ -15,7 +15,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.controller import Keeper, Ports
 from proxy.controller.kernel_ports import CpusetValue
-from proxy.controller.options import Options
+from proxy.controller.options import ControllerOptions
 from proxy.controller.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.controller.runtime_sync import Settler
 from proxy.engine.invariants import violations
@@ -322,7 +322,7 @@ class World:
 
     def __init__(
         self,
-        options: Options,
+        options: ControllerOptions,
         *,
         static: bool = True,
         entries: Any = None,
@@ -552,7 +552,7 @@ def live() -> Callable[..., None]:
     ) -> None:
         async def whole() -> None:
             world = World(
-                Options(**{"call_timeout": 30.0, **options}),
+                ControllerOptions(**{"call_timeout": 30.0, **options}),
                 static=static,
                 entries=entries,
                 rules=rules,

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from proxy.frontends.cri.hook_bridge.calls import Hooked
-from proxy.frontends.cri.hook_bridge.dispatch import Way
-from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+from proxy.frontends.cri.hook_bridge.dispatch import HookDispatcher
+from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.frontends.cri.hook_bridge.updates import Updates
-from proxy.hooks.engine.engine import Engine
+from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.events import POINTS
-from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy
 
 
 class Hooks:
@@ -22,11 +22,13 @@ class Hooks:
         self.world = world
         keeper = world.keeper
         self.updates = Updates(keeper, world.launch, owned_cpus=owned_cpus)
-        self.engine = Engine(keeper.telemetry.problem, self.updates.take)
+        self.engine = HookEngine(keeper.telemetry.problem, self.updates.take)
         self.resumed = 0
         self.lacked = 0
-        self.following = Following(keeper, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus)
-        way = Way(keeper, self.engine, self.updates, world.wire.hold, owned_cpus=owned_cpus)
+        self.following = LifecycleEvents(
+            keeper, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus
+        )
+        way = HookDispatcher(keeper, self.engine, self.updates, world.wire.hold, owned_cpus=owned_cpus)
         adopt, hold = world.sync.adoption.adopt_one, world.wire.hold
         self.hooked = Hooked(keeper, way, self.following, adopt, hold, self._learn)
         keeper.store.subscribe(self.following)
@@ -44,7 +46,12 @@ class Hooks:
         """The runtime does not answer in time."""
 
     def add(
-        self, name: str = "10-x", *, policy: Policy = Policy.IGNORE, timeout: float = 30, **handlers: Any
+        self,
+        name: str = "10-x",
+        *,
+        policy: HookFailurePolicy = HookFailurePolicy.IGNORE,
+        timeout: float = 30,
+        **handlers: Any,
     ) -> None:
         """Have one more hook, made of functions or of what they would answer."""
         made = {point: each if callable(each) else _always(each) for point, each in handlers.items()}

@@ -11,7 +11,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.config.admission import AdmissionConfig
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.controller.status_data import node_page
-from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode, Rule
+from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Pool
@@ -41,18 +41,18 @@ async def honest(world: World, uid: str, qos: str, cpus: str, **more: Any) -> st
 @pytest.mark.parametrize(
     ("qos", "kube", "cpus", "rule"),
     [
-        ("", "besteffort", "0-14", Rule.RESERVED_CPUS),
-        ("", "besteffort", "4-14", Rule.REQUEST),
-        ("", "besteffort", "4", Rule.REQUEST),
-        ("LSE", "burstable", "4-9", Rule.REQUEST),
-        ("LSE", "burstable", "0-5", Rule.RESERVED_CPUS),
-        ("LS", "burstable", "4-14", Rule.REQUEST),
-        ("SYSTEM", "besteffort", "", Rule.SYSTEM_NAMESPACE),
+        ("", "besteffort", "0-14", AdmissionRule.RESERVED_CPUS),
+        ("", "besteffort", "4-14", AdmissionRule.REQUEST),
+        ("", "besteffort", "4", AdmissionRule.REQUEST),
+        ("LSE", "burstable", "4-9", AdmissionRule.REQUEST),
+        ("LSE", "burstable", "0-5", AdmissionRule.RESERVED_CPUS),
+        ("LS", "burstable", "4-14", AdmissionRule.REQUEST),
+        ("SYSTEM", "besteffort", "", AdmissionRule.SYSTEM_NAMESPACE),
     ],
 )
 @pytest.mark.parametrize("told", [True, False])
 def test_an_author_cannot_take_the_node(
-    live: Any, qos: str, kube: str, cpus: str, rule: Rule, told: bool
+    live: Any, qos: str, kube: str, cpus: str, rule: AdmissionRule, told: bool
 ) -> None:
     """A tenth of a CPU is requested; without a sum (kubelet before 1.23) the create is rejected instead."""
 
@@ -63,7 +63,11 @@ def test_an_author_cannot_take_the_node(
         assert before == ("1,4-15", "2-3")
         total = {"total": TENTH} if told else {}
         answer = await world.pod("taker", qos, kube, cpus, may_be_refused=True, **total)
-        if not told and rule is not Rule.SYSTEM_NAMESPACE and rule is not Rule.RESERVED_CPUS:
+        if (
+            not told
+            and rule is not AdmissionRule.SYSTEM_NAMESPACE
+            and rule is not AdmissionRule.RESERVED_CPUS
+        ):
             assert answer == "s-taker"
             call = await world.begin(answer, **TENTH)
             assert call.refused is not None
@@ -269,7 +273,7 @@ def test_rejections_are_counted_by_rule_and_reported_once_a_pod(live: Any) -> No
         assert 'topoproxy_admission_limits_total{rule="request",verdict="rejected"} 3' in text
         assert 'topoproxy_admission_limits_total{rule="shared-floor",verdict="shared"} 0' in text
         assert 'topoproxy_bad_input_total{kind="admission"} 1' in text
-        assert text.count("topoproxy_admission_limits_total{") == 2 * len(Rule)
+        assert text.count("topoproxy_admission_limits_total{") == 2 * len(AdmissionRule)
         (problem,) = [p["what"] for p in node_page(world.keeper)["problems"] if "ns/evil" in p["what"]]
         assert "request 0 whole CPUs" in problem
         page = history_page(world.keeper.history, {"query": "ns/evil"})

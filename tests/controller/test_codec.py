@@ -17,7 +17,7 @@ from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
 from proxy.model.memory import Block
-from proxy.model.requests import Ask, PodAsk
+from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -142,7 +142,7 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
 
 
 def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
-    ask = PodAsk("u", (Ask("c"),))
+    ask = PodRequests("u", (ContainerResources("c"),))
     told = Pod("s", "u", "ns", "p", asks=ask, source="kubelet")
     assert load_pod(dump(told)) == Pod("s", "u", "ns", "p")
     near = Container("x", "c", told, Request(devices=(Near("/dev/a"),)), CONTAINER.placement, Phase.RUNNING)

@@ -41,7 +41,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller import confinement, journal, worker
-from proxy.controller.options import Options
+from proxy.controller.options import ControllerOptions
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail
 from proxy.engine.invariants import violations
 from proxy.engine.reservation_state import Reservation
@@ -169,7 +169,7 @@ class Day:
                 if day.settles:
                     day.loop.create_task(self.settler.run())
 
-        world = Small(Options(call_timeout=5.0))
+        world = Small(ControllerOptions(call_timeout=5.0))
         world.keeper.clock = lambda: self.loop.time()
         write, store = world.cgroups.write, world.ledger.write
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from proxy.controller.decision_log import Record
+from proxy.controller.decision_log import RememberedDecision
 from proxy.controller.history import KEEP, History
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
@@ -37,7 +37,7 @@ def pooled(ref: str, key: str, uid: str = "") -> Container:
     return Container(key, name, sandbox, Request(), placement, Phase.CREATING, 2)
 
 
-def whens(records: list[Record]) -> list[float]:
+def whens(records: list[RememberedDecision]) -> list[float]:
     return [record.when for record in records]
 
 

@@ -12,7 +12,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.frontends.cri.hook_bridge import dispatch
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
-from proxy.hooks.hook import Outcome, Policy
+from proxy.hooks.hook import HookFailurePolicy, Outcome
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
@@ -428,7 +428,7 @@ def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(live) -> None:
 def test_a_hook_that_must_not_be_missed_refuses_when_it_fails(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
-            h.add(pre_create_container=lambda e: 1 / 0, policy=Policy.FAIL)
+            h.add(pre_create_container=lambda e: 1 / 0, policy=HookFailurePolicy.FAIL)
             call = await w.begin(await w.pod("ls", "LS"))
             assert call.refused is not None
             assert "10-x" in call.refused[1]
@@ -561,7 +561,9 @@ def test_answers_that_come_too_late_to_apply_are_reported(live) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))
             late = Outcome(Adjustment(mems=Mask((7,))), {"mems": "10-x"})
-            dispatch.Way(w.keeper, h.engine, h.updates, w.wire.hold).narrow(one, late, cpus("0-15"))
+            dispatch.HookDispatcher(w.keeper, h.engine, h.updates, w.wire.hold).narrow(
+                one, late, cpus("0-15")
+            )
             assert (
                 "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
                 in (w.keeper.telemetry.problems()[0]["what"])
@@ -627,7 +629,7 @@ def test_stops_and_removals_continue_whatever_hooks_do(live) -> None:
                 "pre_remove_pod_sandbox",
             )
             for name in names:  # one alone would fail so often that nobody asks it any more
-                h.add(name, policy=Policy.FAIL, **{name: bad})
+                h.add(name, policy=HookFailurePolicy.FAIL, **{name: bad})
             sandbox = await w.pod("ls", "LS")
             one = await w.run(sandbox)
             await w.stop(one)
@@ -726,7 +728,7 @@ def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypa
                 "pre_run_pod_sandbox": Adjustment(labels={"a": "b"}),
                 "pre_update_container_resources": Adjustment(memory_limit=1 << 30),
             }
-            h.add("20-firm", policy=Policy.FAIL, **firm)
+            h.add("20-firm", policy=HookFailurePolicy.FAIL, **firm)
             before = w.keeper.state.containers.keys()
             call = await w.begin(sandbox, "third")
             assert call.refused == (9, "cannot change it")

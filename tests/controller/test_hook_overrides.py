@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer
 from proxy.controller.partitions.jobs import shared_with
 from proxy.engine.narrowing import Narrowing
 from proxy.engine.replacement_cpus import owners_missing_cpus
@@ -123,7 +123,7 @@ def test_partitions_are_checked_again(live) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         stirred: list[bool] = []
 
-        class Partitions(Onlooker):
+        class Partitions(Observer):
             def given(self, container: Container) -> None:
                 stirred.append(True)
 

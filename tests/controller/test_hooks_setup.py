@@ -17,7 +17,7 @@ from proxy import hooks_setup
 from proxy.api.cri import api_pb2 as pb
 from proxy.config.hooks import HooksConfig
 from proxy.frontends.cri.hook_bridge import backfill
-from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.hooks_setup import Hooking, may_be_hooks
 from proxy.model.errors import UnavailableError
 from proxy.model.mode import NodeMode
@@ -70,9 +70,9 @@ async def running(w: Any, folders: Folders) -> AsyncIterator[Hooking]:
         await made.stop()
 
 
-def followers(w: Any) -> list[Following]:
+def followers(w: Any) -> list[LifecycleEvents]:
     """The parts that follow the node for hooks."""
-    return [observer for observer in w.keeper.store._observers if isinstance(observer, Following)]
+    return [observer for observer in w.keeper.store._observers if isinstance(observer, LifecycleEvents)]
 
 
 def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders: Folders) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.codec import dump, load_container, load_pod
-from proxy.controller.inflight import Flights
+from proxy.controller.inflight import InflightCalls
 from proxy.controller.journal import Journal
 from proxy.controller.status_data import node_page
 from proxy.controller.worker import Worker
@@ -59,7 +59,7 @@ def test_invalid_records_are_not_read() -> None:
 
 def test_flights() -> None:
     async def day() -> None:
-        flights = Flights()
+        flights = InflightCalls()
         wide, narrow = CpuSet.parse("0-7"), CpuSet.parse("4-7")
         old = flights.depart("a", wide)
         assert not old.overlapped

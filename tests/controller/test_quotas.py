@@ -13,7 +13,7 @@ from proxy.controller.status_data import quotas_page
 from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.telemetry import metrics
 from tests.testkit.cri import created_with
 
@@ -298,9 +298,12 @@ def test_several_containers_that_only_kubelet_knows(live: Callable[..., None]) -
 
     async def day(w: Any) -> None:
         pods = []
-        for uid, kind in (("pair", Kind.APP), ("alone", Kind.INIT)):
+        for uid, kind in (("pair", ContainerKind.APP), ("alone", ContainerKind.INIT)):
             pod = await w.pod(uid, "LSR", "", "2-3" if uid == "pair" else "4-5", quota=200_000)
-            asks = PodAsk(uid, (Ask("a", kind, {}, {}), Ask("b", Kind.APP, {}, {})))
+            asks = PodRequests(
+                uid,
+                (ContainerResources("a", kind, {}, {}), ContainerResources("b", ContainerKind.APP, {}, {})),
+            )
             import dataclasses
 
             known = dataclasses.replace(w.keeper.state.pods[pod], asks=asks, source="a test")

@@ -23,7 +23,7 @@ from proxy.engine.invariants import violations
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near
 from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
@@ -408,7 +408,11 @@ class Told:
         if self.dice.random() < 0.1:
             raise OSError("gone")
         amounts = {"cpu": self.dice.choice((1000, 2000, 3000)), "memory": 1 << 20}
-        return (PodAsk(uid, (Ask("c", Kind.APP, amounts, amounts),)), "kubelet") if int(uid[1:]) % 2 else None
+        return (
+            (PodRequests(uid, (ContainerResources("c", ContainerKind.APP, amounts, amounts),)), "kubelet")
+            if int(uid[1:]) % 2
+            else None
+        )
 
     def devices(self, namespace: str, pod: str, container: str) -> Any:
         time.sleep(self.dice.choice((0, 0.001)))

@@ -18,7 +18,7 @@ from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
 from proxy.backends.kubelet.cpu_manager import KubeletBeside
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.controller.journal import Journal
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer as ObserverBase
 from proxy.controller.store import Change, Follow, NodeStore
 from proxy.controller.worker import Worker
 from proxy.engine.node import Node
@@ -73,7 +73,7 @@ def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
     live(day, static=False)
 
 
-class Hears(Onlooker):
+class Hears(ObserverBase):
     """Hears that pools or owners changed."""
 
     def __init__(self, stirred: Callable[[], None]) -> None:
@@ -86,7 +86,7 @@ class Hears(Onlooker):
 # -- the store by itself ----------------------------------------------------------------------------------
 
 
-class Observer(Onlooker):
+class Observer(ObserverBase):
     """Notes what it is notified of, by its name."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.controller.time_slices import Turns
+from proxy.controller.time_slices import TimeSlices
 from proxy.model.idset import CpuSet
 
 MANY = 1000
@@ -80,7 +80,7 @@ def test_other_work_continues_while_containers_are_adopted(
 
     async def day(w: Any) -> None:
         monkeypatch.setattr("proxy.controller.time_slices.SLICE_S", 0.0)
-        monkeypatch.setattr(Turns.__init__, "__defaults__", (0.0, time.perf_counter))
+        monkeypatch.setattr(TimeSlices.__init__, "__defaults__", (0.0, time.perf_counter))
         populate(w)
         probe, ended = Probe(), list[str]()
 
@@ -109,7 +109,7 @@ def test_a_turn_is_given_when_the_slice_is_used_up() -> None:
 
     async def whole() -> list[int]:
         nonlocal now
-        turns, given, loops = Turns(5.0, lambda: now), list[int](), 0
+        turns, given, loops = TimeSlices(5.0, lambda: now), list[int](), 0
 
         async def count() -> None:
             nonlocal loops

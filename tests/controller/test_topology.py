@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.ports import Given
+from proxy.controller.ports import DeviceFacts
 from proxy.controller.runtime_ports import RuntimePod
 from proxy.engine.invariants import violations
 from proxy.engine.state import NodeState
@@ -20,7 +20,7 @@ from proxy.frontends.cri.call import Trip
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.options import Policy, Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near, Phase
 from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
@@ -33,17 +33,17 @@ BY_CONTAINER = {"policy": Policy.RESTRICTED}
 AFFINITY = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
 
 
-def ask(name: str, cpus: int, kind: Kind = Kind.APP, mib: int = 1) -> Ask:
+def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP, mib: int = 1) -> ContainerResources:
     amounts = {"cpu": cpus * 1000, "memory": mib * MIB}
-    return Ask(name, kind, amounts, amounts)
+    return ContainerResources(name, kind, amounts, amounts)
 
 
 class PlayedKubelet:
     """What kubelet knows; ``gate`` holds its answers, ``error`` is raised instead of one."""
 
-    def __init__(self, *asks: Ask) -> None:
+    def __init__(self, *asks: ContainerResources) -> None:
         self.knows_pods, self.knows_devices = True, False
-        self.answer: Any = (PodAsk("?", asks), "kubelet's /pods") if asks else None
+        self.answer: Any = (PodRequests("?", asks), "kubelet's /pods") if asks else None
         self.near: Any = {}
         self.gate = threading.Event()
         self.gate.set()
@@ -76,7 +76,7 @@ class PlayedHardware:
         self.found = near
         self.error: Exception | None = None
 
-    def near(self, given: Given) -> tuple[Near, ...]:
+    def near(self, given: DeviceFacts) -> tuple[Near, ...]:
         if self.error is not None:
             raise self.error
         return self.found
@@ -268,7 +268,7 @@ def test_a_crash_between_deciding_and_the_answer_leaves_nothing_set_aside(live) 
 
 
 def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
-    kubelet = PlayedKubelet(ask("i", 4, Kind.INIT), ask("c", 2))
+    kubelet = PlayedKubelet(ask("i", 4, ContainerKind.INIT), ask("c", 2))
     rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
 
     async def day(w: Any) -> None:
@@ -289,7 +289,7 @@ def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
 
 
 def test_memory_of_an_init_container_is_not_promised_after_a_crash(live) -> None:
-    kubelet = PlayedKubelet(ask("i", 4, Kind.INIT, 20), ask("c", 2))
+    kubelet = PlayedKubelet(ask("i", 4, ContainerKind.INIT, 20), ask("c", 2))
 
     async def day(w: Any) -> None:
         s = await w.pod("a", total=FOUR)
@@ -371,7 +371,9 @@ def test_a_record_with_a_damaged_part_is_built_again(live, where: str) -> None:
 
 
 def test_facts_of_kubelet_take_precedence_over_the_cri(live) -> None:
-    kubelet = PlayedKubelet(ask("c", 3), Ask("half", Kind.APP, {"cpu": 2500}, {"cpu": 2500}))
+    kubelet = PlayedKubelet(
+        ask("c", 3), ContainerResources("half", ContainerKind.APP, {"cpu": 2500}, {"cpu": 2500})
+    )
 
     async def day(w: Any) -> None:
         s = await w.pod("a")
@@ -393,7 +395,7 @@ def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
         assert w.keeper.state.pods[s].asks is None
-        kubelet.answer = PodAsk("?", (ask("c", 3),)), "kubelet's /pods"
+        kubelet.answer = PodRequests("?", (ask("c", 3),)), "kubelet's /pods"
         container = await w.create(s, "c", **TWO_CPUS)
         assert len(w.keeper.state.containers[container].placement.own) == 3
         assert kubelet.asked == 2
@@ -455,7 +457,7 @@ def test_a_port_that_breaks_is_done_without(live, what: str, error: Exception) -
     live(day, rules=BY_POD, told=(kubelet, hardware))
 
 
-@pytest.mark.parametrize("answer", [(None, ""), ("text", 5), (PodAsk("?", ()), ""), 7], ids=str)
+@pytest.mark.parametrize("answer", [(None, ""), ("text", 5), (PodRequests("?", ()), ""), 7], ids=str)
 def test_rubbish_from_kubelet_is_done_without(live, answer: Any) -> None:
     kubelet = PlayedKubelet()
     kubelet.answer = answer
@@ -479,7 +481,7 @@ def test_an_empty_answer_takes_back_nothing(live) -> None:
         silent = asyncio.create_task(w.begin(s, "c", **TWO_CPUS))
         await w.until(lambda: kubelet.asked == 2)
         pod = w.keeper.state.pods[s]
-        pod = dataclasses.replace(pod, asks=PodAsk("a", (ask("c", 2),)), source="kubelet's /pods")
+        pod = dataclasses.replace(pod, asks=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
         w.keeper.store.change(w.keeper.state.with_pod(pod), "a test")
         kubelet.gate.set()
         await silent
@@ -493,7 +495,7 @@ def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) 
 
     async def day(w: Any) -> None:
         s = await w.pod("a")
-        kubelet.answer = PodAsk("?", (ask("c", 4),)), "kubelet's /pods"
+        kubelet.answer = PodRequests("?", (ask("c", 4),)), "kubelet's /pods"
         kubelet.gate.clear()
         creating = asyncio.create_task(w.begin(s, "c", **FOUR))
         while kubelet.asked < 2:
@@ -516,7 +518,7 @@ def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) 
 
 def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> None:
     """Nobody tells when a container ends by itself, but kubelet asks for the next one only then."""
-    kubelet = PlayedKubelet(ask("i", 6, Kind.INIT), ask("c", 6))
+    kubelet = PlayedKubelet(ask("i", 6, ContainerKind.INIT), ask("c", 6))
 
     async def day(w: Any) -> None:
         s = await w.pod("a")

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from proxy.cli.demo import demo
 from proxy.demo.client import CriClient
-from proxy.demo.demonstration import Options, play
-from proxy.demo.environment import Stage, standin_stage
+from proxy.demo.demonstration import DemoOptions, play
+from proxy.demo.environment import DemoEnvironment, standin_stage
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.scenario import Scenario
 from proxy.demo.snapshot import DemoError
@@ -29,7 +29,7 @@ from proxy.topology.build import described
 @pytest.mark.parametrize("version", [1, 2])
 def test_it_is_true(version):
     out = io.StringIO()
-    assert play(Screen(out, width=80), Options(version=version)), out.getvalue()
+    assert play(Screen(out, width=80), DemoOptions(version=version)), out.getvalue()
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     for word in (
@@ -101,7 +101,7 @@ class NoProxy:
     log = Path("/dev/null")
 
 
-class Unjudged(Stage):
+class Unjudged(DemoEnvironment):
     def status(self):
         rows = [
             {"ref": f"demo/{one.name}/main", "cpus": str(one.cpus), "phase": "running", "reason": ""}
@@ -162,7 +162,7 @@ def test_the_parts_of_machines():
 def test_what_is_missing_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    options = Options("containerd", tmp_path / "no.sock")
+    options = DemoOptions("containerd", tmp_path / "no.sock")
     with pytest.raises(UnavailableError, match=r"not installed: containerd \(package containerd\), ctr"):
         play(Screen(io.StringIO(), width=80), options)
     monkeypatch.setattr("os.geteuid", lambda: 1000)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.demonstration import Options, play
+from proxy.demo.client import CriClient, DemoPod
+from proxy.demo.demonstration import DemoOptions, play
 from proxy.demo.environment import GROUP
 from proxy.demo.image import IMAGE, write_image
 from proxy.demo.private_containerd import PrivateContainerd, missing
@@ -48,7 +48,7 @@ def folder():
 
 def perform(socket: Path) -> str:
     out = io.StringIO()
-    assert play(Screen(out, width=80), Options("containerd", socket)), out.getvalue()
+    assert play(Screen(out, width=80), DemoOptions("containerd", socket)), out.getvalue()
     assert not list(GROUPS.glob(f"{GROUP}*")) + list(GROUPS.glob(f"*/{GROUP}"))
     return out.getvalue()
 
@@ -61,9 +61,9 @@ def test_where_no_containerd_runs(folder):
 
 def test_on_a_containerd_that_runs(folder):
     with PrivateContainerd(folder) as bed, CriClient(str(bed.socket), root=GROUP, image=IMAGE) as client:
-        pod = client.launch(PodSpec("guest"))
+        pod = client.launch(DemoPod("guest"))
         with pytest.raises(UnavailableError, match=r"pods run there \(1\) and would be moved"):
-            play(Screen(io.StringIO(), width=80), Options("containerd", bed.socket))
+            play(Screen(io.StringIO(), width=80), DemoOptions("containerd", bed.socket))
         assert client.status(pod.container_id).status.state == 1
         client.end_pod(pod)
         assert f"the containerd at {bed.socket}" in " ".join(perform(bed.socket).split())

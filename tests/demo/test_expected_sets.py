@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo.client import PodSpec, Started
+from proxy.demo.client import DemoPod, Started
 from proxy.demo.expected_sets import Expectation
-from proxy.demo.snapshot import DemoError, Seen, Snapshot, take
+from proxy.demo.snapshot import ContainerCpuset, DemoError, Snapshot, take
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2, sibling_offset=False)
-LSE = PodSpec("trading", "LSE", KubeQos.GUARANTEED, "2-3", cpus=2)
-LSR = PodSpec("search", "LSR", KubeQos.GUARANTEED, "4-5", cpus=2)
-LS = PodSpec("web", "LS")
-BE = PodSpec("batch", "BE", KubeQos.BEST_EFFORT)
+LSE = DemoPod("trading", "LSE", KubeQos.GUARANTEED, "2-3", cpus=2)
+LSR = DemoPod("search", "LSR", KubeQos.GUARANTEED, "4-5", cpus=2)
+LS = DemoPod("web", "LS")
+BE = DemoPod("batch", "BE", KubeQos.BEST_EFFORT)
 
 
-def seen(spec: PodSpec, cpus: str, mems: str = "0-1") -> Seen:
+def seen(spec: DemoPod, cpus: str, mems: str = "0-1") -> ContainerCpuset:
     hard = spec.owns and spec.qos != "LSR"
-    return Seen(spec.name, spec.label, CpuSet.parse(cpus), Mask.parse(mems), spec.owns, hard, spec.background)
+    return ContainerCpuset(
+        spec.name, spec.label, CpuSet.parse(cpus), Mask.parse(mems), spec.owns, hard, spec.background
+    )
 
 
 def expectation() -> Expectation:
@@ -71,8 +73,8 @@ def test_be_may_stay_on_lsr_cpus_only():
 
 
 def test_the_files_are_what_is_read(client, cgroups):
-    pod = client.launch(PodSpec("web", "LS"))
-    waiting = client.run_pod(PodSpec("later", "LS"))
+    pod = client.launch(DemoPod("web", "LS"))
+    waiting = client.run_pod(DemoPod("later", "LS"))
     path = cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)
     cgroups.write(path, CpuSet.parse("3"), Mask([1]))
     (one,) = take(cgroups, [pod, waiting]).seen

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from proxy.demo.picture import Picture
-from proxy.demo.snapshot import Seen, Snapshot
+from proxy.demo.picture import SnapshotPicture
+from proxy.demo.snapshot import ContainerCpuset, Snapshot
 from proxy.demo.terminal import Screen
 from proxy.model.idset import CpuSet, Mask
 from proxy.topology.build import described
@@ -14,7 +14,7 @@ BOTH = Mask([0, 1])
 
 
 def seen(name, label, cpus, mems=BOTH, *, owns=False):
-    return Seen(name, label, CpuSet.parse(cpus), mems, owns, owns, label == "BE")
+    return ContainerCpuset(name, label, CpuSet.parse(cpus), mems, owns, owns, label == "BE")
 
 
 BEFORE = Snapshot((seen("web", "LS", "0-15"), seen("batch", "BE", "0-1"), seen("old", "LSR", "6", owns=True)))
@@ -31,7 +31,7 @@ def drawn(width: int, machine=None, *, colour=False, encoding="utf-8") -> str:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding)
     screen = Screen(out, colour=colour, width=width)
-    Picture(screen, machine or described(2, 1, 4, 2, sibling_offset=False)).draw(BEFORE, AFTER)
+    SnapshotPicture(screen, machine or described(2, 1, 4, 2, sibling_offset=False)).draw(BEFORE, AFTER)
     out.flush()
     return raw.getvalue().decode(encoding)
 

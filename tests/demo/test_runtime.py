@@ -11,7 +11,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.calls import CallRefused
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -24,7 +24,7 @@ def linux(**values) -> pb.LinuxContainerResources:
 
 def created(client, name="a", **values):
     """A created container with resources of the test's choice."""
-    pod = client.run_pod(PodSpec(name))
+    pod = client.run_pod(DemoPod(name))
     config = pb.ContainerConfig(metadata=pb.ContainerMetadata(name="main"))
     config.linux.resources.CopyFrom(linux(**values))
     request = pb.CreateContainerRequest(pod_sandbox_id=pod.pod_id, config=config, sandbox_config=pod.config)
@@ -203,7 +203,7 @@ def test_status_shows_the_spec(client):
 
 def test_systemd_parents(client, cgroups):
     pod = created(client, name="s")
-    pod = client.run_pod(PodSpec("t", kube_qos=KubeQos.BEST_EFFORT))
+    pod = client.run_pod(DemoPod("t", kube_qos=KubeQos.BEST_EFFORT))
     pod.config.linux.cgroup_parent = "kubepods-besteffort-podx_y.slice"
     pod.config.metadata.uid = "x_y"
     request = pb.RunPodSandboxRequest(config=pod.config)
@@ -234,7 +234,7 @@ def test_lists_and_filters(client):
 
 
 def test_a_create_can_be_made_to_fail_once(client, runtime):
-    pod = client.run_pod(PodSpec("a"))
+    pod = client.run_pod(DemoPod("a"))
     runtime.fail_next_create("disk full")
     with pytest.raises(RuntimeCallError, match="disk full"):
         client.create(pod)

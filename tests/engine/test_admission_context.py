@@ -18,7 +18,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Pod, Request, SetAside
 from proxy.topology.build import described
 
@@ -28,11 +28,13 @@ COUNTING = dataclasses.replace(NODE, reserved_memory={0: {"memory": 1}})
 P = TypeVar("P", bound=Provider)
 
 
-def ask(name: str, cpus: int, kind: Kind = Kind.APP) -> Ask:
-    return Ask(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
+def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+    return ContainerResources(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
 
 
-ASKS = PodAsk("p", (ask("i", 4, Kind.INIT), ask("s", 1, Kind.SIDECAR), ask("a", 2), ask("b", 2)))
+ASKS = PodRequests(
+    "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
+)
 POD = Pod("s-p", "p", "ns", "p", asks=ASKS)
 BARE = dataclasses.replace(POD, asks=None)
 
@@ -50,11 +52,13 @@ def test_requests_come_from_kubelet_or_from_the_cri() -> None:
         ASKS, uid="q"
     )
     amounts = {"cpu": 3000, "memory": 7, "hugepages-2Mi": 2}
-    made = PodAsk("p", (Ask("x", Kind.APP, amounts, amounts),), guaranteed=True)
+    made = PodRequests("p", (ContainerResources("x", ContainerKind.APP, amounts, amounts),), guaranteed=True)
     assert pod_requests(POD, "x", request, 3) == made, "kubelet does not know that container"
     assert pod_requests(BARE, "x", request, 3) == made
     burstable = dataclasses.replace(BARE, kube_qos=KubeQos.BURSTABLE)
-    assert pod_requests(burstable, "", Request(), 0) == PodAsk("p", (Ask(""),), guaranteed=False)
+    assert pod_requests(burstable, "", Request(), 0) == PodRequests(
+        "p", (ContainerResources(""),), guaranteed=False
+    )
 
 
 @pytest.mark.parametrize(

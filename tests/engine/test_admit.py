@@ -15,7 +15,7 @@ from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.options import CpuOptions, Policy, Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
 
@@ -33,13 +33,15 @@ def empty(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.POD, **more: 
     return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
 
 
-def ask(name: str, cpus: int = 0, mib: int = 0, kind: Kind = Kind.APP) -> Ask:
+def ask(
+    name: str, cpus: int = 0, mib: int = 0, kind: ContainerKind = ContainerKind.APP
+) -> ContainerResources:
     amounts = {"cpu": cpus * 1000 or 500, **({"memory": mib * MIB} if mib else {})}
-    return Ask(name, kind, amounts, amounts)
+    return ContainerResources(name, kind, amounts, amounts)
 
 
-def pod(uid: str, *asks: Ask, **more: object) -> Pod:
-    told = PodAsk("as kubelet has it", asks) if asks else None
+def pod(uid: str, *asks: ContainerResources, **more: object) -> Pod:
+    told = PodRequests("as kubelet has it", asks) if asks else None
     return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid, asks=told, source="told"), **more)
 
 
@@ -78,7 +80,11 @@ def test_a_pod_that_owns_nothing_and_is_near_to_nothing_passes(the_pod: Pod) -> 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_where_containers_are_known_each_has_its_part(policy: Policy) -> None:
     known = pod(
-        "a", ask("i", 4, 30, Kind.INIT), ask("s", 1, 10, Kind.SIDECAR), ask("x", 2, 20), ask("y", 0, 5)
+        "a",
+        ask("i", 4, 30, ContainerKind.INIT),
+        ask("s", 1, 10, ContainerKind.SIDECAR),
+        ask("x", 2, 20),
+        ask("y", 0, 5),
     )
     got = admit(empty(policy, reserved_memory=RESERVED), known, whole(9, 999, GPU1))
     aside = got.pod.aside
@@ -140,7 +146,7 @@ def test_containers_find_their_parts_whatever_order_they_come_in() -> None:
 
 
 def test_init_containers_leave_their_parts_to_those_after_them() -> None:
-    known = pod("a", ask("i", 4, 0, Kind.INIT), ask("x", 3))
+    known = pod("a", ask("i", 4, 0, ContainerKind.INIT), ask("x", 3))
     got = admit(empty(), known, whole(4))
     first = place(got.state, got.pod, "i", 0, whole(4), "i").container
     assert first is not None

@@ -11,10 +11,10 @@ from proxy.engine.create import place
 from proxy.engine.explain_record import MAX_MOVED, explain, explain_pooled, facts_of
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.model.explanation import Fact, Moved
+from proxy.model.explanation import Fact, MovedContainer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
 
@@ -26,11 +26,15 @@ CRI = "the CRI request"
 TOLD = dataclasses.replace(
     POD,
     source="kubelet's /pods",
-    asks=PodAsk(
+    asks=PodRequests(
         "u",
         (
-            Ask("i", Kind.INIT, {"cpu": 1500, "memory": GIB}, {"cpu": 2000, "hugepages-2Mi": 4 * MIB}),
-            Ask("c", Kind.APP, {"memory": 3 * 1024, "vendor/gpu": 2}, {"memory": 1000}),
+            ContainerResources(
+                "i", ContainerKind.INIT, {"cpu": 1500, "memory": GIB}, {"cpu": 2000, "hugepages-2Mi": 4 * MIB}
+            ),
+            ContainerResources(
+                "c", ContainerKind.APP, {"memory": 3 * 1024, "vendor/gpu": 2}, {"memory": 1000}
+            ),
         ),
     ),
 )
@@ -174,4 +178,4 @@ def test_of_the_moved_containers_the_first_are_named(count: int) -> None:
     assert why is not None
     assert len(plan.shrink) == count
     assert (len(why.moved), why.more_moved) == (min(count, MAX_MOVED), max(0, count - MAX_MOVED))
-    assert why.moved[0] == Moved("ns/p/c00", MACHINE.online, CpuSet.parse("1-7,9-15"))
+    assert why.moved[0] == MovedContainer("ns/p/c00", MACHINE.online, CpuSet.parse("1-7,9-15"))

@@ -26,12 +26,12 @@ from proxy.engine.create import Plan, place
 from proxy.engine.node import PROVIDERS, Node
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants, Share
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.observe.sentences import sections
 from proxy.topology.build import described
@@ -135,12 +135,12 @@ class CacheWays(Provider):
             return grants
         return dataclasses.replace(grants, shares=(Share(self.name, RESOURCE, 1, Mask([0])),))
 
-    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         count = self._count(request)
         if self.ways[node] < count:
             return None
         free = self._free(node)
-        return (Lack(RESOURCE, Mask((node,)), count, free),) if free < count else ()
+        return (Shortfall(RESOURCE, Mask((node,)), count, free),) if free < count else ()
 
 
 def empty(policy: Policy, scope: Scope = Scope.CONTAINER, ways: int = 8) -> NodeState:
@@ -153,7 +153,14 @@ def asking(uid: str, ways: int, cpus: int = 2, **more: object) -> Pod:
     amounts = {"cpu": cpus * 1000}
     limits = {**amounts, RESOURCE: ways}
     return dataclasses.replace(
-        Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, (Ask("c", Kind.APP, amounts, limits),))), **more
+        Pod(
+            f"s-{uid}",
+            uid,
+            "ns",
+            uid,
+            asks=PodRequests(uid, (ContainerResources("c", ContainerKind.APP, amounts, limits),)),
+        ),
+        **more,
     )
 
 
@@ -191,7 +198,7 @@ def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -
     refused = arrives(state, asking("c", 4))
     assert (refused.verdict.reason, refused.container) == ("TopologyAffinityError", None)
     assert refused.explanation is not None
-    assert refused.explanation.lacks == (Lack(RESOURCE, Mask([0]), 4, 2),)
+    assert refused.explanation.lacks == (Shortfall(RESOURCE, Mask([0]), 4, 2),)
     assert f"{RESOURCE} cannot be given at all" in refused.verdict.message
     words = str(sections(refused.explanation))
     assert f"2 more of {RESOURCE}" in words
@@ -230,10 +237,10 @@ def test_it_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
 
 def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
     asks = [
-        Ask(name, Kind.APP, {"cpu": 1000}, {"cpu": 1000, RESOURCE: count})
+        ContainerResources(name, ContainerKind.APP, {"cpu": 1000}, {"cpu": 1000, RESOURCE: count})
         for name, count in (("x", 2), ("y", 3))
     ]
-    pod = Pod("s-p", "p", "ns", "p", asks=PodAsk("p", tuple(asks)))
+    pod = Pod("s-p", "p", "ns", "p", asks=PodRequests("p", tuple(asks)))
     got = admit(empty(Policy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
     assert got.pod.aside is not None
     assert [part.shares[0].amount for part in got.pod.aside.parts] == [2, 3]
@@ -248,10 +255,10 @@ def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
 
 def test_an_init_container_releases_its_share_at_a_later_start() -> None:
     asks = [
-        Ask(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 2})
-        for name, kind in (("i", Kind.INIT), ("c", Kind.APP))
+        ContainerResources(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 2})
+        for name, kind in (("i", ContainerKind.INIT), ("c", ContainerKind.APP))
     ]
-    pod = Pod("s-p", "p", "ns", "p", asks=PodAsk("p", tuple(asks)))
+    pod = Pod("s-p", "p", "ns", "p", asks=PodRequests("p", tuple(asks)))
     one = Request(1024, 100_000, 100_000)
     got = dry_run(empty(Policy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
     assert got.verdict.admitted

@@ -12,7 +12,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.pools.pools import Owner, Pools
+from proxy.pools.pools import CpuPools, Owner
 from proxy.topology.build import described
 
 MACHINE = described(1, 1, 4, 2)  # CPUs 0-7
@@ -31,7 +31,7 @@ def state_of(*containers: Container, shared: str = "", be: str = "") -> NodeStat
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
     if not shared and not be:
         return state
-    return dataclasses.replace(state, pools=Pools(CpuSet.parse(shared), CpuSet.parse(be)))
+    return dataclasses.replace(state, pools=CpuPools(CpuSet.parse(shared), CpuSet.parse(be)))
 
 
 OWN, SHARED, BE = Pool.OWN, Pool.SHARED, Pool.BE

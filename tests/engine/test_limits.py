@@ -17,7 +17,7 @@ from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.replacement_cpus import choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
-from proxy.model.admission import AdmissionRules, BeyondLimit, Rule
+from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy, Scope
@@ -61,7 +61,7 @@ def test_the_floor_of_the_node_stands_against_named_cpus() -> None:
     plan = named(state_of(rules), "u", "0-9")
     assert plan.container is not None
     plan = named(state_of(rules), "u", "0-10")
-    assert (plan.container, plan.limit) == (None, Rule.SHARED_FLOOR)
+    assert (plan.container, plan.limit) == (None, AdmissionRule.SHARED_FLOOR)
     assert (plan.verdict.code, plan.verdict.reason) == (9, "AdmissionSharedFloor")
     assert plan.verdict.message == (
         "cannot give CPUs 0-10 to a/u/c: the shared pool must keep 6 CPUs of this node"
@@ -74,7 +74,7 @@ def test_the_floor_of_the_node_stands_against_named_cpus() -> None:
 def test_the_floor_of_a_numa_node_stands_against_named_cpus() -> None:
     assert named(state_of(), "u", "0-3,8-9").container is not None
     plan = named(state_of(), "u", "0-3,8-10")
-    assert plan.limit is Rule.SHARED_FLOOR
+    assert plan.limit is AdmissionRule.SHARED_FLOOR
     assert (
         "2 CPUs of NUMA node 0 (admission.sharedFloorPerNUMANode), and 1 would be left"
         in plan.verdict.message
@@ -98,7 +98,7 @@ def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
 def test_a_single_node_policy_rejects_where_the_floor_takes_the_room() -> None:
     state = state_of(policy=Policy.SINGLE_NUMA_NODE)
     plan = guaranteed(state, "u", 7)
-    assert (plan.container, plan.limit) == (None, Rule.SHARED_FLOOR)
+    assert (plan.container, plan.limit) == (None, AdmissionRule.SHARED_FLOOR)
     assert guaranteed(state, "u", 6).container is not None
 
 
@@ -110,7 +110,7 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
     assert admission.pod.aside is not None
     assert all(len(MACHINE.online - admission.pod.aside.cpus & n.cpus) >= 2 for n in MACHINE.nodes)
     more = admit(state, pod_of("u", 13, qos=QosClass.LSR), whole(13))
-    assert (more.verdict.reason, more.limit) == ("AdmissionSharedFloor", Rule.SHARED_FLOOR)
+    assert (more.verdict.reason, more.limit) == ("AdmissionSharedFloor", AdmissionRule.SHARED_FLOOR)
     assert more.state == state
     sharing = state_of(
         dataclasses.replace(DEFAULT, beyond=BeyondLimit.SHARE), policy=Policy.BEST_EFFORT, scope=scope
@@ -118,7 +118,7 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
     shared = admit(sharing, pod_of("u", 13, qos=QosClass.LSR), whole(13))
     assert shared.verdict.admitted
     assert shared.pod.aside is None
-    assert shared.limit is Rule.SHARED_FLOOR
+    assert shared.limit is AdmissionRule.SHARED_FLOOR
     assert "shared-floor" in shared.problem
     plan = place(shared.state.with_pod(shared.pod), shared.pod, "c", 0, whole(13), "c1")
     assert plan.container is not None
@@ -129,7 +129,7 @@ def test_what_is_set_aside_is_gone_from_the_pool() -> None:
     state = admit(state_of(), pod_of("u", 8, qos=QosClass.LSR), whole(8)).state
     assert state.pools.shared == MACHINE.online, "pools go on using it"
     assert guaranteed(state, "v", 4).container is not None
-    assert guaranteed(state, "v", 5).limit is Rule.SHARED_FLOOR
+    assert guaranteed(state, "v", 5).limit is AdmissionRule.SHARED_FLOOR
 
 
 def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
@@ -137,7 +137,9 @@ def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
     state = ends(state, "c-u")
     other = named(state, "v", "4-7,12-13")
     assert other.container is not None
-    assert named(state, "v", "10-11").limit is Rule.SHARED_FLOOR, "they are the floor when it is back"
+    assert named(state, "v", "10-11").limit is AdmissionRule.SHARED_FLOOR, (
+        "they are the floor when it is back"
+    )
     pod = other.state.pods["s-u"]
     again = place(other.state, pod, "c", 1, whole(6), "c-u2")
     assert again.container is not None
@@ -153,9 +155,9 @@ def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
     state = ends(place(state.with_pod(pod), pod, "prepare", 0, whole(8), "c1").state, "c1")
     plan = place(state, pod, "main", 0, whole(8), "c2")
     assert plan.container is not None
-    assert guaranteed(state, "other", 5).limit is Rule.SHARED_FLOOR, "to other pods it may come back"
+    assert guaranteed(state, "other", 5).limit is AdmissionRule.SHARED_FLOOR, "to other pods it may come back"
     again = place(plan.state, pod, "prepare", 1, whole(8), "c3")
-    assert again.limit is Rule.POD_LIMIT, "it was none: then the limits hold for it"
+    assert again.limit is AdmissionRule.POD_LIMIT, "it was none: then the limits hold for it"
 
 
 def test_an_owner_is_not_asked_again_for_what_it_has() -> None:
@@ -175,14 +177,19 @@ def test_an_owner_is_not_asked_again_for_what_it_has() -> None:
     ("runs_on", "phase", "requested", "limit"),
     [
         ("0-14", Phase.RUNNING, 15, None),
-        ("0-14", Phase.CREATED, 15, Rule.SHARED_FLOOR),
-        ("0-15", Phase.RUNNING, 15, Rule.SHARED_FLOOR),  # it runs where all do: they are not its own yet
-        ("0-3", Phase.RUNNING, 15, Rule.SHARED_FLOOR),
-        ("0-14", Phase.RUNNING, 14, Rule.REQUEST),
+        ("0-14", Phase.CREATED, 15, AdmissionRule.SHARED_FLOOR),
+        (
+            "0-15",
+            Phase.RUNNING,
+            15,
+            AdmissionRule.SHARED_FLOOR,
+        ),  # it runs where all do: they are not its own yet
+        ("0-3", Phase.RUNNING, 15, AdmissionRule.SHARED_FLOOR),
+        ("0-14", Phase.RUNNING, 14, AdmissionRule.REQUEST),
     ],
 )
 def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
-    static: bool, runs_on: str, phase: Phase, requested: int, limit: Rule | None
+    static: bool, runs_on: str, phase: Phase, requested: int, limit: AdmissionRule | None
 ) -> None:
     node = Node(MACHINE, CpuTopology.of(MACHINE), static, admission=DEFAULT)
     cpus = CpuSet.parse("0-14")
@@ -206,7 +213,7 @@ def test_what_kubelet_pinned_shares_beyond_the_floor_and_is_not_rejected() -> No
         plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
         assert plan.container is not None
         assert plan.container.placement.pool is pool
-        assert plan.limit is (Rule.SHARED_FLOOR if pool is Pool.SHARED else None)
+        assert plan.limit is (AdmissionRule.SHARED_FLOOR if pool is Pool.SHARED else None)
     request = dataclasses.replace(whole(7), cpuset_cpus="0-3,8-10")
     pod = pod_of("u", 7)
     plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
@@ -238,22 +245,22 @@ def test_cpus_that_stand_in_for_others_keep_the_floor() -> None:
 
 
 LIMITS = {
-    Rule.POD_LIMIT: dataclasses.replace(DEFAULT, pod_limit=4, floor=0, numa_floor=0),
-    Rule.NAMESPACE_LIMIT: dataclasses.replace(DEFAULT, namespace_limit=6, floor=0, numa_floor=0),
-    Rule.NODE_LIMIT: dataclasses.replace(DEFAULT, node_limit=8, floor=0, numa_floor=0),
+    AdmissionRule.POD_LIMIT: dataclasses.replace(DEFAULT, pod_limit=4, floor=0, numa_floor=0),
+    AdmissionRule.NAMESPACE_LIMIT: dataclasses.replace(DEFAULT, namespace_limit=6, floor=0, numa_floor=0),
+    AdmissionRule.NODE_LIMIT: dataclasses.replace(DEFAULT, node_limit=8, floor=0, numa_floor=0),
 }
 
 
 def test_one_pod_owns_no_more_than_its_limit() -> None:
-    state = state_of(LIMITS[Rule.POD_LIMIT])
+    state = state_of(LIMITS[AdmissionRule.POD_LIMIT])
     assert guaranteed(state, "u", 4).container is not None
-    assert guaranteed(state, "u", 5).limit is Rule.POD_LIMIT
+    assert guaranteed(state, "u", 5).limit is AdmissionRule.POD_LIMIT
     assert named(state, "u", "0-4").verdict.reason == "AdmissionPodLimit"
-    assert admit(state, pod_of("u", 5, qos=QosClass.LSR), whole(5)).limit is Rule.POD_LIMIT
+    assert admit(state, pod_of("u", 5, qos=QosClass.LSR), whole(5)).limit is AdmissionRule.POD_LIMIT
     pod = pod_of("u", 8)
     one = place(state.with_pod(pod), pod, "one", 0, whole(3), "c1")
     two = place(one.state, pod, "two", 0, whole(2), "c2")
-    assert two.limit is Rule.POD_LIMIT, "the containers of a pod count together"
+    assert two.limit is AdmissionRule.POD_LIMIT, "the containers of a pod count together"
     assert two.verdict.message == (
         f"cannot give CPUs {two.verdict.message.split()[3]} to a/u/two: the pod would own 5 CPUs,"
         " and may own 4 (admission.maxCPUsPerPod)"
@@ -262,21 +269,21 @@ def test_one_pod_owns_no_more_than_its_limit() -> None:
 
 
 def test_the_pods_of_one_namespace_own_no_more_than_its_limit() -> None:
-    state = named(state_of(LIMITS[Rule.NAMESPACE_LIMIT]), "u", "0-3").state
+    state = named(state_of(LIMITS[AdmissionRule.NAMESPACE_LIMIT]), "u", "0-3").state
     aside = admit(state, pod_of("v", 2, qos=QosClass.LSR), whole(2)).state
-    assert guaranteed(aside, "w", 1).limit is Rule.NAMESPACE_LIMIT
+    assert guaranteed(aside, "w", 1).limit is AdmissionRule.NAMESPACE_LIMIT
     assert guaranteed(aside, "w", 1, namespace="b").container is not None
     assert guaranteed(state, "w", 2).container is not None
-    assert guaranteed(state, "w", 3).limit is Rule.NAMESPACE_LIMIT
+    assert guaranteed(state, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT
     ended = ends(state, "c-u")
-    assert guaranteed(ended, "w", 3).limit is Rule.NAMESPACE_LIMIT, "it may come back"
+    assert guaranteed(ended, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT, "it may come back"
     assert guaranteed(ended.without_pod("s-u"), "w", 3).container is not None
 
 
 def test_all_pods_of_a_node_own_no_more_than_its_limit() -> None:
-    state = named(state_of(LIMITS[Rule.NODE_LIMIT]), "u", "0-3").state
+    state = named(state_of(LIMITS[AdmissionRule.NODE_LIMIT]), "u", "0-3").state
     beside = state.beside({"k": {"c": CpuSet([15])}})
-    assert guaranteed(beside, "w", 4, namespace="b").limit is Rule.NODE_LIMIT
+    assert guaranteed(beside, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
     assert guaranteed(beside, "w", 3, namespace="b").container is not None
     assert guaranteed(state, "w", 4, namespace="b").container is not None
 

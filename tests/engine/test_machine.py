@@ -29,7 +29,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy, Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 
@@ -40,10 +40,10 @@ NOTHING = Near("/dev/fuse", nodes=None)
 FAR = Near("/dev/gpu3", "vendor/gpu", Mask([3]), "sysfs")
 
 MOST = 6
-Wanted = tuple[Kind, int, int, tuple[Near, ...]]
+Wanted = tuple[ContainerKind, int, int, tuple[Near, ...]]
 CONTAINERS = st.lists(
     st.tuples(
-        st.sampled_from([Kind.INIT, Kind.APP, Kind.APP, Kind.SIDECAR]),
+        st.sampled_from([ContainerKind.INIT, ContainerKind.APP, ContainerKind.APP, ContainerKind.SIDECAR]),
         st.sampled_from([0, 500, 1000, 2000, 2000, 4000, 6000, 9000]),
         st.sampled_from([1, 8, 30, 60, 70]),
         st.sampled_from([(), (), (), (NOTHING,), (FAR,)]),
@@ -53,13 +53,18 @@ CONTAINERS = st.lists(
 )
 
 
-def within(wanted: list[Wanted]) -> list[tuple[Ask, tuple[Near, ...]]]:
+def within(wanted: list[Wanted]) -> list[tuple[ContainerResources, tuple[Near, ...]]]:
     """Put containers in a pod's order, with names, at least one of them an app container."""
-    if all(kind is not Kind.APP for kind, *_ in wanted):
-        wanted = [*wanted, (Kind.APP, 1000, 1, ())]
-    first = sorted(wanted, key=lambda one: one[0] is Kind.APP)
+    if all(kind is not ContainerKind.APP for kind, *_ in wanted):
+        wanted = [*wanted, (ContainerKind.APP, 1000, 1, ())]
+    first = sorted(wanted, key=lambda one: one[0] is ContainerKind.APP)
     return [
-        (Ask(f"c{i}", kind, {"cpu": cpu, "memory": mib * MIB}, {"cpu": cpu, "memory": mib * MIB}), near)
+        (
+            ContainerResources(
+                f"c{i}", kind, {"cpu": cpu, "memory": mib * MIB}, {"cpu": cpu, "memory": mib * MIB}
+            ),
+            near,
+        )
         for i, (kind, cpu, mib, near) in enumerate(first)
     ]
 
@@ -108,8 +113,8 @@ class Life:
             )
         )
         self.serial = itertools.count()
-        self.pods: dict[str, list[tuple[Ask, tuple[Near, ...]]]] = {}
-        self.asks: dict[str, PodAsk] = {}
+        self.pods: dict[str, list[tuple[ContainerResources, tuple[Near, ...]]]] = {}
+        self.asks: dict[str, PodRequests] = {}
         self.forgotten = False
 
     # -- kubelet ------------------------------------------------------------------------------------------
@@ -124,7 +129,7 @@ class Life:
     ) -> None:
         uid = f"u{next(self.serial)}"
         inside = within(wanted)
-        asks = PodAsk(uid, tuple(ask for ask, _ in inside), kube is KubeQos.GUARANTEED)
+        asks = PodRequests(uid, tuple(ask for ask, _ in inside), kube is KubeQos.GUARANTEED)
         named = (CpuSet.parse(cpus) or None) if qos is not QosClass.NONE else None
         pod = Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", named, asks=asks if known else None)
         total = request_of(
@@ -149,19 +154,19 @@ class Life:
         found = sorted(self.state.in_sandbox(f"s-{uid}"), key=lambda c: c.attempt)
         return {c.name: c for c in found}
 
-    def to_create(self, uid: str) -> list[tuple[Ask, tuple[Near, ...], int]]:
+    def to_create(self, uid: str) -> list[tuple[ContainerResources, tuple[Near, ...], int]]:
         """Give the containers of a pod that kubelet may create now."""
         newest, ready = self.newest(uid), []
         for ask, near in self.pods[uid]:
             there = newest.get(ask.name)
-            if ask.kind is Kind.INIT:
+            if ask.kind is ContainerKind.INIT:
                 if there is None:
                     return [(ask, near, 0)]
                 if there.phase is not Phase.EXITED:
                     return []
             elif there is None:
                 ready.append((ask, near, 0))
-                if ask.kind is Kind.SIDECAR:
+                if ask.kind is ContainerKind.SIDECAR:
                     return ready
             elif there.phase is Phase.EXITED:
                 ready.append((ask, near, there.attempt + 1))
@@ -366,7 +371,7 @@ TestLives = Lives.TestCase
 
 def wanted(dice: random.Random) -> list[Wanted]:
     kinds, amounts = (
-        [Kind.INIT, Kind.APP, Kind.APP, Kind.SIDECAR],
+        [ContainerKind.INIT, ContainerKind.APP, ContainerKind.APP, ContainerKind.SIDECAR],
         [0, 500, 1000, 2000, 2000, 4000, 6000, 9000],
     )
     near: list[tuple[Near, ...]] = [(), (), (), (NOTHING,), (FAR,)]

@@ -13,7 +13,7 @@ from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy
 from proxy.model.options import Policy
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 
@@ -76,19 +76,19 @@ def test_a_fraction_of_cpus_is_refused(asked: Request, words: str) -> None:
     assert got.explanation.verdict == got.verdict
 
 
-def known(*asks: Ask) -> PodAsk:
-    return PodAsk("u1", asks)
+def known(*asks: ContainerResources) -> PodRequests:
+    return PodRequests("u1", asks)
 
 
-def even(name: str, milli: int, kind: Kind = Kind.APP) -> Ask:
-    return Ask(name, kind, {"cpu": milli}, {"cpu": milli})
+def even(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+    return ContainerResources(name, kind, {"cpu": milli}, {"cpu": milli})
 
 
 def test_kubelets_facts_count_what_runs_together() -> None:
-    asks = known(even("i", 8000, Kind.INIT), even("s", 500, Kind.SIDECAR), even("a", 1500))
+    asks = known(even("i", 8000, ContainerKind.INIT), even("s", 500, ContainerKind.SIDECAR), even("a", 1500))
     got = admitted(NodeState.empty(NODE), pod(asks=asks), total(8000))
     assert len(got.pod.cpuset or ()) == 2
-    uneven = known(Ask("a", Kind.APP, {"cpu": 2000}, {"cpu": 3000}))
+    uneven = known(ContainerResources("a", ContainerKind.APP, {"cpu": 2000}, {"cpu": 3000}))
     said = admit(NodeState.empty(NODE), pod(asks=uneven), total(2000)).verdict.message
     assert "container a requests 2000m CPU and is limited to 3000m" in said
 

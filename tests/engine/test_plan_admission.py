@@ -16,9 +16,9 @@ from proxy.engine.admit import admit
 from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode, Rule
+from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.idset import CpuSet
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import QOS_LABEL, pod_facts
@@ -48,7 +48,7 @@ def pod_of(
     return dataclasses.replace(pod, total=total)
 
 
-def rule_of(pod: Pod, node: Node | None = None) -> Rule | None:
+def rule_of(pod: Pod, node: Node | None = None) -> AdmissionRule | None:
     breach = permitted_claim(node or node_of(), pod)[1]
     return None if breach is None else breach.rule
 
@@ -56,35 +56,35 @@ def rule_of(pod: Pod, node: Node | None = None) -> Rule | None:
 @pytest.mark.parametrize(
     ("annotation", "qos", "total", "rule"),
     [
-        ('{"cpuset":"0-30"}', "", asked(100), Rule.REQUEST),
-        ('{"cpuset":"0-30"}', "LS", asked(100), Rule.REQUEST),
-        ('{"cpuset":"0-5"}', "LSE", asked(100), Rule.REQUEST),
-        ('{"cpuset":"0"}', "", asked(999), Rule.REQUEST),
+        ('{"cpuset":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-30"}', "LS", asked(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-5"}', "LSE", asked(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0"}', "", asked(999), AdmissionRule.REQUEST),
         ('{"cpuset":"0"}', "", asked(1000), None),
-        ('{"cpuset":"0-1"}', "", asked(1999), Rule.REQUEST),
+        ('{"cpuset":"0-1"}', "", asked(1999), AdmissionRule.REQUEST),
         ('{"cpuset":"0-3"}', "LSR", asked(4000), None),
         ('{"cpuset":"0-3"}', "LSE", asked(4000), None),
         ('{"cpuset":"0-2"}', "LSR", asked(4000), None),  # fewer than it requests
-        ('{"cpuset":"0-3"}', "LSR", asked(4000, 0), Rule.WHOLE_CPUS),  # no limit
-        ('{"cpuset":"0-3"}', "LSR", asked(4000, 8000), Rule.WHOLE_CPUS),
-        ('{"cpuset":"0-3"}', "LSR", asked(4500), Rule.WHOLE_CPUS),
+        ('{"cpuset":"0-3"}', "LSR", asked(4000, 0), AdmissionRule.WHOLE_CPUS),  # no limit
+        ('{"cpuset":"0-3"}', "LSR", asked(4000, 8000), AdmissionRule.WHOLE_CPUS),
+        ('{"cpuset":"0-3"}', "LSR", asked(4500), AdmissionRule.WHOLE_CPUS),
         ('{"cpuset":"0-3"}', "LS", asked(4000, 0), None),  # bound on a node with a bind policy
         ('{"cpuset":"0-3"}', "BE", asked(2), None),  # it owns nothing by its annotation
-        ('{"cpu\\u0073et":"0-30"}', "", asked(100), Rule.REQUEST),
-        ('{"CPUSET":"0-30"}', "", asked(100), Rule.REQUEST),
+        ('{"cpu\\u0073et":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
+        ('{"CPUSET":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
         ('{"CpuSet":"0-30","cpuset":null}', "", asked(100), None),  # null goes before: it names no CPUs
         ('{"CpuSet":"0-30","cpuset":""}', "", asked(100), None),
-        ('{"cpuset":"0","CPUSET":"0-30"}', "", asked(100), Rule.REQUEST),
-        ('{"cpuset":"0-30","cpuset":"0-30"}', "", asked(100), Rule.REQUEST),
+        ('{"cpuset":"0","CPUSET":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-30","cpuset":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
         ('{"cpuset":"0-30","numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", asked(100),
-         Rule.REQUEST),
+         AdmissionRule.REQUEST),
         ('{"numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", asked(100), None),
         ('{"cpuset":"0,0,0,1"}', "", asked(2000), None),
-        ('{"cpuset":"0-1,3-4,30"}', "", asked(4000), Rule.REQUEST),
+        ('{"cpuset":"0-1,3-4,30"}', "", asked(4000), AdmissionRule.REQUEST),
     ],
 )  # fmt: skip
 def test_an_annotation_names_no_more_cpus_than_the_pod_requests(
-    annotation: str, qos: str, total: Request, rule: Rule | None
+    annotation: str, qos: str, total: Request, rule: AdmissionRule | None
 ) -> None:
     pod = pod_of(annotation, qos, total)
     assert rule_of(pod) is rule
@@ -100,9 +100,14 @@ def test_an_annotation_names_no_more_cpus_than_the_pod_requests(
 @pytest.mark.parametrize("qos", ["", "LS", "LSR", "LSE", "SYSTEM"])
 @pytest.mark.parametrize(
     ("cpus", "rule"),
-    [("0", Rule.RESERVED_CPUS), ("4", Rule.RESERVED_CPUS), ("8", Rule.RESERVED_CPUS), ("9", None)],
+    [
+        ("0", AdmissionRule.RESERVED_CPUS),
+        ("4", AdmissionRule.RESERVED_CPUS),
+        ("8", AdmissionRule.RESERVED_CPUS),
+        ("9", None),
+    ],
 )
-def test_reserved_cpus_are_never_named(cpus: str, rule: Rule | None, qos: str) -> None:
+def test_reserved_cpus_are_never_named(cpus: str, rule: AdmissionRule | None, qos: str) -> None:
     kept = {"reserved": CpuSet([0]), "reservation": CpuSet([4]), "system": CpuSet([8])}
     pod = pod_of(f'{{"cpuset":"{cpus}"}}', qos, asked(1000), "kube-system")
     assert rule_of(pod, node_of(**kept)) is rule
@@ -125,12 +130,12 @@ def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
 
 
 def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
-    asks = PodAsk(
+    asks = PodRequests(
         "u",
         (
-            Ask("init", Kind.INIT, {"cpu": 6000}, {"cpu": 6000}),
-            Ask("side", Kind.SIDECAR, {"cpu": 1000}, {"cpu": 1000}),
-            Ask("app", Kind.APP, {"cpu": 3000}, {"cpu": 3000}),
+            ContainerResources("init", ContainerKind.INIT, {"cpu": 6000}, {"cpu": 6000}),
+            ContainerResources("side", ContainerKind.SIDECAR, {"cpu": 1000}, {"cpu": 1000}),
+            ContainerResources("app", ContainerKind.APP, {"cpu": 3000}, {"cpu": 3000}),
         ),
         guaranteed=False,
     )
@@ -138,7 +143,7 @@ def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
     assert requested_cpus(pod, Request()) == 6, "the init container needs more than what runs after it"
     assert rule_of(pod) is None
     more = dataclasses.replace(pod, cpuset=CpuSet(range(7)))
-    assert rule_of(more) is Rule.REQUEST
+    assert rule_of(more) is AdmissionRule.REQUEST
     whole = dataclasses.replace(pod, asks=dataclasses.replace(asks, own={"cpu": 8000}))
     assert requested_cpus(whole, Request()) == 8, "what the pod itself requests"
     assert (
@@ -161,7 +166,7 @@ def test_a_guaranteed_pod_is_limited_where_kubelet_sets_no_quota() -> None:
         pod = pod_of('{"cpuset":"0-3"}', "LSR", Request(4096, quota, 100_000), parent="/kubepods")
         assert rule_of(pod) is None
         burstable = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
-        assert rule_of(burstable) is Rule.WHOLE_CPUS
+        assert rule_of(burstable) is AdmissionRule.WHOLE_CPUS
 
 
 def test_without_a_sum_the_containers_that_are_here_count() -> None:
@@ -170,12 +175,12 @@ def test_without_a_sum_the_containers_that_are_here_count() -> None:
     pod = pod_of('{"cpuset":"0-3"}', "LSR")
     state = NodeState.empty(node).with_pod(pod)
     assert place(state, pod, "a", 0, asked(4000), "a1").container is not None
-    assert place(state, pod, "a", 0, asked(2000), "a1").limit is Rule.REQUEST
+    assert place(state, pod, "a", 0, asked(2000), "a1").limit is AdmissionRule.REQUEST
     shared = dataclasses.replace(pod, cpuset=None, qos=QosClass.LS)
     with_other = place(state, shared, "b", 0, asked(2000), "b1")
     assert place(with_other.state, pod, "a", 0, asked(2000), "a1").container is not None
     again = place(with_other.state, pod, "b", 1, asked(2000), "b2")
-    assert again.limit is Rule.REQUEST, "attempts of one container count once"
+    assert again.limit is AdmissionRule.REQUEST, "attempts of one container count once"
 
 
 def test_quotas_that_are_off_stand_for_the_request() -> None:
@@ -200,7 +205,7 @@ TEAMS = dataclasses.replace(DEFAULT, owners=Namespaces(("team-*", "infra")))
 )
 def test_namespaces_that_are_listed_may_own(namespace: str, listed: bool, annotation: str, qos: str) -> None:
     pod = pod_of(annotation, qos, asked(2000), namespace)
-    assert rule_of(pod, node_of(TEAMS)) is (None if listed else Rule.NAMESPACE)
+    assert rule_of(pod, node_of(TEAMS)) is (None if listed else AdmissionRule.NAMESPACE)
 
 
 def test_pods_of_other_namespaces_that_claim_nothing_are_not_rejected() -> None:
@@ -218,9 +223,11 @@ def test_pods_of_other_namespaces_that_claim_nothing_are_not_rejected() -> None:
 
 
 @pytest.mark.parametrize(("namespace", "keeps", "rule"), [
-    ("a", "2-3", Rule.SYSTEM_NAMESPACE), ("kube-system", "2-3", None), ("a", "", None),
+    ("a", "2-3", AdmissionRule.SYSTEM_NAMESPACE), ("kube-system", "2-3", None), ("a", "", None),
 ])  # fmt: skip
-def test_class_system_is_for_listed_namespaces(namespace: str, keeps: str, rule: Rule | None) -> None:
+def test_class_system_is_for_listed_namespaces(
+    namespace: str, keeps: str, rule: AdmissionRule | None
+) -> None:
     """Where the node keeps no CPUs for the class, the label gives nothing that others have not."""
     node = node_of(system=CpuSet.parse(keeps))
     pod = pod_of("", "SYSTEM", namespace=namespace)
@@ -247,7 +254,7 @@ def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
     assert plan.container.placement.unlimited is False
-    assert plan.limit is Rule.REQUEST
+    assert plan.limit is AdmissionRule.REQUEST
     assert plan.problem.startswith("it owns no CPUs (request): its resource-status annotation names 31 CPUs")
     assert plan.state.pools.shared == MACHINE.online
 

@@ -17,7 +17,7 @@ from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
 
@@ -40,16 +40,18 @@ def node(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.CONTAINER) -> 
     )
 
 
-def ask(name: str, cpus: int, mib: int, kind: Kind = Kind.APP, gpus: int = 0) -> Ask:
+def ask(
+    name: str, cpus: int, mib: int, kind: ContainerKind = ContainerKind.APP, gpus: int = 0
+) -> ContainerResources:
     amounts = {"cpu": cpus * 1000, "memory": mib * MIB, **({"gpu": gpus} if gpus else {})}
-    return Ask(name, kind, amounts, amounts)
+    return ContainerResources(name, kind, amounts, amounts)
 
 
-def arrival(uid: str, *asks: Ask) -> ArrivingPod:
+def arrival(uid: str, *asks: ContainerResources) -> ArrivingPod:
     def request(amounts: dict[str, int]) -> Request:
         return Request(amounts["cpu"] * 1024 // 1000, amounts["cpu"] * 100, 100_000, amounts["memory"])
 
-    pod = Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, asks), source="its manifest")
+    pod = Pod(f"s-{uid}", uid, "ns", uid, asks=PodRequests(uid, asks), source="its manifest")
     total = request(peak_request(asks, lambda one: one.requests))
     return ArrivingPod(pod, total, tuple((one.name, request(dict(one.requests))) for one in asks))
 
@@ -59,7 +61,10 @@ def devices(state: NodeState) -> DeviceState:
 
 
 LONG = arrival(
-    "p", ask("i", 6, 80, Kind.INIT, gpus=1), ask("s", 2, 10, Kind.SIDECAR), ask("c", 4, 70, gpus=1)
+    "p",
+    ask("i", 6, 80, ContainerKind.INIT, gpus=1),
+    ask("s", 2, 10, ContainerKind.SIDECAR),
+    ask("c", 4, 70, gpus=1),
 )
 
 
@@ -106,7 +111,9 @@ def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
     scope: Scope, refused: str, placed: list[str], told: list[str]
 ) -> None:
     state = dry_run(node(scope=scope), arrival("x", ask("c", 2, 30))).state
-    got = dry_run(state, arrival("p", ask("i", 2, 10, Kind.INIT), ask("c", 2, 10, gpus=3), ask("d", 1, 1)))
+    got = dry_run(
+        state, arrival("p", ask("i", 2, 10, ContainerKind.INIT), ask("c", 2, 10, gpus=3), ask("d", 1, 1))
+    )
     assert got.state is state
     assert not got.verdict.admitted
     assert (got.refused, [c.name for c in got.containers]) == (refused, placed)

@@ -13,10 +13,10 @@ from proxy.engine.admit import admit
 from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near, Pod, QosClass, Request
 from proxy.topology.build import described
 
@@ -35,8 +35,8 @@ def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeStat
     return place(state, lse, "c", 0, Request(), "x/c").state
 
 
-def lacks(state: NodeState, request: Request, *asks: Ask) -> tuple[Lack, ...]:
-    pod = Pod("s", "u", "ns", "p", asks=PodAsk("u", asks) if asks else None)
+def lacks(state: NodeState, request: Request, *asks: ContainerResources) -> tuple[Shortfall, ...]:
+    pod = Pod("s", "u", "ns", "p", asks=PodRequests("u", asks) if asks else None)
     got = admit(state, pod, request)
     plan = place(got.state, got.pod, "c", 0, request, "t") if got.verdict.admitted else got
     assert not plan.verdict.admitted
@@ -48,13 +48,13 @@ def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
 
 
-def ask(name: str, cpus: int, kind: Kind = Kind.APP, gpus: int = 0) -> Ask:
+def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP, gpus: int = 0) -> ContainerResources:
     amounts = {"cpu": cpus * 1000, **({"gpu": gpus} if gpus else {})}
-    return Ask(name, kind, amounts, amounts)
+    return ContainerResources(name, kind, amounts, amounts)
 
 
-def cpus(node: int, wanted: int, free: int) -> Lack:
-    return Lack("cpu", Mask([node]), wanted, free)
+def cpus(node: int, wanted: int, free: int) -> Shortfall:
+    return Shortfall("cpu", Mask([node]), wanted, free)
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -67,7 +67,7 @@ def cpus(node: int, wanted: int, free: int) -> Lack:
         ("0-3", 9, ()),  # no node ever holds it
     ],
 )
-def test_cpus(there: str, wanted: int, missing: tuple[Lack, ...], scope: Scope) -> None:
+def test_cpus(there: str, wanted: int, missing: tuple[Shortfall, ...], scope: Scope) -> None:
     assert lacks(taken(there, scope), whole(wanted)) == missing
     assert lacks(taken(there, scope), whole(wanted), ask("c", wanted)) == missing
 
@@ -78,7 +78,7 @@ def test_reserved_cpus_do_not_count_as_room() -> None:
 
 
 def test_a_pod_is_measured_as_a_whole() -> None:
-    asks = ask("i", 7, Kind.INIT), ask("c", 3), ask("d", 3)
+    asks = ask("i", 7, ContainerKind.INIT), ask("c", 3), ask("d", 3)
     assert lacks(taken("0-1,4-5", Scope.POD), whole(7), *asks) == (cpus(0, 7, 6),)
 
 
@@ -93,17 +93,22 @@ def test_memory() -> None:
     assert lacks(state, whole(7, 80)) == (cpus(1, 7, 6),)
     plan = place(state, Pod("s-m", "m", "ns", "m"), "c", 0, Request(512, memory_limit=95 * MIB), "m/c")
     assert lacks(plan.state, whole(7, 80)) == (cpus(0, 7, 4),)
-    assert lacks(plan.state, whole(7, 95)) == (cpus(1, 7, 6), Lack("memory", Mask([1]), 95 * MIB, 5 * MIB))
+    assert lacks(plan.state, whole(7, 95)) == (
+        cpus(1, 7, 6),
+        Shortfall("memory", Mask([1]), 95 * MIB, 5 * MIB),
+    )
 
 
 def test_devices_of_our_own() -> None:
     state = taken("4-5", devices=GPUS)
-    first = Pod("s-f", "f", "ns", "f", asks=PodAsk("f", (ask("c", 1, gpus=1),)))
+    first = Pod("s-f", "f", "ns", "f", asks=PodRequests("f", (ask("c", 1, gpus=1),)))
     state = place(state.with_pod(first), first, "c", 0, whole(1), "f/c").state
     assert devices_held(GPUS, state.pods.values(), state.containers.values()).available("gpu") == {"b", "c"}
     assert lacks(state, whole(7), ask("c", 7, gpus=2)) == (cpus(1, 7, 6),)
     assert lacks(state, whole(8), ask("c", 8, gpus=1)) == (cpus(1, 8, 6),)
-    assert lacks(state, whole(7), ask("c", 7, gpus=1)) == (Lack("gpu", Mask([0]), 1, 0),), "no CPU is missing"
+    assert lacks(state, whole(7), ask("c", 7, gpus=1)) == (Shortfall("gpu", Mask([0]), 1, 0),), (
+        "no CPU is missing"
+    )
 
 
 @pytest.mark.parametrize("wanted", range(2, 9))

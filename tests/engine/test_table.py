@@ -18,7 +18,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Pod, QosClass, Request
 from proxy.pools.facts import pod_facts
-from proxy.pools.node_rule import Rule
+from proxy.pools.node_rule import NodeRule
 from proxy.pools.shared import NodePool
 from proxy.topology.build import described
 from tests.oracles.koordinator_hook import Action, Answer, Asker, decide
@@ -46,11 +46,11 @@ def crowded(system: str) -> NodeState:
     return state
 
 
-def rule_of(state: NodeState, kubelet: str, system: str) -> Rule:
+def rule_of(state: NodeState, kubelet: str, system: str) -> NodeRule:
     def parts(pool: CpuSet) -> tuple[NodePool, ...]:
         return tuple(NodePool(node.id, node.id, pool & node.cpus) for node in MACHINE.nodes)
 
-    return Rule(kubelet, parts(state.pools.shared), parts(state.pools.be), system)
+    return NodeRule(kubelet, parts(state.pools.shared), parts(state.pools.be), system)
 
 
 def named(what: str, pod: Pod, answer: Answer, plan: Plan) -> str:

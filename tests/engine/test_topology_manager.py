@@ -14,10 +14,10 @@ from proxy.engine.create import Plan, place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import refusal_verdict
-from proxy.model.explanation import Step
+from proxy.model.explanation import AllocationStep
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Policy, Scope
-from proxy.model.requests import Ask, PodAsk
+from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
 
@@ -38,7 +38,7 @@ def empty(policy: Policy = Policy.NONE, scope: Scope = Scope.CONTAINER, **more: 
 
 def pod(uid: str, cpus: int = 0, *, known: bool = False, mib: int = 0, **more: object) -> Pod:
     amounts = {"cpu": cpus * 1000, **({"memory": mib * MIB} if mib else {})}
-    asks = PodAsk(uid, (Ask("c", requests=amounts, limits=amounts),)) if known else None
+    asks = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=amounts),)) if known else None
     return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid, asks=asks), **more)
 
 
@@ -204,7 +204,7 @@ def test_whole_cores_only(policy: Policy, *, known: bool) -> None:
     assert again.container.placement.own == first.placement.own
     assert "keeps the CPUs of its earlier attempt" in again.container.placement.reasons[0]
     assert again.explanation is not None
-    assert again.explanation.steps == (Step("cpu", f"keeps CPUs {first.placement.own}"),)
+    assert again.explanation.steps == (AllocationStep("cpu", f"keeps CPUs {first.placement.own}"),)
 
 
 def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
@@ -231,7 +231,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
         }
     }
     amounts = {"cpu": 2000, "gpu": 2}
-    known = pod("p", asks=PodAsk("p", (Ask("c", requests=amounts, limits=amounts),)))
+    known = pod("p", asks=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
     for scope in Scope:
         plan = arrives(empty(Policy.RESTRICTED, scope, devices=devices), known, whole(2))
         assert plan.container is not None
@@ -252,7 +252,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
 def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
     devices = {"gpu": {"a": RegisteredDevice("a", Mask([0])), "b": RegisteredDevice("b", Mask([1]))}}
     amounts = {"cpu": 2000, "memory": 60 * MIB, "gpu": 1}
-    lsr = pod("p", asks=PodAsk("p", (Ask("c", requests=amounts, limits=amounts),)))
+    lsr = pod("p", asks=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
     lsr = dataclasses.replace(lsr, qos=QosClass.LSR, cpuset=CpuSet.parse("4,12"))
     for policy, scope in ((Policy.NONE, Scope.CONTAINER), (Policy.RESTRICTED, Scope.CONTAINER)):
         state = empty(policy, scope, devices=devices, reserved_memory=RESERVED)

@@ -15,7 +15,7 @@ import random
 from typing import Any, Final
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.options import Options
+from proxy.controller.options import ControllerOptions
 from proxy.engine.invariants import violations
 from proxy.telemetry import metrics
 from tests.controller.conftest import PlayedCall, World
@@ -68,7 +68,7 @@ class _Round:
 
     async def run(self) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, told: self.faults.append(str(told)))
-        self.world = world = World(Options(call_timeout=5.0))
+        self.world = world = World(ControllerOptions(call_timeout=5.0))
         await world.sync.once()
         try:
             await self.others()

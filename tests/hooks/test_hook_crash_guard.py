@@ -49,8 +49,8 @@ SCRIPT = """
     import asyncio, sys
     from pathlib import Path
     from proxy.config import parse
-    from proxy.hooks.engine.engine import Engine
-    from proxy.hooks.registry import Library
+    from proxy.hooks.engine.engine import HookEngine
+    from proxy.hooks.registry import HookRegistry
 
     root = Path(sys.argv[1])
     where = f"folder: {root}/hooks.d, vendorFolder: {root}/none, serverFolder: ''"
@@ -60,8 +60,8 @@ SCRIPT = """
         print(keys.get("err", message), flush=True)
 
     async def main():
-        engine = Engine(say, lambda *_: None)
-        library = Library(config, engine, lambda: None, say, marks=root / "marks")
+        engine = HookEngine(say, lambda *_: None)
+        library = HookRegistry(config, engine, lambda: None, say, marks=root / "marks")
         await library.look_once()
         print(sorted(engine.points))
         await library.close()

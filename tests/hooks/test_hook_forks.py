@@ -11,7 +11,7 @@ import pytest
 
 SCENE = """
 import asyncio, fcntl, json, os, select, socket, sys, tempfile, threading, time
-from proxy.hooks.engine import Engine
+from proxy.hooks.engine import HookEngine
 from proxy.hooks import forks
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.hook import Hook
@@ -45,7 +45,7 @@ def is_open(descriptor):
 def ask(*handlers):
     async def main():
         said = []
-        engine = Engine(of_hooks(said), lambda *_: None)
+        engine = HookEngine(of_hooks(said), lambda *_: None)
         engine.use([Hook(f"{i}0-x", "x.py", {"pre_create_container": h}) for i, h in enumerate(handlers)])
         outcome = await asyncio.wait_for(engine.ask(sample("pre_create_container")).wait(), 30)
         engine.close()

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.config import parse
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.hook import Policy
+from proxy.hooks.hook import HookFailurePolicy
 from proxy.hooks.loader.hook_errors import said
 from proxy.hooks.loader.loading import Attempt, Loaded, load, load_file
 from proxy.model.errors import HookError
@@ -66,7 +66,7 @@ def test_functions_named_after_points_are_its_handlers() -> None:
     assert sorted(hook.handlers) == ["post_start_container", "pre_create_container"]
     assert hook.handlers["pre_create_container"]("asked") == "asked"
     assert asyncio.run(hook.handlers["post_start_container"]("asked")) == "later"
-    assert (hook.timeout, hook.policy, loaded.settings) == (0.5, Policy.IGNORE, None)
+    assert (hook.timeout, hook.policy, loaded.settings) == (0.5, HookFailurePolicy.IGNORE, None)
 
 
 def test_objects_that_can_be_called_are_handlers_too() -> None:
@@ -85,17 +85,20 @@ def test_objects_that_can_be_called_are_handlers_too() -> None:
 def test_time_and_policy_are_the_hooks_own_unless_configured() -> None:
     text = f"{HEAD}{HANDLER}TIMEOUT = 2\nFAILURE_POLICY = 'Fail'\n"
     for config, expected in (
-        ("", (2.0, Policy.FAIL)),
-        ("hooks: {timeout: 1s, failurePolicy: Ignore}", (2.0, Policy.FAIL)),
-        ("hooks: {settings: {10-quota: {timeout: 3s}}}", (3.0, Policy.FAIL)),
-        ("hooks: {settings: {10-quota: {failurePolicy: Ignore}}}", (2.0, Policy.IGNORE)),
-        ("hooks: {settings: {11-quota: {timeout: 3s, failurePolicy: Ignore}}}", (2.0, Policy.FAIL)),
+        ("", (2.0, HookFailurePolicy.FAIL)),
+        ("hooks: {timeout: 1s, failurePolicy: Ignore}", (2.0, HookFailurePolicy.FAIL)),
+        ("hooks: {settings: {10-quota: {timeout: 3s}}}", (3.0, HookFailurePolicy.FAIL)),
+        ("hooks: {settings: {10-quota: {failurePolicy: Ignore}}}", (2.0, HookFailurePolicy.IGNORE)),
+        (
+            "hooks: {settings: {11-quota: {timeout: 3s, failurePolicy: Ignore}}}",
+            (2.0, HookFailurePolicy.FAIL),
+        ),
     ):
         hook = made(text, config).hook
         assert (hook.timeout, hook.policy) == expected, config
-        assert type(hook.policy) is Policy
+        assert type(hook.policy) is HookFailurePolicy
     hook = made(HEAD + HANDLER, "hooks: {timeout: 1s, failurePolicy: Fail}").hook
-    assert (hook.timeout, hook.policy) == (1.0, Policy.FAIL)
+    assert (hook.timeout, hook.policy) == (1.0, HookFailurePolicy.FAIL)
 
 
 def test_its_settings_are_made_of_the_configuration() -> None:

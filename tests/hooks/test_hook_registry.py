@@ -22,9 +22,9 @@ from proxy.hooks.events import Point, PostRunPodSandbox, Synchronize
 from proxy.hooks.facts import PodFacts, Pools
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader.directories import survey
-from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.loader.entries import HookFileEntry, State
 from proxy.hooks.loader.safe_read import SETTLED_S
-from proxy.hooks.registry import SOON_S, Library
+from proxy.hooks.registry import SOON_S, HookRegistry
 from proxy.model.backoff import Backoff
 from proxy.model.machine import Machine
 from tests.said import reasons, report
@@ -86,7 +86,7 @@ class Scene:
         self.told: list[str] = []
         self.said: list[str] = []
         self.everything: Callable[[], Synchronize | None] = lambda: None
-        self.library = Library(
+        self.library = HookRegistry(
             self.config, self.engine, lambda: self.everything(), reasons(self.told), report(self.said)
         )
 
@@ -104,7 +104,7 @@ class Scene:
         await asyncio.sleep(SETTLED_S + 0.05)
         await self.library.look_once()
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> HookFileEntry:
         return next(entry for entry in self.library.entries if entry.name == name)
 
     def states(self) -> dict[str, str]:
@@ -296,7 +296,7 @@ def test_a_broken_version_leaves_the_one_before_until_it_is_mended(
         await scene.look()
         other = words.format(scene.etc / "20-b.py")
         assert scene.engine.answers() == ["one"]
-        assert scene.entry("20-b") == Entry("20-b", f"{scene.etc}/20-b.py", State.BROKEN, other)
+        assert scene.entry("20-b") == HookFileEntry("20-b", f"{scene.etc}/20-b.py", State.BROKEN, other)
         assert scene.told == [other]
         scene.told.clear()
         scene.write("10-a.py", text)
@@ -443,7 +443,7 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "AGAIN", Backoff(5.0, 11.0))
-    scene.library = Library(
+    scene.library = HookRegistry(
         scene.config, scene.engine, lambda: None, reasons(scene.told), clock=lambda: scene.now
     )
     lacks = f"__import__('os').stat({str(tmp_path / 'there')!r})"
@@ -696,7 +696,7 @@ def test_successes_are_reported(scene: Scene) -> None:
 
 def test_the_real_engine_is_kept_to_the_files(scene: Scene) -> None:
     from proxy.hooks.answers import Adjustment
-    from proxy.hooks.engine.engine import Engine as Real
+    from proxy.hooks.engine.engine import HookEngine as Real
     from proxy.hooks.events import PreCreateContainer
     from proxy.hooks.facts import ContainerFacts, Decision
 
@@ -708,7 +708,7 @@ def test_the_real_engine_is_kept_to_the_files(scene: Scene) -> None:
 
     async def story() -> None:
         engine = Real(reasons(scene.told), lambda *_: None)
-        library = Library(scene.config, engine, lambda: None, reasons(scene.told))
+        library = HookRegistry(scene.config, engine, lambda: None, reasons(scene.told))
         scene.library = library
 
         async def asked() -> Any:

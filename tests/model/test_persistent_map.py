@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.persistent_map import Table
+from proxy.model.persistent_map import PersistentMap
 
 KEYS = st.sampled_from([f"k{i}" for i in range(200)])
 
@@ -16,7 +16,7 @@ KEYS = st.sampled_from([f"k{i}" for i in range(200)])
 def test_it_is_a_dictionary_that_never_changes(
     start: dict[str, int], steps: list[tuple[str, int | None]]
 ) -> None:
-    plain, table = dict(start), Table(start)
+    plain, table = dict(start), PersistentMap(start)
     history = [(dict(plain), table)]
     for key, value in steps:
         if value is None:
@@ -37,10 +37,10 @@ def test_it_is_a_dictionary_that_never_changes(
 
 
 def test_what_is_not_there() -> None:
-    table = Table({"a": 1})
+    table = PersistentMap({"a": 1})
     assert table["a"] == 1
     with pytest.raises(KeyError):
         table["b"]
     assert table.get("b", 5) == 5
     assert table.drop("b") is table
-    assert Table() == {}
+    assert PersistentMap() == {}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.errors import InputError
-from proxy.model.explanation import Explanation, Fact, Lack, Merge, Moved, Said, Step
+from proxy.model.explanation import AllocationStep, Explanation, Fact, Merge, MovedContainer, Said, Shortfall
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Verdict
@@ -39,16 +39,16 @@ EXPLANATIONS = st.builds(
     many(st.builds(Fact, TEXT, TEXT, TEXT)),
     many(st.builds(Said, TEXT, TEXT, TEXT, many(HINTS), st.none() | NUMBER, st.none() | NUMBER)),
     st.none() | st.builds(Merge, TEXT, TEXT, HINTS, st.none() | HINTS, TEXT, many(TEXT)),
-    many(st.builds(Step, TEXT, TEXT)),
+    many(st.builds(AllocationStep, TEXT, TEXT)),
     st.builds(Verdict, NUMBER, TEXT, TEXT),
     TEXT,
     CPUS,
     MASKS,
     many(TEXT),
     many(TEXT),
-    many(st.builds(Moved, TEXT, CPUS, CPUS)),
+    many(st.builds(MovedContainer, TEXT, CPUS, CPUS)),
     NUMBER,
-    many(st.builds(Lack, TEXT, MASKS, NUMBER, NUMBER)),
+    many(st.builds(Shortfall, TEXT, MASKS, NUMBER, NUMBER)),
 )
 
 
@@ -80,16 +80,16 @@ def test_the_form() -> None:
             ),
         ),
         Merge("restricted", "pod", TopologyHint(Mask((0,)), preferred=True), None, "why", ("b",)),
-        (Step("cpu", "core 0"),),
+        (AllocationStep("cpu", "core 0"),),
         Verdict(9, "R", "m"),
         "own",
         CpuSet.parse("0-3,8"),
         Mask((0, 1)),
         ("d",),
         ("because",),
-        (Moved("a/b/c", CpuSet.parse("0-7"), CpuSet.parse("4-7")),),
+        (MovedContainer("a/b/c", CpuSet.parse("0-7"), CpuSet.parse("4-7")),),
         3,
-        (Lack("memory", None, 5, 4),),
+        (Shortfall("memory", None, 5, 4),),
     )
     assert to_data(told) == {
         "event": "CreateContainer",

@@ -15,7 +15,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
-from proxy.model.explanation import Explanation, Fact, Lack, Merge, Moved, Said, Step
+from proxy.model.explanation import AllocationStep, Explanation, Fact, Merge, MovedContainer, Said, Shortfall
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
@@ -164,22 +164,26 @@ def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
     ("lacks", "text"),
     [
         (
-            (Lack("cpu", Mask((0,)), 20, 19), Lack("cpu", Mask((1,)), 20, 12)),
+            (Shortfall("cpu", Mask((0,)), 20, 19), Shortfall("cpu", Mask((1,)), 20, 12)),
             "It would fit if node 0 had 1 more free CPU (of 20 asked for, 19 were free).",
         ),
         (
-            (Lack("cpu", NODE, 20, 19), Lack("x/gpu", NODE, 2, 0), Lack("cpu", Mask((1,)), 20, 2)),
+            (
+                Shortfall("cpu", NODE, 20, 19),
+                Shortfall("x/gpu", NODE, 2, 0),
+                Shortfall("cpu", Mask((1,)), 20, 2),
+            ),
             "It would fit if node 1 had 18 more free CPUs (of 20 asked for, 2 were free).",
         ),
         (
-            (Lack("memory", Mask((0, 1)), 3 << 30, 1 << 30), Lack("x/gpu", Mask((0, 1)), 2, 0)),
+            (Shortfall("memory", Mask((0, 1)), 3 << 30, 1 << 30), Shortfall("x/gpu", Mask((0, 1)), 2, 0)),
             (
                 "It would fit if nodes 0-1 had 2 GiB more of memory and 2 more of x/gpu"
                 " (of 3 GiB asked for, 1 GiB were free; of 2 asked for, 0 were free)."
             ),
         ),
         (
-            (Lack("hugepages-2Mi", None, 4 << 20, 2 << 20), Lack("cpu", None, 2, 2)),
+            (Shortfall("hugepages-2Mi", None, 4 << 20, 2 << 20), Shortfall("cpu", None, 2, 2)),
             (
                 "It would fit if the machine had 2 MiB more of hugepages-2Mi"
                 " (of 4 MiB asked for, 2 MiB were free)."
@@ -187,7 +191,7 @@ def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
         ),
     ],
 )
-def test_the_shortage_is_reported_for_the_closest_nodes(lacks: tuple[Lack, ...], text: str) -> None:
+def test_the_shortage_is_reported_for_the_closest_nodes(lacks: tuple[Shortfall, ...], text: str) -> None:
     told = replace(record("refused_single"), lacks=lacks)
     assert section(told, "What would help")[0] == text
 
@@ -195,7 +199,7 @@ def test_the_shortage_is_reported_for_the_closest_nodes(lacks: tuple[Lack, ...],
 def test_without_facts_no_fit_is_reported() -> None:
     helped = section(replace(record("refused_gpu"), lacks=()), "What would help")
     assert not [text for text in helped if "fit if" in text]
-    enough = replace(record("refused_gpu"), lacks=(Lack("cpu", None, 2, 2),))
+    enough = replace(record("refused_gpu"), lacks=(Shortfall("cpu", None, 2, 2),))
     assert section(enough, "What would help") == helped
 
 
@@ -357,24 +361,24 @@ def test_what_a_policy_chose(merge: Merge, texts: list[str]) -> None:
 
 
 def test_a_long_list_of_moved_containers_is_cut() -> None:
-    def moved(*who: Moved, more: int = 0) -> tuple[str, ...]:
+    def moved(*who: MovedContainer, more: int = 0) -> tuple[str, ...]:
         return section(Explanation("e", "a/b", "u", moved=who, more_moved=more), "Who had to move")
 
     before, after = CpuSet.parse("0-7"), CpuSet.parse("0-3")
-    (text,) = moved(*(Moved(f"a/b{i}/c", before, after) for i in range(13)))
+    (text,) = moved(*(MovedContainer(f"a/b{i}/c", before, after) for i in range(13)))
     assert text.startswith("13 containers left CPUs 4-7 and keep CPUs 0-3: a/b0/c, ")
     assert text.endswith("a/b9/c, and 3 more.")
-    texts = moved(*(Moved(f"a/b{i}/c", CpuSet((i, 90)), CpuSet((i,))) for i in range(13)))
+    texts = moved(*(MovedContainer(f"a/b{i}/c", CpuSet((i, 90)), CpuSet((i,))) for i in range(13)))
     assert texts[0] == "a/b0/c left CPU 90 and keeps CPU 0."
     assert len(texts) == 11
     assert texts[-1] == "And 3 more had to move."
-    assert moved(Moved("a/b/c", CpuSet((1,)), CpuSet((2,)))) == ("a/b/c left CPU 1 for CPU 2.",)
-    assert moved(Moved("a/b/c", before, after), more=4)[1:] == ("And 4 more had to move.",)
+    assert moved(MovedContainer("a/b/c", CpuSet((1,)), CpuSet((2,)))) == ("a/b/c left CPU 1 for CPU 2.",)
+    assert moved(MovedContainer("a/b/c", before, after), more=4)[1:] == ("And 4 more had to move.",)
 
 
 def test_steps_are_grouped_by_provider_and_cut() -> None:
-    cores = [Step("cpu", f"core {i}: CPUs {i},{i + 32}") for i in range(12)]
-    told = Explanation("e", "a/b", "u", steps=(*cores, Step("memory", "node 0.")))
+    cores = [AllocationStep("cpu", f"core {i}: CPUs {i},{i + 32}") for i in range(12)]
+    told = Explanation("e", "a/b", "u", steps=(*cores, AllocationStep("memory", "node 0.")))
     texts = section(told, "What was taken")
     assert texts[0].endswith("core 9: CPUs 9,41; and 2 more.")
     assert texts[1] == "memory: node 0."
@@ -426,7 +430,9 @@ EXPLANATIONS = st.builds(
         WORDS,
         st.lists(WORDS, max_size=2).map(tuple),
     ),
-    steps=st.lists(st.builds(Step, st.sampled_from(["cpu", "memory"]), WORDS), max_size=13).map(tuple),
+    steps=st.lists(st.builds(AllocationStep, st.sampled_from(["cpu", "memory"]), WORDS), max_size=13).map(
+        tuple
+    ),
     verdict=st.builds(
         Verdict,
         st.sampled_from([0, 3, 9, 13]),
@@ -438,10 +444,14 @@ EXPLANATIONS = st.builds(
     mems=MASKS,
     devices=st.lists(WORDS, max_size=2).map(tuple),
     reasons=st.lists(WORDS, max_size=2).map(tuple),
-    moved=st.lists(st.builds(Moved, WORDS, CPUS, CPUS), max_size=14).map(tuple),
+    moved=st.lists(st.builds(MovedContainer, WORDS, CPUS, CPUS), max_size=14).map(tuple),
     lacks=st.lists(
         st.builds(
-            Lack, st.sampled_from(["cpu", "memory", "x/y"]), MASKS, st.integers(0, 1 << 40), st.integers(0, 9)
+            Shortfall,
+            st.sampled_from(["cpu", "memory", "x/y"]),
+            MASKS,
+            st.integers(0, 1 << 40),
+            st.integers(0, 9),
         ),
         max_size=3,
     ).map(tuple),

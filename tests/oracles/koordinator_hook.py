@@ -24,9 +24,9 @@ from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import ResourceStatus, resource_status
-from proxy.pools.decision_table import Row, row_of
+from proxy.pools.decision_table import DecisionRow, row_of
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
-from proxy.pools.node_rule import STATIC, Rule
+from proxy.pools.node_rule import STATIC, NodeRule
 from proxy.pools.shared import NodePool
 from tests.oracles.koordinator_pools import joined, on_nodes, union
 
@@ -85,7 +85,7 @@ class Answer:
         return None if self.action is Action.LEAVE else self.text
 
 
-def decide(rule: Rule | None, asker: Asker, *, be_manager: bool = False) -> Answer:
+def decide(rule: NodeRule | None, asker: Asker, *, be_manager: bool = False) -> Answer:
     """Decide which CPUs a container of a pod runs on.
 
     Args:
@@ -106,32 +106,32 @@ def decide(rule: Rule | None, asker: Asker, *, be_manager: bool = False) -> Answ
         system=rule is not None and bool(rule.system),
         static=rule is not None and rule.kubelet_policy == STATIC,
     )
-    if row is Row.NAMED:
+    if row is DecisionRow.NAMED:
         return _named(rule, asker)
     if rule is None:
         return Answer(row, Action.LEAVE, "the pools of the node are not known yet")
     name = asker.qos or asker.kube_qos
     match row:
-        case Row.BE_ON_NODES:
+        case DecisionRow.BE_ON_NODES:
             return _bound(row, "BE", rule.be, nodes)
-        case Row.SHARED_ON_NODES:
+        case DecisionRow.SHARED_ON_NODES:
             return _bound(row, "shared", rule.shared, nodes)
-        case Row.SYSTEM:
+        case DecisionRow.SYSTEM:
             why = "SYSTEM pod: the node keeps CPUs for its class"
             return Answer(row, Action.SET, why, rule.system, rule.system_cpus)
-        case Row.LS:
+        case DecisionRow.LS:
             return _all_shared(row, rule, "LS pod: shared pool")
-        case Row.BEST_EFFORT:
+        case DecisionRow.BEST_EFFORT:
             why = f"{name} pod: the cgroups above it hold the BE pool"
             return Answer(row, Action.ERASE, why, "", union(rule.be))
-        case Row.KUBELETS:
+        case DecisionRow.KUBELETS:
             why = "kubelet's CPU manager is static, and the pod has no class of ours"
             return Answer(row, Action.LEAVE, why)
         case _:
             return _all_shared(row, rule, f"{name} pod without CPUs of its own: shared pool")
 
 
-def _named(rule: Rule | None, asker: Asker) -> Answer:
+def _named(rule: NodeRule | None, asker: Asker) -> Answer:
     status = asker.status
     why = f"{asker.qos or asker.kube_qos} pod: its resource-status names CPUs {listed(status.cpus)}"
     if asker.qos is not QosClass.BE or rule is None:
@@ -154,12 +154,12 @@ def _bound(row: int, name: str, pools: tuple[NodePool, ...], nodes: tuple[int, .
     return Answer(row, Action.SET, why, joined(parts), union(pools), problem)
 
 
-def _all_shared(row: int, rule: Rule, why: str) -> Answer:
+def _all_shared(row: int, rule: NodeRule, why: str) -> Answer:
     cpus = union(rule.shared)
     return Answer(row, Action.SET, why, joined(rule.shared), cpus, "" if cpus else "the shared pool is empty")
 
 
-def decide_host_app(rule: Rule | None, name: str, qos: str) -> Answer:
+def decide_host_app(rule: NodeRule | None, name: str, qos: str) -> Answer:
     """Decide for a process that runs on the host, outside pods: only class LS may ask, for all shared pools.
 
     Args:
@@ -188,7 +188,7 @@ class Change:
 
 
 def changes(
-    before: Rule | None, after: Rule, pods: Iterable[tuple[str, Asker]], *, be_manager: bool = False
+    before: NodeRule | None, after: NodeRule, pods: Iterable[tuple[str, Asker]], *, be_manager: bool = False
 ) -> tuple[Change, ...]:
     """Return whose CPUs change with a rule, in the order given; those with a faulty annotation do not.
 
@@ -211,7 +211,7 @@ def changes(
     return tuple(found)
 
 
-def _changed(before: Rule | None, after: Rule, asker: Asker, *, be_manager: bool) -> Answer | None:
+def _changed(before: NodeRule | None, after: NodeRule, asker: Asker, *, be_manager: bool) -> Answer | None:
     """Return the new answer if it is another than before."""
     new = decide(after, asker, be_manager=be_manager)
     old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.model.idset import CpuSet
-from proxy.pools.write_order import CONTAINER, Group
+from proxy.pools.write_order import CONTAINER, BeGroup
 
 
 def wanted(
-    groups: Iterable[Group],
+    groups: Iterable[BeGroup],
     target: CpuSet,
     every: CpuSet,
     *,

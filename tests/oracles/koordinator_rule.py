@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from proxy.model.idset import CpuSet
 from proxy.pools.go_json import Fields, load, objects, short
 from proxy.pools.node_keys import system_qos
-from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, Rule
+from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, NodeRule
 from proxy.pools.shared import NodePool
 
 MANAGER_POLICY_KEYS = (MANAGER_POLICY, "kubelet.koordinator.sh/cpu-manger-policy")
 """The code's spelling, and the document's."""
 
 
-def parse_rule(annotations: Mapping[str, str]) -> tuple[Rule | None, str]:
+def parse_rule(annotations: Mapping[str, str]) -> tuple[NodeRule | None, str]:
     """Read the rule out of the annotations of a NodeResourceTopology.
 
     Returns:
@@ -25,7 +25,7 @@ def parse_rule(annotations: Mapping[str, str]) -> tuple[Rule | None, str]:
         return None, problem
     try:
         return (
-            Rule(
+            NodeRule(
                 manager_policy(annotations).policy,
                 read_pools(annotations, SHARED_POOLS),
                 read_pools(annotations, BE_POOLS),
@@ -37,7 +37,7 @@ def parse_rule(annotations: Mapping[str, str]) -> tuple[Rule | None, str]:
         return None, short(str(error))
 
 
-def updated(before: Rule | None, annotations: Mapping[str, str]) -> tuple[Rule | None, bool, str]:
+def updated(before: NodeRule | None, annotations: Mapping[str, str]) -> tuple[NodeRule | None, bool, str]:
     """Take over the rule of annotations.
 
     Returns:

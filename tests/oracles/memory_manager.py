@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.allocation.memory.state import MemoryState
-from proxy.model.requests import Kind, PodAsk
+from proxy.model.requests import ContainerKind, PodRequests
 
 
 def release_pod(state: MemoryState, uid: str) -> MemoryState:
@@ -13,12 +13,12 @@ def release_pod(state: MemoryState, uid: str) -> MemoryState:
     return state
 
 
-def start(state: MemoryState, pod: PodAsk, name: str) -> MemoryState:
+def start(state: MemoryState, pod: PodRequests, name: str) -> MemoryState:
     """Give back what earlier ordinary init containers still hold once a container starts."""
     for ask in pod.containers:
         if ask.name == name:
             break
-        if ask.kind is Kind.INIT:
+        if ask.kind is ContainerKind.INIT:
             state = release(state, pod.uid, ask.name)
     return state
 

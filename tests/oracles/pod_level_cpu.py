@@ -23,7 +23,7 @@ from proxy.allocation.cpu_request import bubble_cpus, container_cpus
 from proxy.allocation.cpu_static import check_whole_cores, take_under
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import cpus as named
-from proxy.model.requests import Kind, PodAsk
+from proxy.model.requests import ContainerKind, PodRequests
 
 
 class EmptyPodSharedPoolError(CpuRefusedError):
@@ -35,7 +35,7 @@ class EmptyPodSharedPoolError(CpuRefusedError):
 def allocate_pod(
     policy: CpuPolicy,
     state: CpuState,
-    pod: PodAsk,
+    pod: PodRequests,
     affinity: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuState:
@@ -69,7 +69,7 @@ def allocate_pod(
     )
 
 
-def divide(policy: CpuPolicy, pod: PodAsk, bubble: CpuSet) -> dict[str, CpuSet]:
+def divide(policy: CpuPolicy, pod: PodRequests, bubble: CpuSet) -> dict[str, CpuSet]:
     """Return each container of a pod its part of the pod's CPUs.
 
     Raises:
@@ -83,9 +83,9 @@ def divide(policy: CpuPolicy, pod: PodAsk, bubble: CpuSet) -> dict[str, CpuSet]:
         wanted = container_cpus(pod, ask)
         if wanted:
             parts[ask.name] = take(policy.topo, policy.options, rest, wanted)
-            if ask.kind is not Kind.INIT:
+            if ask.kind is not ContainerKind.INIT:
                 rest -= parts[ask.name]
-        elif ask.kind is Kind.INIT:
+        elif ask.kind is ContainerKind.INIT:
             parts[ask.name] = rest
         else:
             sharing.append(ask.name)

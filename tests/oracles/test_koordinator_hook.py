@@ -9,8 +9,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import NodeShare, ResourceStatus
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
-from proxy.pools.node_rule import Rule
-from proxy.pools.shared import Held, NodePool, Withheld, node_pools
+from proxy.pools.node_rule import NodeRule
+from proxy.pools.shared import AnnotatedCpus, NodePool, Withheld, node_pools
 from tests.oracles.koordinator_hook import Action, Asker, changes, decide, decide_host_app
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
@@ -21,12 +21,12 @@ STATUS = st.builds(
     st.lists(st.integers(0, 4), max_size=2),
 )
 ASKER = st.builds(Asker, st.sampled_from(QosClass), st.sampled_from(KubeQos), STATUS)
-HELD = st.lists(st.builds(Held, st.sampled_from(QosClass), SETS), max_size=3)
+HELD = st.lists(st.builds(AnnotatedCpus, st.sampled_from(QosClass), SETS), max_size=3)
 
 
-def rule(held: list[Held] | None = None, policy: str = "none", system: str = "") -> Rule:
+def rule(held: list[AnnotatedCpus] | None = None, policy: str = "none", system: str = "") -> NodeRule:
     pools = node_pools(GROUPS, held or [], Withheld())
-    return Rule(policy, pools.shared, pools.be, system)
+    return NodeRule(policy, pools.shared, pools.be, system)
 
 
 def on(*nodes: int) -> ResourceStatus:
@@ -39,7 +39,7 @@ def named(cpus: str) -> ResourceStatus:
 
 def test_every_row_in_turn() -> None:
     ls, be, lsr, system = QosClass.LS, QosClass.BE, QosClass.LSR, QosClass.SYSTEM
-    here = rule([Held(lsr, CpuSet([0]))], system="7")
+    here = rule([AnnotatedCpus(lsr, CpuSet([0]))], system="7")
     rows = [
         (1, decide(None, Asker(lsr, status=named("1,0")))),
         (2, decide(None, Asker(ls))),
@@ -81,7 +81,7 @@ def test_what_a_pod_says_of_itself() -> None:
 
 
 def test_a_be_pod_does_not_get_cpus_of_an_lse_pod_by_naming_them() -> None:
-    here = rule([Held(QosClass.LSE, CpuSet([0, 1]))])
+    here = rule([AnnotatedCpus(QosClass.LSE, CpuSet([0, 1]))])
     answer = decide(here, Asker(QosClass.BE, KubeQos.BEST_EFFORT, named("1-2")))
     assert (answer.row, answer.text, answer.cpus) == (1, "1-2", CpuSet([2]))
     assert answer.problem == "CPUs 1 are not in the BE pool"
@@ -89,14 +89,14 @@ def test_a_be_pod_does_not_get_cpus_of_an_lse_pod_by_naming_them() -> None:
 
 
 def test_nodes_with_nothing_left_give_way_to_the_whole_pool() -> None:
-    here = rule([Held(QosClass.LSE, CpuSet.parse("4-7"))])
+    here = rule([AnnotatedCpus(QosClass.LSE, CpuSet.parse("4-7"))])
     answer = decide(here, Asker(QosClass.LS, status=on(3)))
     assert (answer.row, answer.text, answer.cpus) == (4, "", CpuSet.parse("0-3"))
     assert answer.problem == "nothing is left of the shared pool on NUMA nodes 3; the whole pool is used"
 
 
 def test_an_empty_shared_pool_is_reported() -> None:
-    full = rule([Held(QosClass.LSE, CpuSet.parse("0-7"))])
+    full = rule([AnnotatedCpus(QosClass.LSE, CpuSet.parse("0-7"))])
     assert decide(full, Asker(QosClass.LS)).problem == "the shared pool is empty"
 
 
@@ -109,9 +109,11 @@ def test_host_applications() -> None:
 
 
 @given(HELD, ASKER, st.booleans(), st.sampled_from(["none", "static", ""]))
-def test_no_container_is_put_on_owned_cpus(held: list[Held], asker: Asker, gate: bool, policy: str) -> None:
+def test_no_container_is_put_on_owned_cpus(
+    held: list[AnnotatedCpus], asker: Asker, gate: bool, policy: str
+) -> None:
     pools = node_pools(GROUPS, held, Withheld())
-    answer = decide(Rule(policy, pools.shared, pools.be), asker, be_manager=gate)
+    answer = decide(NodeRule(policy, pools.shared, pools.be), asker, be_manager=gate)
     if answer.row != 1:
         mine = {QosClass.LSE} if answer.row in (3, 7) else set(QosClass)
         for each in held:
@@ -124,7 +126,7 @@ def test_no_container_is_put_on_owned_cpus(held: list[Held], asker: Asker, gate:
 
 @given(HELD, HELD, st.lists(ASKER, max_size=5), st.booleans())
 def test_only_changed_answers_lead_to_a_change(
-    before: list[Held], after: list[Held], askers: list[Asker], gate: bool
+    before: list[AnnotatedCpus], after: list[AnnotatedCpus], askers: list[Asker], gate: bool
 ) -> None:
     old, new = rule(before), rule(after)
     pods = [(str(i), asker) for i, asker in enumerate(askers)]
@@ -137,8 +139,8 @@ def test_only_changed_answers_lead_to_a_change(
 
 
 def test_the_same_cpus_in_other_pools_are_not_a_change() -> None:
-    whole = Rule("none", (NodePool(0, 0, CpuSet.parse("0-7")),))
-    cut = Rule("none", (NodePool(0, 0, CpuSet.parse("0-3")), NodePool(1, 0, CpuSet.parse("4-7"))))
+    whole = NodeRule("none", (NodePool(0, 0, CpuSet.parse("0-7")),))
+    cut = NodeRule("none", (NodePool(0, 0, CpuSet.parse("0-3")), NodePool(1, 0, CpuSet.parse("4-7"))))
     assert changes(whole, cut, [("a", Asker(QosClass.LS))]) == ()
 
 

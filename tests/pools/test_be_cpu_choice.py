@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.pools.be_cpu_choice import pick
-from proxy.pools.cpu_location import Seat
+from proxy.pools.cpu_location import CpuLocation
 
 # Two sockets with a node each, four cores, siblings four apart.
-SEATS = [Seat(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
+SEATS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
 SOME = st.lists(st.sampled_from(SEATS), unique=True)
 
 
@@ -25,12 +25,12 @@ def test_the_larger_bucket_first() -> None:
 
 
 def test_three_threads_of_a_core_are_a_pair_and_a_single() -> None:
-    seats = [Seat(cpu, 0, 0, 0) for cpu in range(3)]
-    assert pick(3, [*seats, Seat(9, 5, 0, 0)]) == (0, 1, 2)
+    seats = [CpuLocation(cpu, 0, 0, 0) for cpu in range(3)]
+    assert pick(3, [*seats, CpuLocation(9, 5, 0, 0)]) == (0, 1, 2)
 
 
 @given(st.integers(-1, 9), SOME)
-def test_as_many_as_wanted_or_none(count: int, seats: list[Seat]) -> None:
+def test_as_many_as_wanted_or_none(count: int, seats: list[CpuLocation]) -> None:
     chosen = pick(count, seats)
     assert len(chosen) == (count if 0 < count <= len(seats) else 0)
     assert len(set(chosen)) == len(chosen)

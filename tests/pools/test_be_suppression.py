@@ -8,13 +8,13 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_suppression import HostApp, Usage, be_cpus, budget, how_many, is_be, quota_for, suppressed
-from proxy.pools.cpu_location import Seat
-from proxy.pools.shared import Held, Withheld
+from proxy.pools.cpu_location import CpuLocation
+from proxy.pools.shared import AnnotatedCpus, Withheld
 from tests.oracles.koordinator_suppress import Status, Statuses, turn
 
-SEATS = [Seat(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
+SEATS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
-HELD = st.lists(st.builds(Held, st.sampled_from(QosClass), SETS), max_size=3)
+HELD = st.lists(st.builds(AnnotatedCpus, st.sampled_from(QosClass), SETS), max_size=3)
 WITHHELD = st.builds(Withheld, SETS, SETS, SETS)
 
 
@@ -44,12 +44,12 @@ def test_growing_is_slow_and_shrinking_is_not() -> None:
 
 
 def test_cpus_of_lsr_pods_give_their_share() -> None:
-    held = [Held(QosClass.LSR, CpuSet([0, 4, 1, 5]))]
+    held = [AnnotatedCpus(QosClass.LSR, CpuSet([0, 4, 1, 5]))]
     assert suppressed(SEATS, held, Withheld(), 4000, CpuSet(range(8))) == CpuSet([0, 4, 2, 6])
 
 
 def test_lse_wins_where_annotations_overlap() -> None:
-    held = [Held(QosClass.LSE, CpuSet([0])), Held(QosClass.LSR, CpuSet([0, 1]))]
+    held = [AnnotatedCpus(QosClass.LSE, CpuSet([0])), AnnotatedCpus(QosClass.LSR, CpuSet([0, 1]))]
     assert 0 not in suppressed(SEATS, held, Withheld(), 7000, CpuSet(range(8)))
 
 
@@ -60,7 +60,9 @@ def test_too_few_cpus_change_nothing() -> None:
 
 
 @given(HELD, WITHHELD, st.integers(-5000, 20_000), SETS)
-def test_foreign_cpus_are_never_chosen(held: list[Held], withheld: Withheld, milli: int, now: CpuSet) -> None:
+def test_foreign_cpus_are_never_chosen(
+    held: list[AnnotatedCpus], withheld: Withheld, milli: int, now: CpuSet
+) -> None:
     chosen = suppressed(SEATS, held, withheld, milli, now)
     every = be_cpus(CpuSet(range(8)), held, withheld)
     assert chosen <= every

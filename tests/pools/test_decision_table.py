@@ -7,7 +7,7 @@ import pytest
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.claims import claim
-from proxy.pools.decision_table import Row, row_of
+from proxy.pools.decision_table import DecisionRow, row_of
 
 QOS = tuple(QosClass)
 KUBE = tuple(KubeQos)
@@ -16,23 +16,23 @@ KUBE = tuple(KubeQos)
 @pytest.mark.parametrize(
     ("qos", "kube", "told", "row"),
     [
-        (QosClass.NONE, KubeQos.BURSTABLE, {"named": True, "known": False}, Row.NAMED),
-        (QosClass.LS, KubeQos.BURSTABLE, {"known": False, "bound": True}, Row.UNKNOWN),
-        (QosClass.BE, KubeQos.BEST_EFFORT, {"bound": True}, Row.BE_ON_NODES),
-        (QosClass.BE, KubeQos.BEST_EFFORT, {"bound": True, "be_manager": False}, Row.BEST_EFFORT),
-        (QosClass.SYSTEM, KubeQos.BURSTABLE, {"bound": True}, Row.SHARED_ON_NODES),
-        (QosClass.LSE, KubeQos.GUARANTEED, {"bound": True}, Row.SHARED_ON_NODES),
-        (QosClass.SYSTEM, KubeQos.BEST_EFFORT, {}, Row.SYSTEM),
-        (QosClass.SYSTEM, KubeQos.BEST_EFFORT, {"system": False}, Row.BEST_EFFORT),
-        (QosClass.LS, KubeQos.BEST_EFFORT, {"static": True}, Row.LS),
-        (QosClass.NONE, KubeQos.BEST_EFFORT, {"static": True}, Row.BEST_EFFORT),
-        (QosClass.LSR, KubeQos.GUARANTEED, {"static": True}, Row.KUBELETS),
-        (QosClass.LSR, KubeQos.GUARANTEED, {}, Row.SHARED),
-        (QosClass.BE, KubeQos.BURSTABLE, {}, Row.SHARED),
+        (QosClass.NONE, KubeQos.BURSTABLE, {"named": True, "known": False}, DecisionRow.NAMED),
+        (QosClass.LS, KubeQos.BURSTABLE, {"known": False, "bound": True}, DecisionRow.UNKNOWN),
+        (QosClass.BE, KubeQos.BEST_EFFORT, {"bound": True}, DecisionRow.BE_ON_NODES),
+        (QosClass.BE, KubeQos.BEST_EFFORT, {"bound": True, "be_manager": False}, DecisionRow.BEST_EFFORT),
+        (QosClass.SYSTEM, KubeQos.BURSTABLE, {"bound": True}, DecisionRow.SHARED_ON_NODES),
+        (QosClass.LSE, KubeQos.GUARANTEED, {"bound": True}, DecisionRow.SHARED_ON_NODES),
+        (QosClass.SYSTEM, KubeQos.BEST_EFFORT, {}, DecisionRow.SYSTEM),
+        (QosClass.SYSTEM, KubeQos.BEST_EFFORT, {"system": False}, DecisionRow.BEST_EFFORT),
+        (QosClass.LS, KubeQos.BEST_EFFORT, {"static": True}, DecisionRow.LS),
+        (QosClass.NONE, KubeQos.BEST_EFFORT, {"static": True}, DecisionRow.BEST_EFFORT),
+        (QosClass.LSR, KubeQos.GUARANTEED, {"static": True}, DecisionRow.KUBELETS),
+        (QosClass.LSR, KubeQos.GUARANTEED, {}, DecisionRow.SHARED),
+        (QosClass.BE, KubeQos.BURSTABLE, {}, DecisionRow.SHARED),
     ],
 )
 def test_the_first_row_that_fits_decides(
-    qos: QosClass, kube: KubeQos, told: dict[str, bool], row: Row
+    qos: QosClass, kube: KubeQos, told: dict[str, bool], row: DecisionRow
 ) -> None:
     assert row_of(qos, kube, **told) is row
 
@@ -41,7 +41,12 @@ def test_the_first_row_that_fits_decides(
 def test_what_the_rows_come_to_on_a_node_of_ours(qos: QosClass, kube: KubeQos) -> None:
     """Every class in every cgroup, with nothing named: the pool is that of the row, and BE's label wins."""
     pod = Pod("s", "u", "ns", "n", qos=qos, kube_qos=kube)
-    pools = {Row.SYSTEM: Pool.SYSTEM, Row.LS: Pool.SHARED, Row.BEST_EFFORT: Pool.BE, Row.SHARED: Pool.SHARED}
+    pools = {
+        DecisionRow.SYSTEM: Pool.SYSTEM,
+        DecisionRow.LS: Pool.SHARED,
+        DecisionRow.BEST_EFFORT: Pool.BE,
+        DecisionRow.SHARED: Pool.SHARED,
+    }
     expected = Pool.BE if qos is QosClass.BE else pools[row_of(qos, kube)]
     made = claim(pod, Request(), CpuSet.parse("0-7"), static=False)
     assert (made.pool, made.nodes, made.within, made.cpus) == (expected, None, None, None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.admission import AdmissionRules, Rule
+from proxy.model.admission import AdmissionRule, AdmissionRules
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.pools.floors import Floor, Floors, default_floor, floors_of
@@ -77,7 +77,7 @@ def test_only_floors_of_nodes_that_lose_cpus_are_broken() -> None:
     assert floors.broken(left, CpuSet([7])) is None
     breach = floors.broken(left, CpuSet([3]))
     assert breach is not None
-    assert breach.rule is Rule.SHARED_FLOOR
+    assert breach.rule is AdmissionRule.SHARED_FLOOR
     assert "NUMA node 0 (admission.sharedFloorPerNUMANode), and 1 would be left" in breach.words
     assert floors.broken(left, CpuSet()) is None
     whole = Floors((Floor(5),)).broken(left, CpuSet([7]))

@@ -16,7 +16,7 @@ from proxy.pools.node_keys import (
     RESERVATION,
     SYSTEM_QOS,
     NodeLabels,
-    Reservation,
+    NodeReservation,
     SystemQos,
     amplification_ratios,
     node_labels,
@@ -64,7 +64,7 @@ def test_a_reservation_by_amount_and_by_name() -> None:
     assert (named.count, named.milli, named.cpus) == (0, 2000, CpuSet([1, 3]))
     assert named.data() == {"resources": {"cpu": 9}, "reservedCPUs": "3,1"}
     assert amount.with_cpus(CpuSet([0])).data()["reservedCPUs"] == "0"
-    assert Reservation().data() == {}
+    assert NodeReservation().data() == {}
 
 
 def test_faulty_reservations() -> None:
@@ -72,7 +72,7 @@ def test_faulty_reservations() -> None:
     assert (found.text, found.cpus, found.milli) == ("1-", CpuSet(), 0)
     assert problem == f"annotation {RESERVATION}: '1-' is not a list of ids such as '0-3,8'"
     assert reservation({RESERVATION: "1"}) == (
-        Reservation(),
+        NodeReservation(),
         f"annotation {RESERVATION}: it is not a JSON object",
     )
 

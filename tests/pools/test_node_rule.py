@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.pools.node_keys import SYSTEM_QOS
-from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, Rule, write_pools
+from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, NodeRule, write_pools
 from proxy.pools.shared import NodePool
 from tests.oracles.koordinator_rule import (
     MANAGER_POLICY_KEYS,
@@ -29,7 +29,7 @@ def test_a_rule() -> None:
         MANAGER_POLICY: '{"policy": "static", "options": {"b": "1", "a": "2"}, "reservedCPUs": "0"}',
         SYSTEM_QOS: '{"cpuset": "4,5"}',
     }
-    rule = Rule("static", POOLS, POOLS[:1], "4,5")
+    rule = NodeRule("static", POOLS, POOLS[:1], "4,5")
     assert parse_rule(annotations) == (rule, "")
     assert rule.system_cpus == CpuSet.parse("4-5")
     assert updated(rule, annotations) == (rule, False, "")
@@ -38,7 +38,7 @@ def test_a_rule() -> None:
 
 
 def test_nothing_known() -> None:
-    assert parse_rule({}) == (Rule(), "")
+    assert parse_rule({}) == (NodeRule(), "")
     assert ManagerPolicy().data() == {}
 
 
@@ -56,7 +56,7 @@ def test_the_documents_spelling_of_kubelets_policy() -> None:
     ],
 )
 def test_a_faulty_annotation_keeps_the_rule_of_before(key: str, text: str, words: str) -> None:
-    before = Rule("none", POOLS)
+    before = NodeRule("none", POOLS)
     rule, new, problem = updated(before, {SHARED_POOLS: "[]", key: text})
     assert (rule, new) == (before, False)
     assert problem.startswith(f"annotation {key}: ")

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
-from proxy.pools.shared import Held, NodePool, Withheld, node_pools
+from proxy.pools.shared import AnnotatedCpus, NodePool, Withheld, node_pools
 from tests.oracles.koordinator_pools import joined, on_nodes, union, without
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
-HELD = st.lists(st.builds(Held, st.sampled_from(QosClass), SETS), max_size=4)
+HELD = st.lists(st.builds(AnnotatedCpus, st.sampled_from(QosClass), SETS), max_size=4)
 WITHHELD = st.builds(Withheld, SETS, SETS, SETS)
 
 
@@ -19,7 +19,11 @@ def part(socket: int, node: int, cpus: str) -> NodePool:
 
 
 def test_owned_cpus_leave_the_shared_pool_and_those_of_lse_the_be_pool() -> None:
-    held = [Held(QosClass.LSR, CpuSet([0])), Held(QosClass.LSE, CpuSet([4])), Held(QosClass.LS, CpuSet([7]))]
+    held = [
+        AnnotatedCpus(QosClass.LSR, CpuSet([0])),
+        AnnotatedCpus(QosClass.LSE, CpuSet([4])),
+        AnnotatedCpus(QosClass.LS, CpuSet([7])),
+    ]
     pools = node_pools(GROUPS, held, Withheld())
     assert pools.shared == (part(0, 0, "1-3"), part(1, 3, "5-6"))
     assert pools.be == (part(0, 0, "0-3"), part(1, 3, "5-7"))
@@ -31,7 +35,7 @@ def test_what_is_withheld_is_in_neither_pool() -> None:
 
 
 def test_an_owned_node_has_no_pool_and_a_reserved_one_an_empty_pool() -> None:
-    owned = node_pools(GROUPS, [Held(QosClass.LSE, CpuSet.parse("4-7"))], Withheld())
+    owned = node_pools(GROUPS, [AnnotatedCpus(QosClass.LSE, CpuSet.parse("4-7"))], Withheld())
     assert owned.shared == owned.be == (part(0, 0, "0-3"),)
     kept = node_pools(GROUPS, (), Withheld(reserved=CpuSet.parse("4-7")))
     assert kept.shared == (part(0, 0, "0-3"), part(1, 3, ""))
@@ -51,7 +55,7 @@ def test_pools_of_nodes_in_the_order_of_the_nodes() -> None:
 
 
 @given(HELD, WITHHELD)
-def test_pools_keep_clear_of_what_is_owned_or_withheld(held: list[Held], withheld: Withheld) -> None:
+def test_pools_keep_clear_of_what_is_owned_or_withheld(held: list[AnnotatedCpus], withheld: Withheld) -> None:
     pools = node_pools(GROUPS, held, withheld)
     kept = withheld.kubelet | withheld.reserved | withheld.system
     owned = union(NodePool(0, 0, each.cpus) for each in held)

@@ -4,18 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
-from proxy.pools.write_order import CONTAINER, POD, ROOT, Group, SetCpus, steps
+from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, SetCpus, steps
 from tests.oracles.koordinator_levels import wanted
 
 ALL, TWO = CpuSet.parse("0-7"), CpuSet.parse("6-7")
 SETS = st.builds(CpuSet.from_bits, st.integers(1, 255))
 
 
-def tree(root: str, pod: str, container: str) -> list[Group]:
+def tree(root: str, pod: str, container: str) -> list[BeGroup]:
     return [
-        Group("be", ROOT, CpuSet.parse(root)),
-        Group("be/a", POD, CpuSet.parse(pod)),
-        Group("be/a/x", CONTAINER, CpuSet.parse(container)),
+        BeGroup("be", ROOT, CpuSet.parse(root)),
+        BeGroup("be/a", POD, CpuSet.parse(pod)),
+        BeGroup("be/a/x", CONTAINER, CpuSet.parse(container)),
     ]
 
 
@@ -59,7 +59,7 @@ def test_nothing_for_nothing() -> None:
 
 
 def test_bound_containers_and_what_lies_below_them_stay() -> None:
-    groups = [*tree("0-7", "0-7", "0-7"), Group("be/a/x/y", CONTAINER + 1, ALL)]
+    groups = [*tree("0-7", "0-7", "0-7"), BeGroup("be/a/x/y", CONTAINER + 1, ALL)]
     assert wanted(groups, TWO, ALL, static=False, apart=frozenset({"be/a/x"})) == {"be": TWO, "be/a": TWO}
 
 
@@ -68,7 +68,7 @@ def test_a_group_lies_within_its_parent_at_every_moment(
     root: CpuSet, pod: CpuSet, container: CpuSet, target: CpuSet, every: CpuSet, static: bool
 ) -> None:
     root, pod, every = root | pod | container, pod | container, every | target
-    groups = [Group("be", ROOT, root), Group("be/a", POD, pod), Group("be/a/x", CONTAINER, container)]
+    groups = [BeGroup("be", ROOT, root), BeGroup("be/a", POD, pod), BeGroup("be/a/x", CONTAINER, container)]
     shall = wanted(groups, target, every, static=static)
     has = {group.path: group.cpus for group in groups}
     for step in steps(groups, shall):

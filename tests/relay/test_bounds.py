@@ -63,7 +63,7 @@ def test_a_header_block_above_the_limit_is_not_decoded(monkeypatch, client, how)
     walker = session._requests if client else session._responses
     walker.largest = 1 << 24
     feed = session.from_client if client else session.from_server
-    monkeypatch.setattr("proxy.relay.headers.Follower.feed", lambda *_: pytest.fail("it was decoded"))
+    monkeypatch.setattr("proxy.relay.headers.HpackTracker.feed", lambda *_: pytest.fail("it was decoded"))
     block = bytes(LARGEST_BLOCK + 1)
     if how == "pieces":
         feed(frame(HEADERS, 0, 1, block[:1000]))

@@ -1,7 +1,7 @@
 import pytest
 
 from proxy.relay.events import RelayError
-from proxy.relay.flow import Books, Outgoing, joined
+from proxy.relay.flow import FlowControl, Outgoing, joined
 
 
 def item(stream, size, window=65535, *, end=True, passing=False):
@@ -21,7 +21,7 @@ def sent(books):
 
 
 def test_bodies_leave_in_frames_that_the_runtime_allows():
-    books = Books()
+    books = FlowControl()
     books.enqueue(item(1, 40_000))
     assert sent(books) == [(1, 0, 16384), (1, 0, 16384), (1, 1, 7232)]
     assert books.server == 65535 - 40_000
@@ -31,7 +31,7 @@ def test_bodies_leave_in_frames_that_the_runtime_allows():
 
 
 def test_a_stream_without_window_does_not_stop_others():
-    books = Books()
+    books = FlowControl()
     books.enqueue(blocked := item(1, 100, window=30))
     books.enqueue(item(3, 100))
     assert sent(books) == [(1, 0, 30), (3, 1, 100)]
@@ -43,7 +43,7 @@ def test_a_stream_without_window_does_not_stop_others():
 
 
 def test_the_connection_window_stops_everything():
-    books = Books()
+    books = FlowControl()
     books.server = 10
     books.enqueue(item(1, 100))
     books.enqueue(item(3, 100))
@@ -54,7 +54,7 @@ def test_the_connection_window_stops_everything():
 
 
 def test_a_negative_stream_window_waits_until_it_is_positive():
-    books = Books()
+    books = FlowControl()
     books.enqueue(out := item(1, 5, window=-10))
     assert sent(books) == []
     out.window += 12
@@ -62,13 +62,13 @@ def test_a_negative_stream_window_waits_until_it_is_positive():
 
 
 def test_an_end_without_bytes_needs_no_window():
-    books = Books()
+    books = FlowControl()
     books.enqueue(item(1, 0, window=0))
     assert sent(books) == [(1, 1, 0)]
 
 
 def test_held_data_is_granted_back_when_half_of_the_window_is_gone():
-    books = Books()
+    books = FlowControl()
     books.arrived(32_767)
     assert books.due() == 0
     books.arrived(1)
@@ -77,7 +77,7 @@ def test_held_data_is_granted_back_when_half_of_the_window_is_gone():
 
 
 def test_a_sent_body_is_a_debt_that_updates_repay():
-    books = Books()
+    books = FlowControl()
     books.arrived(60_000)
     assert books.due() == 60_000
     books.enqueue(item(1, 60_010))
@@ -91,7 +91,7 @@ def test_a_sent_body_is_a_debt_that_updates_repay():
 
 
 def test_waiting_data_of_passing_streams_is_not_granted_back():
-    books = Books()
+    books = FlowControl()
     books.server = 0
     books.arrived(40_000)
     books.waiting = 40_000
@@ -111,10 +111,10 @@ def test_waiting_data_of_passing_streams_is_not_granted_back():
 
 
 def test_the_books_refuse_what_cannot_be():
-    books = Books()
+    books = FlowControl()
     with pytest.raises(RelayError):
         books.arrived(65_536)
-    books = Books()
+    books = FlowControl()
     books.widened((1 << 31) - 65_536)
     with pytest.raises(RelayError):
         books.widened(1)

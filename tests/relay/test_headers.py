@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from proxy.relay import headers
 from proxy.relay.events import RelayError
-from proxy.relay.headers import MAX_TABLE_SIZE, Follower
+from proxy.relay.headers import MAX_TABLE_SIZE, HpackTracker
 
 STATIC = {4: "/", 5: "/index.html"}
 
 
 def follower():
-    return Follower(b":path", STATIC)
+    return HpackTracker(b":path", STATIC)
 
 
 def test_lengths_of_static_names():

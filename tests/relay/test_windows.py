@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from proxy.relay.flow import Books
+from proxy.relay.flow import FlowControl
 from tests.relay.strict_peer import CREATE, VERSION, WINDOW, Net, Peer, frame, grpc, keep, rewrite, turn_down
 
 LARGE = 205_000
@@ -211,7 +211,7 @@ def test_a_wider_runtime_window_is_used_after_the_clients_ack(key, value):
 
 
 def test_of_several_settings_under_way_the_smallest_holds():
-    books = Books()
+    books = FlowControl()
     assert books.announced([(4, 100_000), (5, 50_000), (5, 60_000)]) == 0
     assert books.announced([(4, 1000)]) == -64_535
     assert books.largest == 16_384

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.backends.kubelet.checkpoint_writer import static_state
 from proxy.config import Config
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.model.errors import (
     InputError,
     LockedError,
@@ -30,16 +30,16 @@ def test_every_container_gets_everything_back(node: Node) -> None:
     ids: list[str] = []
 
     async def day() -> None:
-        ids.append(await node.launch(PodSpec("ls", "LS")))
-        ids.append(await node.launch(PodSpec("lse", "LSE", cpuset="2-3")))
+        ids.append(await node.launch(DemoPod("ls", "LS")))
+        ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
         assert [node.cpus(i) for i in ids] == ["0-1,4-15", "2-3"]
         assert node.mems(ids[1]) == "0"
         await node.release(daemon)
-        ids.append(await node.launch(PodSpec("direct", "LS"), "runtime"))
+        ids.append(await node.launch(DemoPod("direct", "LS"), "runtime"))
         assert [node.cpus(i) for i in ids] == [ALL] * 3
         assert [node.mems(i) for i in ids] == ["0-1"] * 3
         # From now on it is a relay: an owner that comes gets nothing, and nobody moves.
-        ids.append(await node.launch(PodSpec("late", "LSE", cpuset="4-5")))
+        ids.append(await node.launch(DemoPod("late", "LSE", cpuset="4-5")))
         passes = daemon.pages.status()["counters"]["passes"]
         await until(lambda: daemon.pages.status()["counters"]["passes"] > passes + 2)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
@@ -59,7 +59,7 @@ def test_every_container_gets_everything_back(node: Node) -> None:
         assert again.pages.status()["mode"] == "enforce"
         await until(lambda: [node.cpus(i) for i in ids[:2]] == ["0-1,6-15", "2-3"])
         await until(lambda: node.cpus(ids[3]) == "4-5")
-        lsr = await node.launch(PodSpec("lsr", "LSR", cpuset="6-7"))
+        lsr = await node.launch(DemoPod("lsr", "LSR", cpuset="6-7"))
         assert node.cpus(lsr) == "6-7"
 
     node.live(again, after)
@@ -67,7 +67,7 @@ def test_every_container_gets_everything_back(node: Node) -> None:
 
 def test_the_command(node: Node) -> None:
     async def day() -> None:
-        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         with pytest.raises(LockedError, match="asked without --offline"):
             await asyncio.to_thread(command, node, "--offline")
         done = await asyncio.to_thread(command, node)
@@ -89,7 +89,7 @@ def test_the_command(node: Node) -> None:
 
 def test_a_slow_release_is_reported(node: Node) -> None:
     async def day() -> None:
-        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         node.runtime.stop()
         with pytest.raises(
             TopoproxyError, match=r"^cannot release everything in 1\.5 s: .*the daemon goes on"
@@ -118,8 +118,8 @@ def test_without_a_daemon(node: Node) -> None:
     ids: list[str] = []
 
     async def day() -> None:
-        ids.append(await node.launch(PodSpec("ls", "LS")))
-        ids.append(await node.launch(PodSpec("lse", "LSE", cpuset="2-3")))
+        ids.append(await node.launch(DemoPod("ls", "LS")))
+        ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
         assert daemon.keeper is not None
         await daemon.keeper.journal.flush()
 
@@ -162,7 +162,7 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
     ids: list[str] = []
 
     async def day() -> None:
-        ids.append(await node.launch(PodSpec("lse", "LSE", cpuset="2-3")))
+        ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
 
     node.live(node.daemon("releaseAtStop: true"), day)
     assert node.cpus(ids[0]) == ALL
@@ -180,8 +180,8 @@ def test_kubelets_file_names_the_cpus_of_each_container(node: Node) -> None:
     """An owner of ours whom kubelet gave other CPUs, and somebody who shares, beside policy static."""
 
     async def day() -> None:
-        web = await node.launch(PodSpec("web", "LS"))
-        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        web = await node.launch(DemoPod("web", "LS"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert daemon.keeper is not None
         uid = daemon.keeper.state.containers[lse].pod.uid
         (node.folder / "kubelet").mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.admin.memory import memory_rows
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.observe.json_access import table
 from tests.release.leaving_node import Node, command
 from tests.testkit.daemon import until
@@ -32,8 +32,8 @@ def test_the_walk(node: Node) -> None:
         assert done.stdout == shown(words)
 
     async def day() -> None:
-        await node.launch(PodSpec("web", "LS"))
-        await node.launch(PodSpec("db", "LSE", cpuset="2-3"))
+        await node.launch(DemoPod("web", "LS"))
+        await node.launch(DemoPod("db", "LSE", cpuset="2-3"))
         await typed("topoproxy release")
         await typed("topoproxy release --undo")
         assert daemon.keeper is not None

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.model.errors import InputError
-from proxy.model.requests import Kind
+from proxy.model.requests import ContainerKind
 from proxy.model.workload import KubeQos
 from proxy.simulate.manifests import Pods, load_pods
 from proxy.simulate.pods import Guest
@@ -91,7 +91,13 @@ spec:
     assert guest.needs == {"cpu": 3750, "memory": 2 << 20, "example.com/gpu": 1}
     asks = guest.arrival.pod.asks
     assert asks is not None
-    assert [a.kind for a in asks.containers] == [Kind.INIT, Kind.SIDECAR, Kind.INIT, Kind.APP, Kind.APP]
+    assert [a.kind for a in asks.containers] == [
+        ContainerKind.INIT,
+        ContainerKind.SIDECAR,
+        ContainerKind.INIT,
+        ContainerKind.APP,
+        ContainerKind.APP,
+    ]
     assert [n for n, _ in guest.arrival.requests] == ["first", "side", "second", "a", "b"]
 
 

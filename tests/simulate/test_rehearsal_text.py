@@ -8,7 +8,7 @@ from proxy.config import parse
 from proxy.model.idset import CpuSet
 from proxy.simulate.compare import compare_lines, differences, differences_data
 from proxy.simulate.machines import Named, copies
-from proxy.simulate.node_rows import Row
+from proxy.simulate.node_rows import NumaNodeRow
 from proxy.simulate.picture import bar, columns
 from proxy.simulate.pods import Guest
 from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
@@ -34,8 +34,8 @@ def play(
     return played, find(played)
 
 
-def row(cpus: int, owned: int, reserved: int = 0) -> Row:
-    return Row(
+def row(cpus: int, owned: int, reserved: int = 0) -> NumaNodeRow:
+    return NumaNodeRow(
         0, CpuSet(range(cpus)), CpuSet(range(owned)), CpuSet(range(owned, owned + reserved)), 0, None, {}
     )
 
@@ -54,7 +54,7 @@ def row(cpus: int, owned: int, reserved: int = 0) -> Row:
         (row(0, 0), 1.0, ""),
     ],
 )
-def test_a_bar_hides_nothing(of: Row, scale: float, drawn: str) -> None:
+def test_a_bar_hides_nothing(of: NumaNodeRow, scale: float, drawn: str) -> None:
     assert bar(of, scale) == drawn
 
 

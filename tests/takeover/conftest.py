@@ -18,7 +18,7 @@ from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.backends.kubelet.checkpoint_contents import held_cpus
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
 from proxy.backends.kubelet.checkpoints import read_cpu
-from proxy.demo.client import CriClient, PodSpec, Started
+from proxy.demo.client import CriClient, DemoPod, Started
 from proxy.demo.proxy_process import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet
@@ -155,7 +155,7 @@ class KubeletNode:
     def launch(self, name: str, count: int = 2) -> Started:
         """A Guaranteed pod with whole CPUs, as kubelet brings it: admitted first, its CPUs in the request."""
         with self.client() as client:
-            spec = PodSpec(name, kube_qos=KubeQos.GUARANTEED, cpus=count)
+            spec = DemoPod(name, kube_qos=KubeQos.GUARANTEED, cpus=count)
             pod = client.run_pod(spec)
             named = self.kubelet.admit(pod.config.metadata.uid, count)
             self.create(client, pod, named)

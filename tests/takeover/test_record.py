@@ -8,11 +8,11 @@ import json
 import pytest
 
 from proxy.model.idset import CpuSet
-from proxy.takeover.record import Pending, Record, Stage, completed, dump, load, settled
+from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage, completed, dump, load, settled
 
 OLD = {"a": {"x": CpuSet([2]), "y": CpuSet([3])}, "b": {"z": CpuSet([4])}}
-STARTED = Record(
-    Stage.STARTED,
+STARTED = TakeoverRecord(
+    TakeoverStage.STARTED,
     1.5,
     2.5,
     "static",
@@ -27,10 +27,10 @@ FINISH = dataclasses.replace(STARTED, pending=Pending("finish", "before", "after
 REVERT = dataclasses.replace(STARTED, pending=Pending("revert", None, "after", "static"))
 
 
-@pytest.mark.parametrize("record", [Record(), STARTED, FINISH, REVERT])
-def test_it_is_kept_and_read_back(record: Record) -> None:
+@pytest.mark.parametrize("record", [TakeoverRecord(), STARTED, FINISH, REVERT])
+def test_it_is_kept_and_read_back(record: TakeoverRecord) -> None:
     kept = dump(record)
-    assert (kept is None) is (record == Record())
+    assert (kept is None) is (record == TakeoverRecord())
     assert load(None if kept is None else json.loads(json.dumps(kept))) == record
 
 
@@ -45,24 +45,24 @@ def test_invalid_records(odd: dict[str, object]) -> None:
 def test_what_counts_of_kubelets_account() -> None:
     new = {"new": {"x": CpuSet([5])}}
     changed = {"a": {"x": CpuSet([2]), "y": CpuSet([6])}, "b": {"z": CpuSet([7])}}
-    assert Record().standing({**OLD, **new}) == {**OLD, **new}
+    assert TakeoverRecord().standing({**OLD, **new}) == {**OLD, **new}
     assert STARTED.standing({**OLD, **new}) == OLD
     assert STARTED.standing(changed) == {"a": {"x": CpuSet([2])}}
-    assert dataclasses.replace(STARTED, stage=Stage.FINISHED).standing(OLD) == {}
-    assert [Record().ours, STARTED.ours] == [False, True]
+    assert dataclasses.replace(STARTED, stage=TakeoverStage.FINISHED).standing(OLD) == {}
+    assert [TakeoverRecord().ours, STARTED.ours] == [False, True]
 
 
 def test_a_write_that_came_to_its_end_is_completed() -> None:
     record, said = settled(FINISH, "after", 9.0)
     assert (record.stage, record.since, record.target, record.written, record.pending) == (
-        Stage.FINISHED,
+        TakeoverStage.FINISHED,
         9.0,
         "none",
         "after",
         None,
     )
     assert "finish was completed" in said
-    assert settled(REVERT, "after", 9.0)[0] == Record()
+    assert settled(REVERT, "after", 9.0)[0] == TakeoverRecord()
     assert completed(FINISH, 9.0) == record
 
 
@@ -75,7 +75,7 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
         (FINISH, None, "another program wrote"),
     ],
 )
-def test_a_write_that_did_not_is_undone(record: Record, text: str | None, words: str) -> None:
+def test_a_write_that_did_not_is_undone(record: TakeoverRecord, text: str | None, words: str) -> None:
     after, said = settled(record, text, 9.0)
     assert after == STARTED
     assert words in said

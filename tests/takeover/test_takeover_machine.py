@@ -33,8 +33,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase, Pod, Pool, Request
 from proxy.takeover import writer as module
-from proxy.takeover.inputs import File, Scene, owning_of, pods_of
-from proxy.takeover.record import Stage
+from proxy.takeover.inputs import File, TakeoverInputs, owning_of, pods_of
+from proxy.takeover.record import TakeoverStage
 from proxy.takeover.rules import StepRefusedError, finish, revert, start
 from proxy.takeover.writer import Writer, text_in
 from proxy.topology.build import described
@@ -95,8 +95,8 @@ class Takeovers(RuleBasedStateMachine):
         held = file.held.held if file.held is not None and file.policy == "static" else {}
         self.state = self.state.under(node).beside(record.standing(held))
 
-    def scene(self) -> Scene:
-        return Scene(
+    def scene(self) -> TakeoverInputs:
+        return TakeoverInputs(
             self.kubelet.folder,
             File.of(text_in(self.kubelet.folder)[0]),
             CpuManager("static", reserved=KEEPS_BACK),
@@ -161,7 +161,7 @@ class Takeovers(RuleBasedStateMachine):
             self.kubelet.forget(uid)
             return
         own = plan.container.placement.own
-        if self.writer.record.stage is Stage.NONE and named:
+        if self.writer.record.stage is TakeoverStage.NONE and named:
             assert own == named, "what kubelet gives is adopted as it is"
         if plan.container.placement.pool is Pool.OWN:
             assert len(own) == count
@@ -189,9 +189,9 @@ class Takeovers(RuleBasedStateMachine):
     def kubelet_starts(self) -> None:
         """As the commands say: where the file is not what finish wrote, finish again first."""
         record, file = self.writer.record, File.of(text_in(self.kubelet.folder)[0])
-        if record.stage is Stage.FINISHED and file.policy != record.target:
+        if record.stage is TakeoverStage.FINISHED and file.policy != record.target:
             assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)
-        policy = record.target if record.stage is Stage.FINISHED else "static"
+        policy = record.target if record.stage is TakeoverStage.FINISHED else "static"
         self.kubelet.start(policy)  # raises where it would crash-loop
         given = CpuSet()
         for pod in self.kubelet.held.values():
@@ -222,11 +222,11 @@ class Takeovers(RuleBasedStateMachine):
         done = self.act(lambda r, s: finish(r, s, policy, with_running=with_running, force=force), dies_at)
         self.writes_between = False
         if done:
-            assert self.writer.record.stage is Stage.FINISHED
+            assert self.writer.record.stage is TakeoverStage.FINISHED
             assert File.of(self.kubelet.path.read_text()).policy == policy
             if policy == "static" and was.target != policy:
                 self.check_file()
-            assert (force or was.stage is Stage.FINISHED) or not runs
+            assert (force or was.stage is TakeoverStage.FINISHED) or not runs
 
     @rule(dies_at=DEATHS, force=st.booleans())
     def takeover_reverts(self, dies_at: int, force: bool) -> None:
@@ -235,7 +235,7 @@ class Takeovers(RuleBasedStateMachine):
         was = self.writer.record
         done = self.act(lambda r, s: revert(r, s, force=force), dies_at)
         if done:
-            assert self.writer.record.stage is Stage.NONE
+            assert self.writer.record.stage is TakeoverStage.NONE
             if was.ours:
                 self.check_file()
         elif not self.kubelet.runs:
@@ -272,7 +272,11 @@ class Takeovers(RuleBasedStateMachine):
         assert self.state.pools.shared.isdisjoint(owned)
         record = self.writer.record
         file = File.of(self.kubelet.path.read_text())
-        if record.stage is Stage.FINISHED and file.text == record.written and record.target == "static":
+        if (
+            record.stage is TakeoverStage.FINISHED
+            and file.text == record.written
+            and record.target == "static"
+        ):
             assert file.held is not None
             assert file.held.default >= KEEPS_BACK
 

@@ -14,9 +14,9 @@ from proxy.backends.kubelet.checkpoint_writer import none_state, pods_of, static
 from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, text_of
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
-from proxy.takeover.inputs import File, Owning, Scene
+from proxy.takeover.inputs import File, Owning, TakeoverInputs
 from proxy.takeover.kubelet_state import truth
-from proxy.takeover.record import Record, Stage
+from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepRefusedError, conflicts, finish, left, revert, settings, start
 from proxy.takeover.status_data import allocations, next_steps, notes, plan_page, status_page
 
@@ -26,7 +26,7 @@ OWNING = (Owning("a", "x", "ns/a/x", CpuSet([2, 3])), Owning("b", "y", "ns/b/y",
 PODS = {"a": "ns/a", "b": "ns/b"}
 
 
-def scene(held: Held | None = None, **more: Any) -> Scene:
+def scene(held: Held | None = None, **more: Any) -> TakeoverInputs:
     text = static_state(EIGHT, HELD if held is None else held)
     values: dict[str, Any] = {
         "file": File.of(text),
@@ -37,11 +37,11 @@ def scene(held: Held | None = None, **more: Any) -> Scene:
         "shareable": EIGHT,
         **more,
     }
-    return Scene(Path("/k"), **values)
+    return TakeoverInputs(Path("/k"), **values)
 
 
-def begun(found: Scene | None = None) -> Record:
-    return start(Record(), found or scene(), 5.0).record
+def begun(found: TakeoverInputs | None = None) -> TakeoverRecord:
+    return start(TakeoverRecord(), found or scene(), 5.0).record
 
 
 def odd_file(**fields: object) -> File:
@@ -87,8 +87,8 @@ def test_what_stands_against_a_start(more: dict[str, Any], words: str) -> None:
     found = scene(**more)
     assert any(words in why for why in conflicts(found)), conflicts(found)
     with pytest.raises(StepRefusedError, match="cannot start the takeover"):
-        start(Record(), found, 5.0)
-    assert plan_page(Record(), found)["can_start"] is False
+        start(TakeoverRecord(), found, 5.0)
+    assert plan_page(TakeoverRecord(), found)["can_start"] is False
 
 
 def test_what_does_not_stand_against_a_start() -> None:
@@ -100,10 +100,17 @@ def test_what_does_not_stand_against_a_start() -> None:
 
 def test_a_start() -> None:
     outcome = start(
-        Record(), scene(manager=CpuManager("static", {"strict-cpu-reservation": "true"}, CpuSet([0]))), 5.0
+        TakeoverRecord(),
+        scene(manager=CpuManager("static", {"strict-cpu-reservation": "true"}, CpuSet([0]))),
+        5.0,
     )
     record = outcome.record
-    assert (record.stage, record.began, record.since, record.policy) == (Stage.STARTED, 5.0, 5.0, "static")
+    assert (record.stage, record.began, record.since, record.policy) == (
+        TakeoverStage.STARTED,
+        5.0,
+        5.0,
+        "static",
+    )
     assert (record.reserved, record.strict, record.old) == (CpuSet([0]), True, HELD)
     assert record.backup == scene().file.text
     assert outcome.reported[0].startswith("2 allocations")
@@ -112,7 +119,7 @@ def test_a_start() -> None:
 
 def test_a_finish_needs_a_start_a_stopped_kubelet_and_no_old_pods() -> None:
     with pytest.raises(StepRefusedError, match="it has not started"):
-        finish(Record(), scene(), "none", with_running=True, force=True)
+        finish(TakeoverRecord(), scene(), "none", with_running=True, force=True)
     with pytest.raises(
         StepRefusedError, match=r"2 of kubelet's allocations are still in use \(ns/a/x, ns/b/y\)"
     ):
@@ -139,7 +146,7 @@ def test_a_finish_for_static_has_what_is_in_effect() -> None:
 
 
 def test_a_finish_that_is_done_is_nothing_to_do() -> None:
-    record = dataclasses.replace(begun(), stage=Stage.FINISHED, target="none", written=none_state())
+    record = dataclasses.replace(begun(), stage=TakeoverStage.FINISHED, target="none", written=none_state())
     there = scene(file=File.of(none_state()), running=("sign",))
     assert finish(record, there, "none", with_running=False, force=False).record == record
     with pytest.raises(StepRefusedError):
@@ -152,8 +159,8 @@ def test_a_finish_that_is_done_is_nothing_to_do() -> None:
 
 
 def test_a_revert() -> None:
-    assert revert(Record(), scene(), force=False).record == Record()
-    assert revert(begun(), scene(running=("sign",)), force=False).record == Record()
+    assert revert(TakeoverRecord(), scene(), force=False).record == TakeoverRecord()
+    assert revert(begun(), scene(running=("sign",)), force=False).record == TakeoverRecord()
     new = (*OWNING, Owning("c", "z", "ns/c/z", CpuSet([6])))
     with pytest.raises(StepRefusedError, match="cannot revert the takeover: kubelet runs"):
         revert(begun(), scene(running=("sign",), owning=new), force=False)
@@ -166,12 +173,12 @@ def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
     running = scene(running=("sign",))
     forced = finish(begun(), running, "static", with_running=True, force=True).record
     record = dataclasses.replace(
-        forced, stage=Stage.FINISHED, written=scene().file.text or "", target="static", pending=None
+        forced, stage=TakeoverStage.FINISHED, written=scene().file.text or "", target="static", pending=None
     )
     with pytest.raises(StepRefusedError, match="kubelet runs"):
         revert(record, running, force=False)
-    assert revert(record, scene(), force=False).record == Record()
-    assert revert(dataclasses.replace(record, forced=False), running, force=False).record == Record()
+    assert revert(record, scene(), force=False).record == TakeoverRecord()
+    assert revert(dataclasses.replace(record, forced=False), running, force=False).record == TakeoverRecord()
 
 
 def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None:
@@ -190,10 +197,10 @@ def test_the_truth_leaves_kubelet_a_cpu_for_all_others() -> None:
     file = File.of(static_state(EIGHT, {"new": {"n": CpuSet([6, 7])}}))
     owning = (Owning("a", "x", "ns/a/x", CpuSet([1, 2, 3, 4, 5])),)
     none_kept = scene(file=file, owning=owning, manager=CpuManager("static"))
-    assert "new" in sets(truth(Record(), none_kept, "static").text), "CPU 0 is left"
+    assert "new" in sets(truth(TakeoverRecord(), none_kept, "static").text), "CPU 0 is left"
     owning = (Owning("a", "x", "ns/a/x", CpuSet([0, 1, 2, 3, 4, 5])),)
     assert "new" not in sets(
-        truth(Record(), scene(file=file, owning=owning, manager=CpuManager()), "static").text
+        truth(TakeoverRecord(), scene(file=file, owning=owning, manager=CpuManager()), "static").text
     )
 
 
@@ -257,14 +264,14 @@ def test_the_pages() -> None:
         unwritable="read-only",
         pods={"a": "ns/a"},
     )
-    rows = allocations(Record(), found)
+    rows = allocations(TakeoverRecord(), found)
     assert [(row["container"], row["state"], row["from_file"]) for row in rows] == [
         ("ns/a/x", "runs", True),
         ("ns/b/y", "runs", False),
     ]
-    gone = allocations(Record(), scene(owning=(), pods={"a": "ns/a"}))
+    gone = allocations(TakeoverRecord(), scene(owning=(), pods={"a": "ns/a"}))
     assert [(row["container"], row["state"]) for row in gone] == [("ns/a/x", "waits"), ("pod b/y", "gone")]
-    words = " ".join(notes(Record(), found))
+    words = " ".join(notes(TakeoverRecord(), found))
     for part in (
         "static pods keep their uid",
         "memory manager is Static",
@@ -276,10 +283,10 @@ def test_the_pages() -> None:
     status = status_page(record, found)
     assert (status["stage"], status["old"], len(status["left"])) == ("started", 2, 1)  # type: ignore[arg-type]
     assert "systemctl stop kubelet" in next_steps(record, found)
-    finished = dataclasses.replace(record, stage=Stage.FINISHED, target="none", written=none_state())
+    finished = dataclasses.replace(record, stage=TakeoverStage.FINISHED, target="none", written=none_state())
     there = scene(file=File.of(none_state()), configured="static")
     assert next_steps(finished, there)[-1] == "systemctl start kubelet"
     assert next_steps(finished, dataclasses.replace(there, running=("sign",))) == []
     assert next_steps(finished, scene())[-1] == "topoproxy takeover finish --kubelet-policy none"
     assert any("another program wrote it" in words for words in notes(finished, scene()))
-    assert next_steps(Record(), scene(ready=False)) == ["remove what stands against it"]
+    assert next_steps(TakeoverRecord(), scene(ready=False)) == ["remove what stands against it"]

@@ -12,11 +12,11 @@ import pytest
 from proxy.backends.kubelet.checkpoint_writer import read_text
 from proxy.model.errors import CannotCreateError
 from proxy.takeover import writer as module
-from proxy.takeover.record import KEY, Pending, Record, Stage
-from proxy.takeover.rules import Outcome, StepRefusedError
+from proxy.takeover.record import KEY, Pending, TakeoverRecord, TakeoverStage
+from proxy.takeover.rules import StepOutcome, StepRefusedError
 from proxy.takeover.writer import Writer, text_in
 
-STARTED = Record(Stage.STARTED, 1.0, 1.0, "static")
+STARTED = TakeoverRecord(TakeoverStage.STARTED, 1.0, 1.0, "static")
 
 
 @pytest.fixture
@@ -32,25 +32,29 @@ def writer_of(ledger: Any, folder: Path, pause: Any = lambda seconds: None) -> W
     return made
 
 
-def finishing(record: Record = STARTED) -> Outcome:
-    return Outcome(
+def finishing(record: TakeoverRecord = STARTED) -> StepOutcome:
+    return StepOutcome(
         dataclasses.replace(record, pending=Pending("finish", "before", "after", "none")), ("told",)
     )
 
 
 def test_a_step_that_writes(ledger: Any, folder: Path) -> None:
     writer = writer_of(ledger, folder)
-    writer.take(Outcome(STARTED, ()))
+    writer.take(StepOutcome(STARTED, ()))
     assert ledger.entries[KEY]["stage"] == "started"
     done = writer.take(finishing())
     assert (done.reported, done.record) == (("told",), writer.record)
-    assert (writer.record.stage, writer.record.since, writer.record.written) == (Stage.FINISHED, 7.0, "after")
+    assert (writer.record.stage, writer.record.since, writer.record.written) == (
+        TakeoverStage.FINISHED,
+        7.0,
+        "after",
+    )
     assert read_text(folder) == "after"
     copy = folder.parent / "ours/takeover/cpu_manager_state.before-finish"
     assert copy.read_text() == "before"
     assert oct(copy.stat().st_mode & 0o777) == "0o600"
     assert writer_of(ledger, folder).record == writer.record
-    writer.take(Outcome(Record(), ()))
+    writer.take(StepOutcome(TakeoverRecord(), ()))
     assert ledger.entries == {}
 
 
@@ -89,14 +93,14 @@ def test_nothing_is_written_where_the_record_cannot_be_kept(ledger: Any, folder:
     ledger.write = full
     with pytest.raises(CannotCreateError, match="the ledger"):
         writer.take(finishing())
-    assert (writer.record, read_text(folder)) == (Record(), "before")
+    assert (writer.record, read_text(folder)) == (TakeoverRecord(), "before")
 
 
 def test_a_record_that_cannot_be_read_is_reported(ledger: Any, folder: Path) -> None:
     ledger.entries[KEY] = {"stage": "odd"}
     writer = Writer(ledger, folder, folder.parent / "ours")
     assert "cannot read the takeover's record" in writer.recover()
-    assert writer.record == Record()
+    assert writer.record == TakeoverRecord()
 
 
 def test_what_was_under_way_is_settled_at_the_start(ledger: Any, folder: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.topology.build import described
 
@@ -78,7 +78,7 @@ class DaemonNode:
         """Connect to a socket of the node: ``cri`` is the daemon's, ``runtime`` the runtime's own."""
         return CriClient(str(self.folder / f"{name}.sock"))
 
-    async def launch(self, spec: PodSpec, name: str = "cri") -> str:
+    async def launch(self, spec: DemoPod, name: str = "cri") -> str:
         """Run a pod with one container through a socket; return the container's id."""
 
         def work() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.controller.ports import Given, Hardware
+from proxy.controller.ports import DeviceFacts, Hardware
 from proxy.model.idset import Mask
 from proxy.model.workload import Near
 from proxy.topology.devices import SysfsDevices
@@ -70,7 +70,7 @@ class Host:
         return SysfsDevices(self.sys, self.dev, (self.cdi,), self.proc, stat=self.stat)
 
     def near(self, *paths: str) -> dict[str, str | None]:
-        return told(self.devices().near(Given(paths=paths)))
+        return told(self.devices().near(DeviceFacts(paths=paths)))
 
 
 def told(near: tuple[Near, ...]) -> dict[str, str | None]:
@@ -86,7 +86,7 @@ def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
     host.function(NIC, "1")
     host.device("infiniband/uverbs0", 0, f"{NIC}/infiniband_verbs/uverbs0")
     devices: Hardware = host.devices()
-    assert devices.near(Given(paths=("/dev/infiniband/uverbs0",))) == (
+    assert devices.near(DeviceFacts(paths=("/dev/infiniband/uverbs0",))) == (
         Near("/dev/infiniband/uverbs0", "", Mask((1,)), "numa_node of PCI device 0000:5e:00.0"),
     )
 
@@ -94,7 +94,7 @@ def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
 def test_a_device_that_is_on_no_pci_bus_has_its_own_words(host: Host) -> None:
     host.write("devices/platform/npu.0/numa_node", "0")
     host.device("npu0", 1, "devices/platform/npu.0/misc/npu0")
-    (near,) = host.devices().near(Given(mounts=("/dev/npu0",)))
+    (near,) = host.devices().near(DeviceFacts(mounts=("/dev/npu0",)))
     assert (near.nodes, near.source) == (Mask((0,)), "numa_node of device npu.0")
 
 
@@ -118,7 +118,7 @@ def test_block_and_character_devices_of_one_number_are_two(host: Host) -> None:
 def test_an_invalid_node(host: Host, text: str, words: str) -> None:
     host.function(GPU, text)
     host.device("dri/card1", 1, f"{GPU}/drm/card1")
-    (near,) = host.devices().near(Given(paths=("/dev/dri/card1",)))
+    (near,) = host.devices().near(DeviceFacts(paths=("/dev/dri/card1",)))
     assert (near.nodes, near.source) == (None, words)
 
 
@@ -134,7 +134,7 @@ def test_a_kernel_without_numa_has_node_0_alone(host: Host, tmp_path: Path) -> N
 def test_what_is_not_there(host: Host) -> None:
     host.device("dri/card0", 5)
     (host.dev / "plain").write_text("")
-    near = host.devices().near(Given(paths=("/dev/dri/card0", "/dev/uio9", "/dev/plain", "/dev/a\0b")))
+    near = host.devices().near(DeviceFacts(paths=("/dev/dri/card0", "/dev/uio9", "/dev/plain", "/dev/a\0b")))
     assert [(entry.nodes, entry.source) for entry in near] == [
         (None, "sysfs does not know it"),
         (None, "this host has no such device file"),
@@ -146,7 +146,7 @@ def test_what_is_not_there(host: Host) -> None:
 def test_names_without_meaning_are_not_entries(host: Host) -> None:
     host.device("nvidiactl", 255)
     paths = ("/dev", "/dev/null", "/dev/nvidiactl", "/etc/passwd", "/sys/fs/cgroup", "")
-    assert host.devices().near(Given(paths, (), paths)) == ()
+    assert host.devices().near(DeviceFacts(paths, (), paths)) == ()
     assert host.asked == []
 
 
@@ -166,9 +166,11 @@ def test_a_directory_represents_its_device_files(host: Host) -> None:
         "/dev/infiniband/uverbs1": "0",
         "/dev/infiniband/by-ibdev/uverbs2": "1",
     }
-    assert told(host.devices().near(Given(mounts=("/dev/infiniband",)))) == found
+    assert told(host.devices().near(DeviceFacts(mounts=("/dev/infiniband",)))) == found
     assert (
-        told(host.devices().near(Given(mounts=("/dev/infiniband/",), paths=("/dev/infiniband/uverbs0",))))
+        told(
+            host.devices().near(DeviceFacts(mounts=("/dev/infiniband/",), paths=("/dev/infiniband/uverbs0",)))
+        )
         == found
     )
 
@@ -178,7 +180,7 @@ def test_a_directory_without_nodes_is_one_entry_or_none(host: Host) -> None:
     host.device("snd/pcm1", 2)
     host.device("infiniband/rdma_cm", 3)
     (host.dev / "empty").mkdir()
-    (near,) = host.devices().near(Given(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
+    (near,) = host.devices().near(DeviceFacts(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
     assert near == Near("/dev/snd", "", None, "no device in it has a NUMA node")
 
 
@@ -186,7 +188,7 @@ def test_a_directory_of_thousands_is_cut(host: Host) -> None:
     host.function(NIC, "1")
     for number in range(300):
         host.device(f"many/x{number:03}", number, f"{NIC}/x/x{number}")
-    near = host.devices().near(Given(mounts=("/dev/many",)))
+    near = host.devices().near(DeviceFacts(mounts=("/dev/many",)))
     assert [entry.name for entry in near] == [f"/dev/many/x{number:03}" for number in range(256)]
 
 
@@ -209,7 +211,7 @@ def test_a_link_in_sysfs_that_leads_out_of_it_is_nothing(host: Host, tmp_path: P
     (host.sys / "dev/char/200:2").symlink_to("../../devices/gone")
     host.device("uio0", 1)
     host.device("uio1", 2)
-    assert [e.source for e in host.devices().near(Given(paths=("/dev/uio0", "/dev/uio1")))] == [
+    assert [e.source for e in host.devices().near(DeviceFacts(paths=("/dev/uio0", "/dev/uio1")))] == [
         "sysfs does not know it"
     ] * 2
 
@@ -223,7 +225,7 @@ def test_a_vfio_group_is_where_its_members_are(host: Host) -> None:
             host.link(f"kernel/iommu_groups/{group}/devices/{path.rpartition('/')[2]}", path)
     host.device("vfio/12", 1, "devices/virtual/vfio/12")
     near = host.devices().near(
-        Given(paths=("/dev/vfio/12", "/dev/vfio/noiommu-13", "/dev/vfio/14", "/dev/vfio/vfio"))
+        DeviceFacts(paths=("/dev/vfio/12", "/dev/vfio/noiommu-13", "/dev/vfio/14", "/dev/vfio/vfio"))
     )
     assert [(e.name, e.nodes, e.source) for e in near] == [
         (
@@ -256,7 +258,9 @@ def test_a_card_that_sysfs_does_not_know_is_found_by_its_driver(host: Host) -> N
     host.device("nvidia0", 0)
     host.device("nvidia7", 1)  # the number counts, not the name
     devices = host.devices()
-    paths = Given(paths=("/dev/nvidia0", "/dev/nvidia7", "/run/nvidia/driver/dev/nvidia1", "/dev/nvidia5"))
+    paths = DeviceFacts(
+        paths=("/dev/nvidia0", "/dev/nvidia7", "/run/nvidia/driver/dev/nvidia1", "/dev/nvidia5")
+    )
     near = devices.near(paths)
     assert told(near) == {"/dev/nvidia0": "1", "/dev/nvidia7": "0", "/dev/nvidia1": "0", "/dev/nvidia5": None}
     assert near[0].source == "numa_node of PCI device 0000:5e:00.0"
@@ -274,7 +278,7 @@ def test_a_card_that_sysfs_knows_goes_the_normal_way(host: Host) -> None:
     card(host, "0000:5e:00.0", 0)
     host.device("nvidia0", 0, f"{GPU}/nvidia/nvidia0")
     host.device("nvidia1", 1, "devices/virtual/nvidia/nvidia1")
-    near = host.devices().near(Given(paths=("/dev/nvidia0", "/dev/nvidia1")))
+    near = host.devices().near(DeviceFacts(paths=("/dev/nvidia0", "/dev/nvidia1")))
     assert told(near) == {"/dev/nvidia0": "0", "/dev/nvidia1": None}
     assert near[1].source == "a device without hardware of its own"
 
@@ -310,7 +314,7 @@ def test_a_directory_of_sysfs_is_its_device(host: Host) -> None:
         "/sys/class/net/lo",
         "/sys/class/net/x",
     )
-    near = host.devices().near(Given(mounts=mounts))
+    near = host.devices().near(DeviceFacts(mounts=mounts))
     assert told(near) == dict(zip(mounts, ("1", "1", None), strict=False))
 
 
@@ -334,7 +338,7 @@ def test_a_cdi_name_is_where_its_device_files_are(host: Host) -> None:
     }
     (host.cdi / "gpu.json").write_text(json.dumps(described))
     names = tuple(f"a.com/gpu={name}" for name in ("0", "all", "net", "none", "gone"))
-    near = host.devices().near(Given(("/dev/dri/card1",), names))
+    near = host.devices().near(DeviceFacts(("/dev/dri/card1",), names))
     by = f"(by {host.cdi}/gpu.json)"
     card, nic = "numa_node of PCI device 0000:3b:00.0", "numa_node of PCI device 0000:5e:00.0"
     assert [(e.name, e.nodes, e.source) for e in near] == [
@@ -352,7 +356,7 @@ def test_many_sources_are_cut(host: Host) -> None:
         path = f"devices/pci0000:00/0000:00:0{number}.0"
         host.function(path, "0")
         host.link(f"kernel/iommu_groups/1/devices/0000:00:0{number}.0", path)
-    (near,) = host.devices().near(Given(paths=("/dev/vfio/1",)))
+    (near,) = host.devices().near(DeviceFacts(paths=("/dev/vfio/1",)))
     assert near.source.count("PCI device") == 4
     assert near.source.endswith("0000:00:03.0 and 2 more")
 
@@ -367,7 +371,7 @@ def test_a_real_device_file(host: Host) -> None:
         pytest.skip(f"no device file can be made here: {error}")
     host.link("dev/block/259:4", f"{NVME}/nvme/nvme0/nvme0n1")
     devices = SysfsDevices(host.sys, host.dev, (), host.proc)
-    assert told(devices.near(Given(paths=("/dev/nvme0n1",)))) == {"/dev/nvme0n1": "1"}
+    assert told(devices.near(DeviceFacts(paths=("/dev/nvme0n1",)))) == {"/dev/nvme0n1": "1"}
 
 
 @pytest.fixture
@@ -402,5 +406,5 @@ def test_every_pci_function_of_a_real_machine(
     assert expected
     for address, node in expected.items():
         if (sysfs / "bus/pci/devices" / address).exists():
-            (near,) = devices.near(Given(mounts=(f"/sys/bus/pci/devices/{address}",)))
+            (near,) = devices.near(DeviceFacts(mounts=(f"/sys/bus/pci/devices/{address}",)))
             assert str(near.nodes) == (node if node != "-1" else "None"), near

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
-from proxy.topology.files import Tree, parse_mask
+from proxy.topology.files import SysfsTree, parse_mask
 from proxy.topology.sysfs_tree import mask_text
 
 
@@ -47,7 +47,7 @@ def test_mask_reads_back_what_was_written(ids: set[int], width: int) -> None:
 
 
 def test_the_mask_wins_over_the_list_and_garbage_falls_back_to_it(tmp_path) -> None:
-    tree = Tree(tmp_path)
+    tree = SysfsTree(tmp_path)
     (tmp_path / "x_list").write_text("0-7\n")
     assert tree.id_set("x") == 0xFF
     (tmp_path / "x").write_text("3\n")
@@ -59,7 +59,7 @@ def test_the_mask_wins_over_the_list_and_garbage_falls_back_to_it(tmp_path) -> N
 
 
 def test_unreadable_things_are_none_and_never_block(tmp_path) -> None:
-    tree = Tree(tmp_path)
+    tree = SysfsTree(tmp_path)
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
@@ -78,7 +78,7 @@ def test_unreadable_things_are_none_and_never_block(tmp_path) -> None:
 
 
 def test_numbers(tmp_path) -> None:
-    tree = Tree(tmp_path)
+    tree = SysfsTree(tmp_path)
     for text, want in (("-1\n", -1), ("007", 7), ("1.5", None), ("9" * 30, None)):
         (tmp_path / "n").write_text(text)
         assert tree.number("n") == want
@@ -87,11 +87,11 @@ def test_numbers(tmp_path) -> None:
 def test_numbered_entries_are_exact_and_in_order_of_number(tmp_path) -> None:
     for name in ("cpu10", "cpu9", "cpu", "cpufreq", "cpu01", "cpu-1", "xcpu3", "cpu70000"):
         (tmp_path / name).mkdir()
-    assert Tree(tmp_path).numbered(".", "cpu") == [9, 10]
+    assert SysfsTree(tmp_path).numbered(".", "cpu") == [9, 10]
 
 
 def test_long_files_are_read_whole(tmp_path) -> None:
     text = ",".join(str(i) for i in range(0, 40000, 2))
     assert len(text) > 65536
     (tmp_path / "long").write_text(text)
-    assert Tree(tmp_path).id_list("long") == sum(1 << i for i in range(0, 40000, 2))
+    assert SysfsTree(tmp_path).id_list("long") == sum(1 << i for i in range(0, 40000, 2))

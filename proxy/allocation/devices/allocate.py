@@ -25,7 +25,7 @@ from proxy.allocation.refusal import AllocationRefusedError
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.phrases import nodes as named
-from proxy.model.requests import PodAsk
+from proxy.model.requests import PodRequests
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
 """Asks a plugin: ids to choose from, ids among them that must be included, how many in all; gives ids."""
@@ -70,7 +70,7 @@ class _Taking:
 
 def allocate(
     state: DeviceState,
-    pod: PodAsk,
+    pod: PodRequests,
     name: str,
     merged: TopologyHint,
     prefer: Mapping[str, Prefer] | None = None,

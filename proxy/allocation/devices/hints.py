@@ -30,12 +30,12 @@ from proxy.allocation.hint_family import Family
 from proxy.allocation.pod_requests import peak_request
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
-from proxy.model.requests import PodAsk
+from proxy.model.requests import PodRequests
 
 DeviceHints = dict[str, Sequence[TopologyHint] | None]
 
 
-def container_hints(state: DeviceState, pod: PodAsk, name: str, nodes: Mask) -> DeviceHints:
+def container_hints(state: DeviceState, pod: PodRequests, name: str, nodes: Mask) -> DeviceHints:
     """Return the hints for a container.
 
     Args:
@@ -61,7 +61,7 @@ def container_hints(state: DeviceState, pod: PodAsk, name: str, nodes: Mask) -> 
     }
 
 
-def pod_hints(state: DeviceState, pod: PodAsk, nodes: Mask) -> DeviceHints:
+def pod_hints(state: DeviceState, pod: PodRequests, nodes: Mask) -> DeviceHints:
     """Return the hints for a pod, see ``container_hints``; its limits are added up by ``peak_request``."""
     return {
         resource: _hints(

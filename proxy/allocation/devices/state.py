@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from proxy.model.idset import Mask
-from proxy.model.requests import Kind, PodAsk
+from proxy.model.requests import ContainerKind, PodRequests
 
 NO_DEVICES: frozenset[str] = frozenset()
 
@@ -78,12 +78,12 @@ class DeviceState:
         """Return the devices that the containers of a pod hold."""
         return NO_DEVICES.union(*(c.get(resource, NO_DEVICES) for c in self.held.get(uid, {}).values()))
 
-    def reusable(self, pod: PodAsk, resource: str) -> frozenset[str]:
+    def reusable(self, pod: PodRequests, resource: str) -> frozenset[str]:
         """Return the devices that ordinary init containers of a pod held and no container has taken over."""
         left, taken = NO_DEVICES, NO_DEVICES
         for ask in pod.containers:
             own = self.of_container(pod.uid, ask.name, resource)
-            if ask.kind is Kind.INIT:
+            if ask.kind is ContainerKind.INIT:
                 left |= own
             else:
                 taken |= own

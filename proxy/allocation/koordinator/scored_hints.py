@@ -95,7 +95,7 @@ def scored_hints(
     least: dict[str, int] = {}
     if not found:
         return found
-    search = _Search(requests, available, fits, single=policy is Policy.SINGLE_NUMA_NODE)
+    search = _NodeSetSearch(requests, available, fits, single=policy is Policy.SINGLE_NUMA_NODE)
     for nodes in search.sets(lambda: all(found.values())):
         if not fits(nodes):
             continue
@@ -141,7 +141,7 @@ def score_of(
     return points // weight_sum if weight_sum else 0
 
 
-class _Search:
+class _NodeSetSearch:
     """Which sets of nodes are tried, and in which order."""
 
     def __init__(

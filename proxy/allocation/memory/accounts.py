@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from proxy.allocation.memory.state import MemoryState, NumaMemory
 from proxy.model.idset import Mask
 from proxy.model.memory import Block, Blocks
-from proxy.model.requests import Kind, PodAsk
+from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod
 
 Entry = tuple[str, str]
@@ -123,7 +123,7 @@ def _held(
             found.update({(pod.key, part.name): part.blocks for part in pod.aside.parts})
             divided.add(pod.key)
     attempts: dict[Entry, int] = {}
-    known: dict[str, PodAsk] = {}
+    known: dict[str, PodRequests] = {}
     for container in containers.values():
         # Most are of other pods, and comparing the uid is enough.
         if (uid := container.pod.uid) not in keys and (uid or container.pod.key not in keys):
@@ -140,7 +140,7 @@ def _held(
     return found
 
 
-def _take_over(found: dict[Entry, Blocks], key: str, asks: PodAsk) -> None:
+def _take_over(found: dict[Entry, Blocks], key: str, asks: PodRequests) -> None:
     """Subtract from init containers what later ones have taken over on the same nodes.
 
     Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``updatePodReusableMemory`` and
@@ -159,7 +159,7 @@ def _take_over(found: dict[Entry, Blocks], key: str, asks: PodAsk) -> None:
                     left -= part
                     rest.append(dataclasses.replace(own, size=own.size - part) if part else own)
                 found[earlier] = tuple(rest)
-        if ask.kind is Kind.INIT and found.get(entry):
+        if ask.kind is ContainerKind.INIT and found.get(entry):
             inits.append(entry)
 
 
@@ -169,12 +169,12 @@ def _holds(container: Container, pods: Mapping[str, Pod]) -> bool:
     return container.pod.asks is not None and container.pod.sandbox_id in pods
 
 
-def inits_before(asks: PodAsk, name: str) -> set[str]:
+def inits_before(asks: PodRequests, name: str) -> set[str]:
     """Return the names of the ordinary init containers that have ended when a container is created."""
     found: set[str] = set()
     for ask in asks.containers:
         if ask.name == name:
             return found
-        if ask.kind is Kind.INIT:
+        if ask.kind is ContainerKind.INIT:
             found.add(ask.name)
     return set()

@@ -28,7 +28,7 @@ from proxy.model.idset import Mask, union
 from proxy.model.memory import Block, Blocks
 from proxy.model.phrases import nodes
 from proxy.model.quantity import show_quantity
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class MemoryGrant:
         return Mask.from_bits(_union(self.blocks)) if self.blocks else None
 
 
-def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -> MemoryGrant:
+def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHint) -> MemoryGrant:
     """Allocate memory to a container.
 
     Args:
@@ -117,14 +117,14 @@ def _has_free(state: MemoryState, mask: Mask, amounts: Mapping[str, int]) -> boo
     return all(sum(node.table(name).free for node in nodes) >= size for name, size in amounts.items())
 
 
-def _shrink(state: MemoryState, pod: PodAsk, ask: Ask, block: Block) -> MemoryState:
+def _shrink(state: MemoryState, pod: PodRequests, ask: ContainerResources, block: Block) -> MemoryState:
     """Shrink the blocks of earlier ordinary init containers by what a new block takes over."""
     left = block.size
     for earlier in pod.containers:
         if earlier.name == ask.name:
             break
         held = state.blocks(pod.uid, earlier.name)
-        if earlier.kind is not Kind.INIT or not held:
+        if earlier.kind is not ContainerKind.INIT or not held:
             continue
         rest = []
         for own in held:

@@ -31,10 +31,10 @@ from proxy.allocation.memory.state import MemoryState
 from proxy.model.hint import Hints
 from proxy.model.idset import Mask
 from proxy.model.memory import Blocks
-from proxy.model.requests import Kind, PodAsk
+from proxy.model.requests import ContainerKind, PodRequests
 
 
-def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:
+def container_hints(state: MemoryState, pod: PodRequests, name: str) -> Hints:
     """Return the hints for a container.
 
     Raises:
@@ -50,7 +50,7 @@ def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:
     return _answer(family(state, pod, amounts, name), amounts)
 
 
-def pod_hints(state: MemoryState, pod: PodAsk) -> Hints:
+def pod_hints(state: MemoryState, pod: PodRequests) -> Hints:
     """Return the hints for a pod."""
     if not gets_memory(pod):
         return None
@@ -63,7 +63,7 @@ def pod_hints(state: MemoryState, pod: PodAsk) -> Hints:
     return _answer(family(state, pod, amounts), amounts)
 
 
-def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: str = "") -> Family:
+def family(state: MemoryState, pod: PodRequests, amounts: Mapping[str, int], name: str = "") -> Family:
     """Return the masks that can hold some amounts.
 
     Args:
@@ -98,13 +98,13 @@ def violates_groups(state: MemoryState, mask: Mask) -> bool:
     return any(node.assignments and node.cells != mask for node in nodes)
 
 
-def reusable_memory(state: MemoryState, pod: PodAsk, name: str, mask: Mask, resource: str) -> int:
+def reusable_memory(state: MemoryState, pod: PodRequests, name: str, mask: Mask, resource: str) -> int:
     """Return the bytes that ordinary init containers before a container hold on exactly this mask."""
     total = 0
     for ask in pod.containers:
         if ask.name == name:
             break
-        if ask.kind is Kind.INIT:
+        if ask.kind is ContainerKind.INIT:
             held = state.blocks(pod.uid, ask.name) or ()
             total += sum(b.size for b in held if b.affinity == mask and b.resource == resource)
     return total

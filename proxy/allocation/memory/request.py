@@ -12,36 +12,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.allocation.pod_requests import peak_request
-from proxy.model.requests import Ask, Kind, PodAsk, in_bytes
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, in_bytes
 
 Amounts = dict[str, int]
 """Resource to bytes."""
 
 
-def gets_memory(pod: PodAsk) -> bool:
+def gets_memory(pod: PodRequests) -> bool:
     """Return whether the pod gets memory of its own."""
     return pod.guaranteed and (pod.own is None or pod.own_managed)
 
 
-def container_amounts(pod: PodAsk, ask: Ask) -> Amounts:
+def container_amounts(pod: PodRequests, ask: ContainerResources) -> Amounts:
     """Return what a container asks for."""
     return {} if pod.own is not None and pod.own_managed and not ask.exact else _memory(ask.requests)
 
 
-def pod_amounts(pod: PodAsk) -> Amounts:
+def pod_amounts(pod: PodRequests) -> Amounts:
     """Return what a pod asks for: only resources that an app container names, or the pod itself."""
     if pod.own is not None and pod.own_managed:
         return {name: size for name, size in _memory(pod.own).items() if size > 0}
-    return peak_request(pod.containers, lambda ask: container_amounts(pod, ask), (Kind.APP,))
+    return peak_request(pod.containers, lambda ask: container_amounts(pod, ask), (ContainerKind.APP,))
 
 
-def split_problem(pod: PodAsk) -> str:
+def split_problem(pod: PodRequests) -> str:
     """Return why a pod with requests of its own cannot be split among its containers; empty if it can."""
     total, lasting = pod_amounts(pod), dict.fromkeys(pod_amounts(pod), 0)
     sharing = False
     for ask in pod.containers:
         own = container_amounts(pod, ask)
-        if ask.kind is not Kind.INIT:
+        if ask.kind is not ContainerKind.INIT:
             sharing = sharing or not own
             for name, size in own.items():
                 lasting[name] = lasting.get(name, 0) + size

@@ -24,13 +24,13 @@ from proxy.allocation.koordinator.selection import Binding, NodeBinding, binding
 from proxy.allocation.pick_unpoliced import pick_unpoliced
 from proxy.allocation.providers.devices import nodes_of_devices
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.machine import Machine
 from proxy.model.options import Scope
-from proxy.model.requests import Kind
+from proxy.model.requests import ContainerKind
 from proxy.model.workload import Phase
 
 
@@ -98,7 +98,7 @@ class CpuProvider(Provider):
         after = dataclasses.replace(self, state=state)
         return Allocation(after, dataclasses.replace(grants, cpus=cpus), steps)
 
-    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free CPUs a NUMA node is short of."""
         wanted = self._wanted(request)
         if not wanted:
@@ -107,7 +107,7 @@ class CpuProvider(Provider):
         if len(here - self.policy.reserved) < wanted:
             return None
         free = len(self.free(request) & here)
-        return (Lack(CPU, Mask((node,)), wanted, free),) if free < wanted else ()
+        return (Shortfall(CPU, Mask((node,)), wanted, free),) if free < wanted else ()
 
     def free(self, request: ProviderRequest) -> CpuSet:
         """Return the CPUs that may become the pod's: the free ones, and those that it may use again."""
@@ -180,7 +180,7 @@ def _ended(view: NodeView, request: ProviderRequest, mine: dict[str, CpuSet]) ->
     for container in sorted(view.in_sandbox(request.pod.sandbox_id), key=lambda c: -c.attempt):
         if container.phase is not Phase.EXITED or not container.placement.own:
             continue
-        if kinds.get(container.name) is Kind.INIT:
+        if kinds.get(container.name) is ContainerKind.INIT:
             free |= container.placement.own
         else:
             mine.setdefault(container.name, container.placement.own)

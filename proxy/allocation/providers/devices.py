@@ -15,7 +15,7 @@ from proxy.allocation.devices.allocate import allocate
 from proxy.allocation.devices.hints import container_hints, pod_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask, union
@@ -70,11 +70,11 @@ class DeviceProvider(Provider):
             after, dataclasses.replace(grants, devices=tuple(given.devices.items())), given.reasons
         )
 
-    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free devices near to a NUMA node are missing."""
         if request.whole:
             return ()
-        found: list[Lack] = []
+        found: list[Shortfall] = []
         for resource, count in request.asks.named(request.name).limits.items():
             if not self.state.has_topology(resource):
                 continue
@@ -84,7 +84,7 @@ class DeviceProvider(Provider):
                 return None
             free = len(self.state.available(resource) & near)
             if free < count:
-                found.append(Lack(resource, Mask((node,)), count, free))
+                found.append(Shortfall(resource, Mask((node,)), count, free))
         return tuple(found)
 
 
@@ -115,7 +115,7 @@ class AssignedDevices(Provider):
         """Return the grants as they are: kubelet has assigned the devices."""
         return Allocation(self, grants)
 
-    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return None for a NUMA node that the assigned devices are not near to."""
         near = nodes_of_devices(request.near)
         return () if near is None or near == Mask((node,)) else None

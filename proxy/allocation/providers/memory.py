@@ -16,7 +16,7 @@ from proxy.allocation.memory.hints import container_hints, pod_hints
 from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts
 from proxy.allocation.memory.state import MemoryRefused, MemoryState
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
@@ -137,7 +137,7 @@ class MemoryProvider(Provider):
         blocks = tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)
         return dataclasses.replace(grants, blocks=blocks)
 
-    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many bytes a NUMA node is short of, by resource."""
         if self.bound or not request.asks.guaranteed:
             return ()
@@ -145,13 +145,13 @@ class MemoryProvider(Provider):
         amounts = self._amounts(request)
         if here is None or (amounts and len(here.cells) > 1):
             return None
-        found: list[Lack] = []
+        found: list[Shortfall] = []
         for resource, size in amounts.items():
             table = here.table(resource)
             if table.allocatable < size:
                 return None
             if table.free < size:
-                found.append(Lack(resource, Mask((node,)), size, table.free))
+                found.append(Shortfall(resource, Mask((node,)), size, table.free))
         return tuple(found)
 
     def _amounts(self, request: ProviderRequest) -> dict[str, int]:

@@ -23,13 +23,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.options import Scope
-from proxy.model.requests import PodAsk
+from proxy.model.requests import PodRequests
 from proxy.model.workload import Container, Near, Pod, Request
 
 
@@ -59,7 +59,7 @@ class ProviderRequest:
     """
 
     pod: Pod
-    asks: PodAsk
+    asks: PodRequests
     name: str
     cri: Request
     scope: Scope = Scope.CONTAINER
@@ -208,7 +208,7 @@ class Provider(Protocol):
         """
         return grants
 
-    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
+    def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return what a NUMA node has too little of for the request.
 
         Returns:

@@ -27,7 +27,7 @@ from proxy.backends.cgroup.files import Files, OsFiles
 from proxy.backends.cgroup.group_names import parent_path
 from proxy.backends.cgroup.hierarchies import elsewhere, has, is_folder_tree, mounted
 from proxy.backends.cgroup.kubepods import Driver, pod_uid
-from proxy.backends.cgroup.search import Finder
+from proxy.backends.cgroup.search import GroupFinder
 from proxy.backends.cgroup.v2_values import quota_of, quota_text
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -56,7 +56,7 @@ class KernelCpuGroups:
         self.version = version
         self._files: Files = files if files is not None else OsFiles(root)
         self._file = _V1_FILE if version == 1 else _V2_FILE
-        self._finder = Finder(self._files)
+        self._finder = GroupFinder(self._files)
 
     def find(self, parent: str, container_id: str) -> str | None:
         """Find a container's group; see ``proxy.controller.kernel_ports.CpuGroups.find``."""

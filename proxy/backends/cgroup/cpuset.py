@@ -26,12 +26,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from proxy.backends.cgroup import nesting
-from proxy.backends.cgroup.cpuset_files import Kind, kinds, line_of, list_or_none
+from proxy.backends.cgroup.cpuset_files import CpusetList, kinds, line_of, list_or_none
 from proxy.backends.cgroup.error_text import explain
 from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles
 from proxy.backends.cgroup.group_names import parent_path
 from proxy.backends.cgroup.hierarchies import elsewhere, has, is_folder_tree, mounted
-from proxy.backends.cgroup.search import Finder
+from proxy.backends.cgroup.search import GroupFinder
 from proxy.controller.kernel_ports import CpusetValue
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -56,7 +56,7 @@ class KernelCgroups:
         self._version = version
         self._files: Files = files if files is not None else OsFiles(root)
         self._cpus, self._mems = kinds(version)
-        self._finder = Finder(self._files)
+        self._finder = GroupFinder(self._files)
 
     @property
     def version(self) -> int:
@@ -117,7 +117,7 @@ class KernelCgroups:
         """Read a group's memory nodes as configured; see ``proxy.controller.kernel_ports.Cgroups.nodes``."""
         return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
 
-    def _get(self, path: str, kind: Kind, file: str, missing: IdSet | None = None) -> IdSet:
+    def _get(self, path: str, kind: CpusetList, file: str, missing: IdSet | None = None) -> IdSet:
         """Read one list; ``missing`` stands in for a file that is not there."""
         try:
             return kind.type.parse(self._files.read(path, file))
@@ -180,7 +180,7 @@ class KernelCgroups:
         return done
 
     def _follow_all(
-        self, paths: Sequence[str], held: Sequence[bytes | None], kind: Kind, value: IdSet
+        self, paths: Sequence[str], held: Sequence[bytes | None], kind: CpusetList, value: IdSet
     ) -> None:
         """See to the groups inside those that have grown (v1)."""
         for line in {*held} - {None}:
@@ -189,7 +189,7 @@ class KernelCgroups:
                 for path in (path for path, was in zip(paths, held, strict=True) if was == line):
                     nesting.follow(self._lists(kind), path, before, value)
 
-    def _set_v1(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> bool:
+    def _set_v1(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> bool:
         held = self._swap(path, kind, value)
         if held is None:
             return self._put_whole(path, kind, value, inner=inner)
@@ -197,7 +197,7 @@ class KernelCgroups:
             nesting.follow(self._lists(kind), path, held, value)
         return held != value
 
-    def _swap(self, path: str, kind: Kind, value: IdSet) -> IdSet | None:
+    def _swap(self, path: str, kind: CpusetList, value: IdSet) -> IdSet | None:
         """Write in the quick way; gives what the group held, or None where it takes more than that."""
         held = self._swap_all((path,), kind, value)[0]
         return list_or_none(kind.type.parse, held)
@@ -205,7 +205,7 @@ class KernelCgroups:
     def _swap_all(
         self,
         paths: Sequence[str],
-        kind: Kind,
+        kind: CpusetList,
         value: IdSet,
         known: bytes | None = None,
         going_on: Callable[[], bool] = lambda: True,
@@ -216,7 +216,7 @@ class KernelCgroups:
             return [None] * len(paths)
         return self._files.swap(paths, kind.file, line, known, going_on)
 
-    def _put_whole(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> bool:
+    def _put_whole(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> bool:
         held = self._get(path, kind, kind.file)
         if held == value:
             return False
@@ -236,7 +236,7 @@ class KernelCgroups:
             nesting.follow(self._lists(kind), path, held, value)
         return True
 
-    def _put_v1(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> None:
+    def _put_v1(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> None:
         """Write, seeing to the groups above and below if need be, and read back."""
         try:
             self._put(path, kind, value)
@@ -249,7 +249,7 @@ class KernelCgroups:
                 raise
         self._check(path, kind, kind.file, value, value)
 
-    def _set_v2(self, path: str, kind: Kind, value: IdSet) -> bool:
+    def _set_v2(self, path: str, kind: CpusetList, value: IdSet) -> bool:
         held = self._swap(path, kind, value)
         if held is None:
             held = self._get(path, kind, kind.file)
@@ -258,7 +258,7 @@ class KernelCgroups:
                 self._check(path, kind, kind.file, value, value)
         return self._in_effect(path, kind, value) or held != value
 
-    def _in_effect(self, path: str, kind: Kind, value: IdSet) -> bool:
+    def _in_effect(self, path: str, kind: CpusetList, value: IdSet) -> bool:
         """Have a list that a group holds take effect (v2); True when one above was written for it."""
         if self._get(path, kind, kind.effective) == value:
             return False
@@ -267,7 +267,7 @@ class KernelCgroups:
         self._check(path, kind, kind.effective, value, value & online or value)
         return widened
 
-    def _lists(self, kind: Kind) -> nesting.Lists:
+    def _lists(self, kind: CpusetList) -> nesting.Lists:
         return nesting.Lists(
             lambda path: self._get(path, kind, kind.file),
             lambda path, value: self._put(path, kind, value),
@@ -275,7 +275,7 @@ class KernelCgroups:
             self._version,
         )
 
-    def _put(self, path: str, kind: Kind, value: IdSet) -> None:
+    def _put(self, path: str, kind: CpusetList, value: IdSet) -> None:
         try:
             self._files.write(path, kind.file, str(value))
         except OSError as error:
@@ -283,7 +283,7 @@ class KernelCgroups:
                 error = OSError(errno.EOPNOTSUPP, "")
             raise self._error(f"set {kind.words} to {value} in", path, error) from None
 
-    def _check(self, path: str, kind: Kind, file: str, wanted: IdSet, expected: IdSet) -> None:
+    def _check(self, path: str, kind: CpusetList, file: str, wanted: IdSet, expected: IdSet) -> None:
         seen = self._get(path, kind, file)
         if seen != expected:
             raise CgroupError(

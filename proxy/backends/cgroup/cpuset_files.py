@@ -10,7 +10,7 @@ from proxy.model.idset import CpuSet, IdSet, Mask
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CpusetList:
     """One of the two lists.
 
     Attributes:
@@ -26,14 +26,14 @@ class Kind:
     type: type[IdSet]
 
 
-def kinds(version: int) -> tuple[Kind, Kind]:
+def kinds(version: int) -> tuple[CpusetList, CpusetList]:
     """Return CPUs and memory nodes as they are in cgroup v1 or v2."""
     names_of = ("cpuset.cpus.effective", "cpuset.mems.effective")
     if version == 1:
         names_of = ("cpuset.effective_cpus", "cpuset.effective_mems")
     return (
-        Kind("cpuset.cpus", names_of[0], "CPUs", CpuSet),
-        Kind("cpuset.mems", names_of[1], "memory nodes", Mask),
+        CpusetList("cpuset.cpus", names_of[0], "CPUs", CpuSet),
+        CpusetList("cpuset.mems", names_of[1], "memory nodes", Mask),
     )
 
 

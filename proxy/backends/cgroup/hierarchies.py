@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from proxy.backends.cgroup.mounts import Mount, mounted_v1, mounted_v2, parse_mounts
+from proxy.backends.cgroup.mounts import HierarchyMount, mounted_v1, mounted_v2, parse_mounts
 from proxy.model.errnos import UNREADABLE_PROC
 
 USUAL = Path("/sys/fs/cgroup")
@@ -25,7 +25,7 @@ def is_folder_tree(root: Path) -> bool:
     return (root / MARKER).is_file()
 
 
-def read_mounts(procfs: Path) -> list[Mount]:
+def read_mounts(procfs: Path) -> list[HierarchyMount]:
     """Read the hierarchies that are mounted; none where the mount table cannot be read."""
     try:
         return parse_mounts((procfs / "self/mountinfo").read_text(errors="surrogateescape"))
@@ -35,7 +35,7 @@ def read_mounts(procfs: Path) -> list[Mount]:
         raise
 
 
-def elsewhere(root: Path, procfs: Path) -> list[Mount]:
+def elsewhere(root: Path, procfs: Path) -> list[HierarchyMount]:
     """Return the mounts that may be used in place of what is missing below ``cgroupRoot``."""
     mounts = read_mounts(procfs)
     own = root == USUAL or any(m.point == root or root in m.point.parents for m in mounts)
@@ -51,7 +51,7 @@ def has(point: Path, controller: str) -> bool:
 
 
 def mounted(
-    mounts: list[Mount], controller: str, file: str, *, always: str = ""
+    mounts: list[HierarchyMount], controller: str, file: str, *, always: str = ""
 ) -> Iterator[tuple[Path, int]]:
     """Return the hierarchies of a controller, v1 before v2: where both are mounted, v1 has it or v2 does.
 
@@ -68,7 +68,7 @@ def mounted(
     yield from ((point, 2) for point in mounted_v2(mounts) if v2(point))
 
 
-def root_of(mounts: list[Mount], point: Path) -> str:
+def root_of(mounts: list[HierarchyMount], point: Path) -> str:
     """Return the group that is seen at a mount point; ``/`` where that is no mount."""
     found = [m.root for m in mounts if m.point == point]
     return found[-1] if found else "/"  # the last mount hides those before it

@@ -32,7 +32,7 @@ _LIMIT = 1024
 """This many groups are checked for a place whose beginning is unknown."""
 
 
-class Tree(Protocol):
+class ControllerTree(Protocol):
     """The tree of another controller."""
 
     def learn(self, container_id: str, path: str, parent: str = "") -> None:
@@ -40,12 +40,12 @@ class Tree(Protocol):
 
 
 class Locator:
-    """Implements ``proxy.controller.kernel_ports.Places``; safe to use from several threads."""
+    """Implements ``proxy.controller.kernel_ports.GroupLocator``; safe to use from several threads."""
 
     def __init__(
         self,
         groups: KernelCgroups,
-        others: Sequence[Tree] = (),
+        others: Sequence[ControllerTree] = (),
         procfs: Path = Path("/proc"),
         mounts: Path = Path("/proc"),
     ) -> None:
@@ -63,7 +63,7 @@ class Locator:
         self._mounts = mounts
 
     def locate(self, container_id: str, reported: RuntimeDetail) -> Located:
-        """Find a container's group; see ``proxy.controller.kernel_ports.Places.locate``."""
+        """Find a container's group; see ``proxy.controller.kernel_ports.GroupLocator.locate``."""
         path, why = self._by_name(container_id, reported.cgroups_path), ""
         if not path:
             path, why = self._by_pid(container_id, reported.pid)
@@ -72,7 +72,7 @@ class Locator:
         return Located(path, why)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
-        """Notify all trees of a place; see ``proxy.controller.kernel_ports.Places.remember``."""
+        """Notify all trees of a place; see ``proxy.controller.kernel_ports.GroupLocator.remember``."""
         self._groups.learn(container_id, path, parent)
         for tree in self._others:
             tree.learn(container_id, path, parent)

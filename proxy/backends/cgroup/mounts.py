@@ -27,7 +27,7 @@ _DELETED = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class HierarchyMount:
     """A mounted hierarchy.
 
     Attributes:
@@ -43,21 +43,21 @@ class Mount:
     root: str = "/"
 
 
-def parse_mounts(text: str) -> list[Mount]:
+def parse_mounts(text: str) -> list[HierarchyMount]:
     """Read the cgroup hierarchies out of mountinfo, in order of mounting; other lines are left out."""
     return [mount for line in text.splitlines() if (mount := _mount(line)) is not None]
 
 
-def _mount(line: str) -> Mount | None:
+def _mount(line: str) -> HierarchyMount | None:
     before, dash, after = line.partition(" - ")
     fields, source = before.split(" "), after.split(" ")
     if not dash or len(fields) < 6 or len(source) < 3:
         return None
     root, point = _plain(fields[3]), Path(_plain(fields[4]))
     if source[0] == "cgroup2":
-        return Mount(point, 2, root=root)
+        return HierarchyMount(point, 2, root=root)
     if source[0] == "cgroup":
-        return Mount(point, 1, frozenset(source[2].split(",")), root)
+        return HierarchyMount(point, 1, frozenset(source[2].split(",")), root)
     return None
 
 
@@ -65,13 +65,13 @@ def _plain(text: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), text)
 
 
-def mounted_v1(mounts: Iterable[Mount], controller: str) -> Iterator[Path]:
+def mounted_v1(mounts: Iterable[HierarchyMount], controller: str) -> Iterator[Path]:
     """Return the mount points of the v1 hierarchy of a controller; one that shows all of it comes first."""
     found = [m for m in mounts if m.version == 1 and controller in m.controllers]
     return (m.point for m in sorted(found, key=lambda m: m.root.strip("/") != ""))
 
 
-def mounted_v2(mounts: Iterable[Mount]) -> Iterator[Path]:
+def mounted_v2(mounts: Iterable[HierarchyMount]) -> Iterator[Path]:
     """Return the mount points of v2; one that shows all of it comes first."""
     found = [m for m in mounts if m.version == 2]
     return (m.point for m in sorted(found, key=lambda m: m.root.strip("/") != ""))
@@ -117,7 +117,7 @@ def below(path: str, root: str) -> Below | None:
 
     Args:
         path: The group, as ``group_line`` gives it.
-        root: ``Mount.root``.
+        root: ``HierarchyMount.root``.
 
     Returns:
         The place; None where it is not seen at the mount point.

@@ -22,7 +22,7 @@ _REMEMBERED = 1024
 _TOPS = 4
 
 
-class Finder:
+class GroupFinder:
     """Finds groups by parent and container id; safe to use from several threads."""
 
     def __init__(self, files: Files, limit: int = GROUPS_LIMIT) -> None:

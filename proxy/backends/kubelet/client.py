@@ -23,7 +23,7 @@ from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.model.backoff import RetryTimes
 from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.requests import PodAsk
+from proxy.model.requests import PodRequests
 from proxy.model.workload import Near
 from proxy.telemetry.port import Report
 
@@ -78,7 +78,7 @@ class KubeletClient:
         """True where ``devices`` can give an answer."""
         return self._resources is not None
 
-    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodAsk, str] | None:
+    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
         """Ask for a pod's requests and limits; see ``proxy.controller.ports.Kubelet``."""
         if not uid:
             return None

@@ -11,7 +11,7 @@ from proxy.backends.kubelet.cpu_manager_view import KubeletSettingsReport, put_t
 from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.manager_settings import ManagerSettings
 from proxy.backends.kubelet.settings import KubeletSettings
-from proxy.backends.kubelet.state_files import CPU_STATE, Seen, StateFile
+from proxy.backends.kubelet.state_files import CPU_STATE, StateFile, StateFileContents
 from proxy.model.backoff import RetryTimes
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.kubelet import CpuManager
@@ -25,7 +25,7 @@ ASK_AGAIN_S = 60.0
 
 
 class KubeletBeside:
-    """Implements ``proxy.controller.ports.Beside``.
+    """Implements ``proxy.controller.ports.KubeletCpuManager``.
 
     ``look`` and ``refresh`` each for one thread at a time.
     """
@@ -57,11 +57,14 @@ class KubeletBeside:
         self._live: ManagerSettings | None = None
         self._silence = ""
         self._reported = KubeletSettingsReport()
-        self._made_of: tuple[KubeletSettingsReport, Seen] | None = None
+        self._made_of: tuple[KubeletSettingsReport, StateFileContents] | None = None
         self._manager = CpuManager()
 
     def refresh(self) -> None:
-        """Find out kubelet's settings again where that is due; see ``proxy.controller.ports.Beside``."""
+        """Find out kubelet's settings again where that is due.
+
+        See ``proxy.controller.ports.KubeletCpuManager``.
+        """
         now = self._clock()
         if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
             self._ask()
@@ -76,7 +79,7 @@ class KubeletBeside:
             self._reported = reported
 
     def look(self) -> CpuManager:
-        """Look at the state file and give what is known; see ``proxy.controller.ports.Beside``."""
+        """Look at the state file and give what is known; see ``proxy.controller.ports.KubeletCpuManager``."""
         reported, seen = self._reported, self._state.look()
         if self._made_of is None or self._made_of[0] is not reported or self._made_of[1] is not seen:
             self._manager = put_together(reported, seen, self._state.path, self._topology)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuStateError
 from proxy.backends.kubelet.manager_settings import ManagerSettings
-from proxy.backends.kubelet.state_files import Seen
+from proxy.backends.kubelet.state_files import StateFileContents
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
@@ -54,7 +54,7 @@ class KubeletSettingsReport:
 
 
 def put_together(
-    reported: KubeletSettingsReport, seen: Seen, path: str, topology: Callable[[], CpuTopology]
+    reported: KubeletSettingsReport, seen: StateFileContents, path: str, topology: Callable[[], CpuTopology]
 ) -> CpuManager:
     """Make the state of kubelet's CPU manager.
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from proxy.backends.kubelet.pod_fields import CPU
 from proxy.backends.kubelet.pod_spec import PodSpec, needed
-from proxy.model.requests import HUGE_PAGES, MEMORY, Ask, PodAsk
+from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Request
 from proxy.pools.facts import pod_facts
 
@@ -34,7 +34,7 @@ def quota(milli: int) -> int:
     return max(milli * PERIOD_US // 1000, LEAST_QUOTA_US) if milli else 0
 
 
-def cri_request(ask: Ask, own_limits: Mapping[str, int] = _NONE) -> Request:
+def cri_request(ask: ContainerResources, own_limits: Mapping[str, int] = _NONE) -> Request:
     """Return the resources that kubelet sends with CreateContainer.
 
     Args:
@@ -45,7 +45,7 @@ def cri_request(ask: Ask, own_limits: Mapping[str, int] = _NONE) -> Request:
     return _request(ask.requests, {**ask.limits, **limits})
 
 
-def sandbox_total(pod: PodAsk, own_limits: Mapping[str, int] = _NONE) -> Request:
+def sandbox_total(pod: PodRequests, own_limits: Mapping[str, int] = _NONE) -> Request:
     """Return the resources that kubelet sends with RunPodSandbox: what all containers need together.
 
     Args:

@@ -118,13 +118,13 @@ class _Bounded:
         self._socket.sendall(data)
 
     def makefile(self, *_: object) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._socket, self._deadline), _CHUNK)
+        return io.BufferedReader(_DeadlineReader(self._socket, self._deadline), _CHUNK)
 
     def close(self) -> None:
         """Do nothing: http.client closes before it reads; the exchange closes the socket at its end."""
 
 
-class _Reader(io.RawIOBase):
+class _DeadlineReader(io.RawIOBase):
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected
         self._deadline = deadline

@@ -32,7 +32,7 @@ from proxy.backends.kubelet.pod_fields import (
     read_text,
 )
 from proxy.model.errors import InputError
-from proxy.model.requests import HUGE_PAGES, MEMORY, Ask, Kind, PodAsk
+from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos
 
 CONFIG_HASH = "kubernetes.io/config.hash"
@@ -61,7 +61,7 @@ class PodSpec:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     qos: KubeQos
-    ask: PodAsk
+    ask: PodRequests
     own_limits: Amounts
     overhead: Amounts
 
@@ -112,13 +112,13 @@ def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
         pod_fields.read_texts(metadata.get("labels"), "metadata.labels"),
         pod_fields.read_texts(metadata.get("annotations"), "metadata.annotations"),
         qos,
-        PodAsk(uid, containers, qos is KubeQos.GUARANTEED, requests or None),
+        PodRequests(uid, containers, qos is KubeQos.GUARANTEED, requests or None),
         limits,
         read_amounts(spec.get("overhead"), "spec.overhead"),
     )
 
 
-def _containers(spec: Mapping[str, Any]) -> tuple[Ask, ...]:
+def _containers(spec: Mapping[str, Any]) -> tuple[ContainerResources, ...]:
     first = [
         _ask(raw, f"spec.initContainers[{i}]", init=True)
         for i, raw in enumerate(read_list(spec.get("initContainers"), "spec.initContainers"))
@@ -138,12 +138,18 @@ def _containers(spec: Mapping[str, Any]) -> tuple[Ask, ...]:
     return (*first, *apps)
 
 
-def _ask(value: object, at: str, *, init: bool) -> Ask:
+def _ask(value: object, at: str, *, init: bool) -> ContainerResources:
     raw = read_object(value, at)
     restart = read_text(raw.get("restartPolicy"), f"{at}.restartPolicy")
     requests, limits = _resources(raw.get("resources"), f"{at}.resources")
-    kind = Kind.APP if not init else Kind.SIDECAR if restart == "Always" else Kind.INIT
-    return Ask(pod_fields.read_name(raw.get("name"), f"{at}.name"), kind, requests, limits)
+    kind = (
+        ContainerKind.APP
+        if not init
+        else ContainerKind.SIDECAR
+        if restart == "Always"
+        else ContainerKind.INIT
+    )
+    return ContainerResources(pod_fields.read_name(raw.get("name"), f"{at}.name"), kind, requests, limits)
 
 
 def _resources(value: object, at: str) -> tuple[Amounts, Amounts]:
@@ -170,7 +176,7 @@ def _divisible(name: str) -> bool:
     return ("/" not in name or "kubernetes.io/" in name) and not name.startswith(HUGE_PAGES)
 
 
-def _own(value: object, containers: Sequence[Ask]) -> tuple[Amounts, Amounts]:
+def _own(value: object, containers: Sequence[ContainerResources]) -> tuple[Amounts, Amounts]:
     """Read the requests and limits of the pod itself."""
     at = "spec.resources"
     raw = read_object(value, at)
@@ -190,27 +196,31 @@ def _own(value: object, containers: Sequence[Ask]) -> tuple[Amounts, Amounts]:
     return requests, limits
 
 
-def needed(containers: Iterable[Ask], amounts: Callable[[Ask], Amounts]) -> dict[str, int]:
+def needed(
+    containers: Iterable[ContainerResources], amounts: Callable[[ContainerResources], Amounts]
+) -> dict[str, int]:
     """Return the resources that the containers of a pod need together (module docstring)."""
     asks = tuple(containers)
     names = dict.fromkeys(name for ask in asks for name in amounts(ask))
     return {name: _most(asks, name, amounts) for name in names}
 
 
-def _most(asks: Sequence[Ask], name: str, amounts: Callable[[Ask], Amounts]) -> int:
+def _most(
+    asks: Sequence[ContainerResources], name: str, amounts: Callable[[ContainerResources], Amounts]
+) -> int:
     most = sidecars = apps = 0
     for ask in asks:
         amount = amounts(ask).get(name, 0)
-        if ask.kind is Kind.SIDECAR:
+        if ask.kind is ContainerKind.SIDECAR:
             sidecars += amount
-        elif ask.kind is Kind.INIT:
+        elif ask.kind is ContainerKind.INIT:
             most = max(most, sidecars + amount)
         else:
             apps += amount
     return max(most, sidecars + apps)
 
 
-def _qos(containers: Sequence[Ask], own: Amounts, own_limits: Amounts) -> KubeQos:
+def _qos(containers: Sequence[ContainerResources], own: Amounts, own_limits: Amounts) -> KubeQos:
     """Find the QoS class by the rule that Kubernetes has for it."""
     holders = [(own, own_limits)] if own else [(c.requests, c.limits) for c in containers]
     requests = _sums(asked for asked, _ in holders)

@@ -32,7 +32,7 @@ RECENT_NS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StateFileContents:
     """What a state file says.
 
     Attributes:
@@ -65,14 +65,14 @@ class StateFile:
         self._wall_ns = wall_ns
         self._stamp: Stamp | None = None
         self._content = b""
-        self._seen = Seen()
+        self._seen = StateFileContents()
 
-    def look(self) -> Seen:
+    def look(self) -> StateFileContents:
         """Return what the file says now; the same object as the last time while that is the same."""
         try:
             now = stamp(self.path)
             if now is None:
-                self._keep(Seen(), None, b"")
+                self._keep(StateFileContents(), None, b"")
             elif now != self._stamp:
                 self._read()
         except OSError as error:
@@ -85,7 +85,7 @@ class StateFile:
             try:
                 content, found = read_small(self.path)
             except FileNotFoundError:
-                self._keep(Seen(), None, b"")
+                self._keep(StateFileContents(), None, b"")
                 return
             except ValueError as error:
                 self._failed(str(error))
@@ -96,14 +96,14 @@ class StateFile:
                 return
             checkpoint, cause = _whole(content)
             if checkpoint is not None:
-                self._keep(Seen(checkpoint), settled, content)
+                self._keep(StateFileContents(checkpoint), settled, content)
                 return
             if pause is not None:
                 self._pause(pause)
         self._failed(cause)
         self._stamp = settled
 
-    def _keep(self, seen: Seen, found: Stamp | None, content: bytes) -> None:
+    def _keep(self, seen: StateFileContents, found: Stamp | None, content: bytes) -> None:
         if seen != self._seen:
             self._seen = seen
         self._stamp, self._content = found, content
@@ -111,7 +111,9 @@ class StateFile:
     def _failed(self, cause: str) -> None:
         """Return why it cannot be read; the last good content stays in effect."""
         stands = "; what it said before stands" if self._seen.checkpoint is not None else ""
-        seen = Seen(self._seen.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}")
+        seen = StateFileContents(
+            self._seen.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}"
+        )
         if seen != self._seen:
             self._seen = seen
         self._stamp = None

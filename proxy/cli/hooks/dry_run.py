@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.hooks.answers import CLEAR, LEAVE, MAPS, Adjustment, Update
-from proxy.hooks.engine.engine import Engine
+from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import VALIDATES, Configure, Point, Shutdown
 from proxy.hooks.facts import Device, Mount
@@ -62,7 +62,7 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
     Raises:
         HookError: One cannot be configured; the daemon would not use it.
     """
-    engine = Engine(silent, lambda _, __: None)
+    engine = HookEngine(silent, lambda _, __: None)
     try:
         for loaded in hooks:
             error = await engine.tell_one(loaded.hook, Configure(loaded.settings, loaded.hook.name))
@@ -86,7 +86,7 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
     return Rehearsed(asked, reports)
 
 
-def _failures(engine: Engine) -> dict[str, int]:
+def _failures(engine: HookEngine) -> dict[str, int]:
     return {report.name: _count(report) for report in engine.report()}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.config.schema import HooksConfig
 from proxy.hooks.loader.directories import Candidate, survey
-from proxy.hooks.loader.entries import Entry, State
+from proxy.hooks.loader.entries import HookFileEntry, State
 from proxy.hooks.loader.loading import Loaded, load
 from proxy.hooks.loader.safe_read import read_settled
 from proxy.hooks.loader.schema import keys_of
@@ -23,7 +23,7 @@ LOADS = "loads"
 class Examined:
     """What comes of a file, and what can be set for the hook: ``name``, ``value``, ``wants``, ``help``."""
 
-    entry: Entry
+    entry: HookFileEntry
     settings: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -36,7 +36,7 @@ def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[st
     found = survey(config)
     entries = [examined(candidate, config).entry for candidate in found.candidates.values()]
     entries += [
-        Entry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
+        HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
         for c, by in found.masked
     ]
     entries.sort(key=lambda entry: (entry.name, entry.state is State.MASKED))
@@ -54,7 +54,7 @@ def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True)
         config: What is configured for hooks.
         trusted: Only root may have written it.
     """
-    entry = Entry(candidate.name, str(candidate.path), State.DISABLED, server=candidate.server)
+    entry = HookFileEntry(candidate.name, str(candidate.path), State.DISABLED, server=candidate.server)
     try:
         loaded = _loaded(candidate, config, trusted=trusted)
         settings = _settings(loaded) if loaded is not None else []

@@ -18,7 +18,7 @@ from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Phase, Pool
-from proxy.pools.write_order import CONTAINER, POD, ROOT, Group, steps
+from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
 
 CLASS = ("besteffort", "-besteffort.slice")
 """How the group of the class is called: by cgroupfs, and at the end by systemd."""
@@ -56,21 +56,21 @@ class BeGroups:
                     errors.append(str(error))
         return errors
 
-    def _groups(self, root: str) -> Iterator[Group]:
+    def _groups(self, root: str) -> Iterator[BeGroup]:
         """Read a class's group, those of its pods, and what is in them."""
         level = [root]
         for depth in (ROOT, POD, CONTAINER):
             below: list[str] = []
             for path in level:
                 value = self._cgroups.read(path)
-                yield Group(path, depth, value.cpus or value.effective_cpus)
+                yield BeGroup(path, depth, value.cpus or value.effective_cpus)
                 if depth < CONTAINER:
                     below += [f"{path}/{name}" for name in sorted(self._cgroups.children(path))]
             level = below
 
 
 def _shall(
-    state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[Group]
+    state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
 ) -> dict[str, CpuSet]:
     """Tell what each group is to have."""
     pool = state.pools.of(Pool.BE)

@@ -21,7 +21,7 @@ KEY = "b/suppress"
 """The ledger's record of what was written and has to be taken off."""
 
 
-class Quotas(Protocol):
+class GroupQuotas(Protocol):
     """CFS quotas of groups, by path below the hierarchy's root; see ``proxy.backends.cgroup.cfs_quota``."""
 
     def quota(self, path: str) -> int:
@@ -37,7 +37,7 @@ class BeQuota:
     def __init__(
         self,
         context: NodeContext,
-        groups: Quotas | None,
+        groups: GroupQuotas | None,
         worker: Worker,
         record: Mapping[str, object] | None,
     ) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from proxy.controller.be.quota import BeQuota
 from proxy.controller.be.rates import rates
 from proxy.controller.be.text import quota_words, reason
-from proxy.controller.be.usage import ABOVE, Asked, asked_of, usage_of
+from proxy.controller.be.usage import ABOVE, UsageQuery, asked_of, usage_of
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_ports import UsageGroup, UsageReading, UsageSource
 from proxy.controller.kernel_writes import KernelWrites
@@ -35,9 +35,9 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import Pool, QosClass
 from proxy.pools.be_suppression import THRESHOLD, Usage, budget, how_many, suppressed
-from proxy.pools.cpu_location import Seat, seats_of
+from proxy.pools.cpu_location import CpuLocation, seats_of
 from proxy.pools.quota import UNLIMITED
-from proxy.pools.shared import Held, Withheld
+from proxy.pools.shared import AnnotatedCpus, Withheld
 from proxy.telemetry import metrics
 
 PATIENCE = 10
@@ -68,7 +68,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SuppressionChange:
     """A change of what BE pods have: seconds since the epoch, and both in words."""
 
     when: float
@@ -109,10 +109,10 @@ class Suppression:
         self._failures = 0
         self.above = min(self.quota.written, default="")
         """The group above all BE pods, once it is known."""
-        self._seats: tuple[object, tuple[Seat, ...]] = (None, ())
+        self._seats: tuple[object, tuple[CpuLocation, ...]] = (None, ())
         self.figures: tuple[int, Usage] | None = None
         """The budget of the last round in milli-CPUs, and what it came from."""
-        self.change: Change | None = None
+        self.change: SuppressionChange | None = None
 
     async def run(self) -> None:
         """Suppress for ever; or, where nothing is to be suppressed, give back what an earlier run took."""
@@ -164,7 +164,7 @@ class Suppression:
         else:
             await self._follow_quota(milli, len(asked.inside))
 
-    async def _read(self, asked: Asked) -> UsageReading:
+    async def _read(self, asked: UsageQuery) -> UsageReading:
         """Read the counters; a reading that hangs is waited for again, not joined by more of them."""
         if self._usage is None:
             raise CgroupError("cannot read the CPU time of pods: nobody counts it")
@@ -176,7 +176,7 @@ class Suppression:
         reading, self._reading = self._reading, None
         return reading.result()
 
-    def _look(self, usage: UsageSource, asked: Asked) -> UsageReading:
+    def _look(self, usage: UsageSource, asked: UsageQuery) -> UsageReading:
         """Runs in the worker."""
         self.above = usage.best_effort(asked.parents) or self.above
         groups = dict(asked.groups)
@@ -210,7 +210,9 @@ class Suppression:
         if count > len(now) >= how_many(milli - SLACK_MILLI, len(now), len(machine.online)):
             return
         if count < len(pool):
-            lsr = [Held(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard]
+            lsr = [
+                AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard
+            ]
             withheld = Withheld(reserved=machine.online - pool)
             limit = suppressed(self._seats[1], lsr, withheld, milli, now)
             if not limit:
@@ -256,7 +258,7 @@ class Suppression:
     def _changed(self, before: str, after: str, why: str) -> None:
         context = self._context
         context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
-        self.change = Change(context.wall(), before, after, why)
+        self.change = SuppressionChange(context.wall(), before, after, why)
         context.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
 
     # -- giving back --------------------------------------------------------------------------------------

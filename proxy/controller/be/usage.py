@@ -22,7 +22,7 @@ _GONE = "gone BE"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UsageQuery:
     """Whose CPU time is asked for.
 
     Attributes:
@@ -48,7 +48,7 @@ class Shares:
     system: float
 
 
-def asked_of(state: NodeState) -> Asked:
+def asked_of(state: NodeState) -> UsageQuery:
     """Tell whose CPU time is asked for."""
     groups: dict[str, UsageGroup] = {}
     be: set[str] = set()
@@ -63,10 +63,10 @@ def asked_of(state: NodeState) -> Asked:
         (be if is_be(pod.qos, pod.kube_qos) else others).add(key)
         if pod.cgroup_parent and pod.kube_qos is KubeQos.BEST_EFFORT:
             inside.add(key)
-    return Asked(groups, frozenset(be - others), frozenset(inside), tuple(sorted(inside)))
+    return UsageQuery(groups, frozenset(be - others), frozenset(inside), tuple(sorted(inside)))
 
 
-def usage_of(state: NodeState, asked: Asked, rates: Rates) -> Usage:
+def usage_of(state: NodeState, asked: UsageQuery, rates: Rates) -> Usage:
     """Give what the node has and uses, as the budget wants it."""
     node = state.node
     online = node.machine.online

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.controller.context import NodeContext
-from proxy.controller.cpuset_mems import MemoryNodes
+from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.machine.shortage import Shortage
-from proxy.controller.observer import Onlooker
+from proxy.controller.observer import Observer
 from proxy.controller.reservations import Reservations
 from proxy.controller.store import Follow
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
@@ -61,7 +61,7 @@ class Hotplug:
         self,
         context: NodeContext,
         writes: KernelWrites,
-        mems: MemoryNodes,
+        mems: CpusetMems,
         reservations: Reservations,
         hardware: Callable[[Machine], Machine | None],
         events: MachineEvents | None = None,
@@ -230,7 +230,7 @@ class Hotplug:
     def _given_again(self, ids: list[str]) -> None:
         """Owners have other CPUs in effect than before."""
         for container in self._living(ids):
-            self._context.store.notify(Onlooker.given, container)
+            self._context.store.notify(Observer.given, container)
 
     def _living(self, ids: list[str]) -> list[Container]:
         there = (self._context.state.containers.get(container_id) for container_id in ids)

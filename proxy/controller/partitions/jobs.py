@@ -19,7 +19,7 @@ from proxy.model.workload import Container, Phase, Pool
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class PartitionRecord:
     """A partition that is there, or is about to be.
 
     Attributes:
@@ -40,7 +40,7 @@ class Record:
         return {"path": self.path, "cpus": str(self.cpus), "kind": self.kind, "lent": lent}
 
     @classmethod
-    def load(cls, value: Mapping[str, object]) -> Record:
+    def load(cls, value: Mapping[str, object]) -> PartitionRecord:
         """Take it from plain data.
 
         Raises:
@@ -66,7 +66,7 @@ class Jobs:
         self._kernel = kernel
         self._bell = bell
         self.asked = asked
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, PartitionRecord] = {}
         self.over: set[str] = set()
 
     def wanted(self, state: NodeState, container_id: str) -> CpuSet | None:
@@ -94,7 +94,7 @@ class Jobs:
             except CgroupError as error:
                 self._context.telemetry.problem("cannot end a partition", cpus=record.cpus, err=error)
 
-    def _end(self, container_id: str, record: Record) -> None:
+    def _end(self, container_id: str, record: PartitionRecord) -> None:
         self._bell.drop(container_id)
         self._kernel.end(record.path, record.cpus, record.lent)
         self.over.add(container_id)
@@ -122,13 +122,13 @@ class Jobs:
                     self._context.telemetry.problem("cannot read a partition", path=record.path, err=error)
         return lost
 
-    def _end_above(self, record: Record) -> None:
+    def _end_above(self, record: PartitionRecord) -> None:
         try:
             self._kernel.end(record.path, record.cpus, record.lent)
         except CgroupError as error:
             self._context.telemetry.problem("cannot end a partition", path=record.path, err=error)
 
-    def plan(self, container_id: str) -> Record | None:
+    def plan(self, container_id: str) -> PartitionRecord | None:
         """Find out what is to be written; None where it is too early, or too late."""
         context = self._context
         container = context.state.containers.get(container_id)
@@ -143,13 +143,13 @@ class Jobs:
                 return None
             if self._kernel.look(path).kind != MEMBER:  # ours, from before the ledger was lost
                 self._kernel.end(path, cpus, dict.fromkeys(_above(path), cpus))
-            return Record(path, cpus, self.asked, self._kernel.lent(path, cpus))
+            return PartitionRecord(path, cpus, self.asked, self._kernel.lent(path, cpus))
         except CgroupError as error:
             if error.errno != errno.ENOENT:
                 context.telemetry.problem("cannot make a partition", path=path, err=error)
             return None
 
-    def carry_out(self, container_id: str, record: Record) -> PartitionState | None:
+    def carry_out(self, container_id: str, record: PartitionRecord) -> PartitionState | None:
         """Make what was planned and recorded; None where nothing came of it, and nobody need be told."""
         if container_id in self.over:
             return None

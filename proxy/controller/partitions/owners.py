@@ -26,8 +26,8 @@ import asyncio
 from collections.abc import Mapping
 
 from proxy.controller.context import NodeContext
-from proxy.controller.observer import Onlooker
-from proxy.controller.partitions.jobs import Jobs, Record, shared_with
+from proxy.controller.observer import Observer
+from proxy.controller.partitions.jobs import Jobs, PartitionRecord, shared_with
 from proxy.controller.partitions.ports import MEMBER, Partitions, PartitionState
 from proxy.controller.partitions.watcher import Bell
 from proxy.model.backoff import PassRetries
@@ -39,7 +39,7 @@ from proxy.telemetry.port import subject
 KEY = "x/"
 
 
-class OwnersPartitions(Onlooker):
+class OwnersPartitions(Observer):
     """Makes and ends the partitions of a keeper's owners.
 
     Attributes:
@@ -69,7 +69,7 @@ class OwnersPartitions(Onlooker):
             if not key.startswith(KEY):
                 continue
             try:
-                self.jobs.records[key.removeprefix(KEY)] = Record.load(value)
+                self.jobs.records[key.removeprefix(KEY)] = PartitionRecord.load(value)
             except ValueError as error:
                 self._context.telemetry.problem(
                     "cannot use a record of the ledger", record=key, err=str(error)
@@ -78,12 +78,12 @@ class OwnersPartitions(Onlooker):
     # -- deciding -----------------------------------------------------------------------------------------
 
     def entered(self, container: Container, phase: Phase) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         if phase is Phase.RUNNING and container.placement.pool is Pool.OWN:
             self.stir()
 
     def given(self, container: Container) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         self.stir()
 
     def stir(self) -> None:

@@ -12,7 +12,7 @@ from proxy.pools.quota import UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GroupQuota:
     """A group and a quota."""
 
     path: str
@@ -23,7 +23,7 @@ Errors = list[tuple[str, str]]
 """Who it was about, and what was wrong, in words."""
 
 
-def look(groups: CpuGroups, places: Mapping[str, tuple[str, str]]) -> tuple[dict[str, Found], Errors]:
+def look(groups: CpuGroups, places: Mapping[str, tuple[str, str]]) -> tuple[dict[str, GroupQuota], Errors]:
     """Read quotas.
 
     Args:
@@ -33,21 +33,21 @@ def look(groups: CpuGroups, places: Mapping[str, tuple[str, str]]) -> tuple[dict
     Returns:
         What was found by key, without groups that are not there; and errors.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, GroupQuota] = {}
     errors: Errors = []
     for key, (parent, container_id) in places.items():
         path = groups.find(parent, container_id) if container_id else groups.pod_group(parent)
         if path is None:
             continue
         try:
-            found[key] = Found(path, groups.quota(path))
+            found[key] = GroupQuota(path, groups.quota(path))
         except CgroupError as error:
             if error.errno != errno.ENOENT:
                 errors.append((key, str(error)))
     return found, errors
 
 
-def take_off(groups: CpuGroups, some: Iterable[tuple[str, Found]]) -> Errors:
+def take_off(groups: CpuGroups, some: Iterable[tuple[str, GroupQuota]]) -> Errors:
     """Take quotas off, in this order; groups that are gone have none."""
     errors: Errors = []
     for key, at in some:
@@ -60,7 +60,7 @@ def take_off(groups: CpuGroups, some: Iterable[tuple[str, Found]]) -> Errors:
 
 
 def put_back(
-    groups: CpuGroups, some: Iterable[tuple[str, tuple[Found, tuple[str, str]]]]
+    groups: CpuGroups, some: Iterable[tuple[str, tuple[GroupQuota, tuple[str, str]]]]
 ) -> tuple[dict[str, int | None], Errors]:
     """Put quotas back, in this order, where there is none now: what somebody else wrote is newer.
 

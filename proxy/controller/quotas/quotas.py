@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_ports import CpuGroups
-from proxy.controller.observer import Onlooker
-from proxy.controller.quotas.files import Found, look, put_back, take_off
+from proxy.controller.observer import Observer
+from proxy.controller.quotas.files import GroupQuota, look, put_back, take_off
 from proxy.engine.quotas import quota_is_off
 from proxy.model.backoff import PassRetries
 from proxy.model.workload import Container, Phase, Pool
@@ -37,14 +37,14 @@ POD, CONTAINER = "q/", "qc/"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class QuotaRecord:
     """What is put back: microseconds; for a pod also the path of its group."""
 
     quota: int
     group: str = ""
 
 
-class Quotas(Onlooker):
+class OwnerQuotas(Observer):
     """Takes quotas off and puts them back.
 
     Attributes:
@@ -56,7 +56,7 @@ class Quotas(Onlooker):
     def __init__(self, context: NodeContext, groups: CpuGroups | None = None) -> None:
         self._context = context
         self.groups = groups
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, QuotaRecord] = {}
         self.untold: set[str] = set()
         self._lock = asyncio.Lock()
         self._taking, self._giving = PassRetries(), PassRetries()
@@ -73,7 +73,7 @@ class Quotas(Onlooker):
             if key.startswith((POD, CONTAINER)):
                 quota, group = value.get("quota"), value.get("group", "")
                 if isinstance(quota, int) and quota > 0 and isinstance(group, str):
-                    self.records[key] = Record(quota, group)
+                    self.records[key] = QuotaRecord(quota, group)
                 else:
                     self._context.telemetry.problem(
                         "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
@@ -106,24 +106,24 @@ class Quotas(Onlooker):
     # -- what calls tell ----------------------------------------------------------------------------------
 
     def created(self, token: str, container: Container) -> None:
-        """See ``Onlooker``. Where the request's quota was left out, that is remembered."""
+        """See ``Observer``. Where the request's quota was left out, that is remembered."""
         asked = container.request.cpu_quota
         # Another of its pod may have come since the request went on: then it is put back at once.
         owns = container.placement.pool is Pool.OWN
         if owns and asked > 0 and self.active and (container.placement.unlimited or self.off(container)):
-            self._keep(CONTAINER + container.id, Record(asked))
+            self._keep(CONTAINER + container.id, QuotaRecord(asked))
         self.stir()
 
     def failed(self, token: str) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         self.stir()
 
     def entered(self, container: Container, phase: Phase) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         self.stir()
 
     def gone(self, container: Container) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         self.stir()
 
     def asked(self, container: Container, quota: int) -> int:
@@ -139,7 +139,7 @@ class Quotas(Onlooker):
         key = CONTAINER + container.id
         off = self.off(container)
         if quota > 0 and self.active and (off or key in self.records):
-            self._keep(key, Record(quota))
+            self._keep(key, QuotaRecord(quota))
         elif quota < 0:
             self._forget(key)
         return UNLIMITED if off else self.carried(container) if quota == 0 else 0
@@ -214,7 +214,7 @@ class Quotas(Onlooker):
                 self._taking.failed(key)
                 context.telemetry.count(metrics.CFS_QUOTA_DRIFT)
                 context.telemetry.warning("drift: another program wrote a CFS quota", path=f"/{at.path}")
-            self._keep(key, Record(at.quota, at.path if key.startswith(POD) else ""))
+            self._keep(key, QuotaRecord(at.quota, at.path if key.startswith(POD) else ""))
         await context.journal.flush()
         errors = await context.kernel.run(take_off, groups, sorted(limited.items()))
         self._complain(errors, self._taking)
@@ -225,12 +225,12 @@ class Quotas(Onlooker):
     async def _put_back(self, off: list[Container]) -> None:
         groups, containers = self.groups, self._context.state.containers
         live = {POD + c.pod.key for c in off} | {CONTAINER + c.id for c in off}
-        back: dict[str, tuple[Found, tuple[str, str]]] = {}
+        back: dict[str, tuple[GroupQuota, tuple[str, str]]] = {}
         for key, record in list(self.records.items()):
             if key in live or not self._giving.due(key):
                 continue
             if key.startswith(POD):
-                back[key] = Found(record.group, record.quota), ("", "")
+                back[key] = GroupQuota(record.group, record.quota), ("", "")
                 continue
             container = containers.get(key.removeprefix(CONTAINER))
             if container is None or container.phase is Phase.EXITED:
@@ -238,7 +238,7 @@ class Quotas(Onlooker):
                 continue
             self._tell((container.id,))
             if container.phase is not Phase.CREATED:
-                back[key] = Found("", record.quota), (container.pod.cgroup_parent, container.id)
+                back[key] = GroupQuota("", record.quota), (container.pod.cgroup_parent, container.id)
         if groups is None or not back:
             return
         # Containers ("qc/") before pods ("q/").
@@ -262,7 +262,7 @@ class Quotas(Onlooker):
             self._context.unsettled[container_id] = None
             self._context.to_settle.set()
 
-    def _keep(self, key: str, record: Record) -> None:
+    def _keep(self, key: str, record: QuotaRecord) -> None:
         if self.records.get(key) != record:
             self.records[key] = record
             self._context.journal.put(key, {"quota": record.quota, "group": record.group})

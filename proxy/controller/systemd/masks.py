@@ -17,7 +17,7 @@ def backwards(cpus: CpuSet) -> CpuSet:
     return CpuSet.from_bits(int.from_bytes(cpus.bits.to_bytes(size, "little"), "big"))
 
 
-class Found(Enum):
+class UnitMask(Enum):
     """What a look at a unit has shown."""
 
     NOTHING = 0
@@ -39,7 +39,7 @@ class Masks:
         """Tell whether a set that the runtime tells is known to be understood."""
         return self.reverses is False or backwards(carried) == carried
 
-    def judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> Found:
+    def judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> UnitMask:
         """Learn from a unit.
 
         Args:
@@ -51,10 +51,10 @@ class Masks:
             Whether the set was reversed, and whether that is news.
         """
         if backwards(meant) == meant:
-            return Found.NOTHING
+            return UnitMask.NOTHING
         if has == backwards(meant):
             known, self.reverses = self.reverses is True, True
-            return Found.REVERSED if known else Found.REVERSED_FIRST
+            return UnitMask.REVERSED if known else UnitMask.REVERSED_FIRST
         if has == meant and told:
             self.reverses = False
-        return Found.NOTHING
+        return UnitMask.NOTHING

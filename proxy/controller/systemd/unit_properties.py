@@ -32,7 +32,7 @@ from proxy.controller.drift.likely_writer import Author
 from proxy.controller.inflight import Flight
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
-from proxy.controller.systemd.masks import Found, Masks
+from proxy.controller.systemd.masks import Masks, UnitMask
 from proxy.controller.systemd.ports import Fences, UnitNews, Units, UnitSets
 from proxy.controller.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
@@ -47,7 +47,7 @@ LOOK = 0.2
 AWAY_S = 1.0
 
 
-class Lasting:
+class UnitProperties:
     """Makes sets last as properties of units.
 
     Attributes:
@@ -142,9 +142,9 @@ class Lasting:
     def _judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> None:
         """Find out from a unit what the runtime tells systemd; see ``Masks.judge``."""
         found = self.masks.judge(has, meant, told=told)
-        if found is not Found.NOTHING:
+        if found is not UnitMask.NOTHING:
             self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
-        if found is Found.REVERSED_FIRST:
+        if found is UnitMask.REVERSED_FIRST:
             self._context.telemetry.problem(
                 "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
                 " each start and update",

@@ -14,12 +14,12 @@ import socket
 from collections.abc import Callable, Collection
 from typing import Final
 
-from proxy.frontends.cri.call import Call, Interceptor
+from proxy.frontends.cri.call import InterceptedCall, Interceptor
 from proxy.frontends.cri.link import Ground, Link
 from proxy.relay.body_budget import Room
 from proxy.telemetry.port import Report, silent
 
-__all__ = ["Call", "Front", "Interceptor"]
+__all__ = ["Front", "InterceptedCall", "Interceptor"]
 
 _SO_SNDBUFFORCE: Final = 32  # Linux; above the system's limit with CAP_NET_ADMIN
 _SEND_BUFFER: Final = 1 << 20

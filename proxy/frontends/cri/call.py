@@ -1,6 +1,7 @@
 """An intercepted call, what handlers see of it, and what they keep of it until its answer has passed.
 
-``Call`` is a call on a connection. Handlers see a ``HeldCall``: a ``Call``, or a question of a hook client.
+``InterceptedCall`` is a call on a connection. Handlers see a ``HeldCall``: a ``InterceptedCall``, or a
+question of a hook client.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Owner(Protocol):
     def refuse(self, stream: int, code: int, message: str) -> None: ...
 
 
-class Call:
+class InterceptedCall:
     """One intercepted call.
 
     Attributes:
@@ -88,16 +89,16 @@ class Call:
 class Interceptor(Protocol):
     """Who decides on intercepted calls. What it raises is logged and lets the call pass as it came."""
 
-    def request(self, call: Call) -> None:
+    def request(self, call: InterceptedCall) -> None:
         """A call waits for ``release`` or ``refuse``, now or later."""
 
     def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
         """A request is not one plain message; gives a refusal or None, see ``Handler.unusual``."""
 
-    def response(self, call: Call, message: bytes) -> None:
+    def response(self, call: InterceptedCall, message: bytes) -> None:
         """The first message of the answer, on its way to the client; nothing has been read since."""
 
-    def finished(self, call: Call, status: int | None) -> None:
+    def finished(self, call: InterceptedCall, status: int | None) -> None:
         """The call is over; comes once for every ``request``.
 
         Args:
@@ -108,7 +109,7 @@ class Interceptor(Protocol):
 
 
 class HeldCall(Protocol):
-    """One call while a handler decides on it; methods as those of ``Call``."""
+    """One call while a handler decides on it; methods as those of ``InterceptedCall``."""
 
     method: str
     body: bytes

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
-from proxy.controller.start_update import Launch
+from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.fencing import Fence
 from proxy.frontends.cri.call import Finished, HeldCall, Hold, Request, Trip
-from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, Asked, let_go
+from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, HookGateway, let_go
 from proxy.frontends.cri.lenient_text import text
 from proxy.frontends.cri.rewrite import update_suffix
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -22,9 +22,9 @@ from proxy.model.workload import Container, Phase
 class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
-    def __init__(self, keeper: Keeper, sync: Sync, launch: Launch, hold: Hold) -> None:
+    def __init__(self, keeper: Keeper, sync: Sync, launch: StartUpdate, hold: Hold) -> None:
         self.keeper = keeper
-        self.hooked: Asked = NOBODY
+        self.hooked: HookGateway = NOBODY
         self.sync = sync
         self.launch = launch
         self._hold = hold

@@ -7,20 +7,20 @@ import dataclasses
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.controller import Keeper
 from proxy.controller.exited_siblings import holders, see_ended
-from proxy.controller.ports import Given
+from proxy.controller.ports import DeviceFacts
 from proxy.controller.reservations import CreateClient
 from proxy.engine.admit import with_earlier_decision
 from proxy.frontends.cri.call import HeldCall, Hold, Trip
 from proxy.frontends.cri.decode import pod_of, request_of, with_total
 from proxy.frontends.cri.device_facts import given_of
-from proxy.frontends.cri.hook_gateway import NOBODY, Asked
+from proxy.frontends.cri.hook_gateway import NOBODY, HookGateway
 from proxy.frontends.cri.lenient_text import identity, text
 from proxy.frontends.cri.rewrite import create_suffix
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.telemetry.port import subject
 
-NO_DEVICES = Given()
+NO_DEVICES = DeviceFacts()
 """Stands for devices that nobody has looked for, as they could change nothing."""
 
 
@@ -29,7 +29,7 @@ class CreateCalls:
 
     def __init__(self, keeper: Keeper, hold: Hold) -> None:
         self.keeper = keeper
-        self.hooked: Asked = NOBODY
+        self.hooked: HookGateway = NOBODY
         self.requests = {"CreateContainer": self._create}
         self.finished = {"CreateContainer": self._create_done}
         self._hold = hold
@@ -77,7 +77,7 @@ class CreateCalls:
         store.change(store.state.with_pod(pod), "pod described by a create", records=records)
 
     async def _find_out(
-        self, call: HeldCall, pod: Pod, name: str, attempt: int, request: Request, given: Given
+        self, call: HeldCall, pod: Pod, name: str, attempt: int, request: Request, given: DeviceFacts
     ) -> None:
         """Ask for what the CRI does not carry, then decide."""
         keeper, node = self.keeper, self.keeper.state.node

@@ -16,13 +16,13 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.ports import Given
+from proxy.controller.ports import DeviceFacts
 from proxy.frontends.cri.lenient_text import identity
 from proxy.topology.device_files import device_file, worth_a_look
 
 _Entry = TypeVar("_Entry", pb.PathFacts, pb.Entry, pb.CDIDeviceFacts)
 
-_NOTHING = Given()
+_NOTHING = DeviceFacts()
 _CDI_KEY = b"cdi.k8s.io/"
 _HOST_PATH = re.compile(rb"\x12.{1,2}/(?:dev|sys)/", re.DOTALL)
 """A host path in the bytes of a mount: field 2, its length (one byte or two), its beginning."""
@@ -31,7 +31,7 @@ _LONGEST = 4096
 """Characters of a path or a name of a device; Linux takes no longer path."""
 
 
-def given_of(config: pb.ContainerFacts) -> Given:
+def given_of(config: pb.ContainerFacts) -> DeviceFacts:
     """Read what a container is given of devices; in the order of the request, each once.
 
     Entries that cannot be decoded are left out, and so are names that are not UTF-8 and paths that say
@@ -49,7 +49,7 @@ def given_of(config: pb.ContainerFacts) -> Given:
             if entry.key.startswith(_CDI_KEY):
                 cdi += (name.strip() for name in identity(entry.value).split(","))
     mounts = config.mounts if in_mounts else ()
-    return Given(
+    return DeviceFacts(
         _once(device_file(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, devices)),
         _once(cdi),
         _once(worth_a_look(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),

@@ -16,7 +16,7 @@ Go = Callable[[HeldCall], None]
 """Goes on with a call, whose message may be another one by now."""
 
 
-class Asked(Protocol):
+class HookGateway(Protocol):
     """Who has hooks asked in the way of calls.
 
     Each method that takes ``go`` holds the call until the hooks have answered, mostly within the same turn of
@@ -67,7 +67,7 @@ class _Nobody:
     active = False
 
 
-NOBODY: Final = cast("Asked", _Nobody())
+NOBODY: Final = cast("HookGateway", _Nobody())
 LEAVING: Final = {
     "StopContainer": "pre_stop_container",
     "RemoveContainer": "pre_remove_container",

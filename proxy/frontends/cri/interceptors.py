@@ -21,12 +21,12 @@ from google.protobuf.message import DecodeError
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
-from proxy.controller.start_update import Launch
+from proxy.controller.start_update import StartUpdate
 from proxy.frontends.cri.call import HeldCall, Trip
 from proxy.frontends.cri.container_calls import ContainerCalls
 from proxy.frontends.cri.create_calls import CreateCalls
 from proxy.frontends.cri.decode import pod_of
-from proxy.frontends.cri.hook_gateway import Asked
+from proxy.frontends.cri.hook_gateway import HookGateway
 from proxy.frontends.cri.lenient_text import text
 from proxy.frontends.cri.pod_calls import PodCalls
 from proxy.model.grpc_status import GrpcStatus
@@ -47,7 +47,7 @@ class Interceptors:
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
-    def __init__(self, keeper: Keeper, sync: Sync, launch: Launch) -> None:
+    def __init__(self, keeper: Keeper, sync: Sync, launch: StartUpdate) -> None:
         """Prepare to decide.
 
         Args:
@@ -65,7 +65,7 @@ class Interceptors:
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hook(self, hooked: Asked) -> None:
+    def hook(self, hooked: HookGateway) -> None:
         """Have hooks asked from now on; calls that are under way go on as they began."""
         for part in self._parts:
             part.hooked = hooked

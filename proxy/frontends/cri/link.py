@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from proxy.frontends.cri.call import Call, Interceptor
+from proxy.frontends.cri.call import InterceptedCall, Interceptor
 from proxy.frontends.cri.pipe import OWN_WATER, Pipe, PipeCallbacks
 from proxy.relay.body_budget import Room
 from proxy.relay.events import RelayError, Unusual
@@ -86,8 +86,8 @@ class Link:
         self._ground = ground
         self._interceptor = ground.interceptor
         self._say = ground.report
-        self._calls: dict[int, Call] = {}
-        self._news: list[tuple[Call, bytes | int | None]] = []
+        self._calls: dict[int, InterceptedCall] = {}
+        self._news: list[tuple[InterceptedCall, bytes | int | None]] = []
         self._busy = False
         self._eof = self._ending = False
         self.closed = False
@@ -236,7 +236,7 @@ class Link:
             self.failed(error)
 
     def release(self, stream: int, body: bytes | None) -> None:
-        """See ``Call.release``."""
+        """See ``InterceptedCall.release``."""
         if not self.closed:
             try:
                 self._session.release(stream, body)
@@ -245,7 +245,7 @@ class Link:
                 self._failed_within(error)
 
     def refuse(self, stream: int, code: int, message: str) -> None:
-        """See ``Call.refuse``."""
+        """See ``InterceptedCall.refuse``."""
         if not self.closed:
             try:
                 self._session.refuse(stream, code, message)
@@ -264,7 +264,7 @@ class Link:
 
     def request(self, stream: int, path: str, message: bytes) -> None:
         """Ask the interceptor."""
-        call = self._calls[stream] = Call(self, stream, path, message)
+        call = self._calls[stream] = InterceptedCall(self, stream, path, message)
         try:
             self._interceptor.request(call)
         except Exception as error:  # noqa: BLE001  a fault of ours must not stop the node: the call passes
@@ -312,5 +312,5 @@ class Link:
                 except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes all the same
                     self._fault(call, "note the answer", error)
 
-    def _fault(self, call: Call, what: str, error: Exception) -> None:
+    def _fault(self, call: InterceptedCall, what: str, error: Exception) -> None:
         self._say("cannot handle a call", step=what, method=call.path, err=error)

@@ -10,7 +10,7 @@ from proxy.controller.controller import Keeper
 from proxy.engine.admit import decides_pod
 from proxy.frontends.cri.call import Finished, HeldCall, Hold, Request, Trip
 from proxy.frontends.cri.decode import pod_of, total_of
-from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, Asked, let_go
+from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, HookGateway, let_go
 from proxy.frontends.cri.lenient_text import identity, text
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
@@ -22,7 +22,7 @@ class PodCalls:
 
     def __init__(self, keeper: Keeper, hold: Hold) -> None:
         self.keeper = keeper
-        self.hooked: Asked = NOBODY
+        self.hooked: HookGateway = NOBODY
         self._hold = hold
         self.requests: Mapping[str, Request] = {
             "RunPodSandbox": self._run_pod,

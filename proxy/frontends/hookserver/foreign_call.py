@@ -34,7 +34,7 @@ class Wire(Protocol):
 
 
 class ForeignCall:
-    """One call; attributes as ``proxy.frontends.cri.call.Call``, and ``original``, the unchanged body.
+    """One call; attributes as ``InterceptedCall``, and ``original``, the unchanged body.
 
     Releasing it answers the peer, which then makes the call; ``answered``, ``over`` and ``lost`` are set by
     what happened to it at the runtime.

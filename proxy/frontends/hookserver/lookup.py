@@ -7,8 +7,8 @@ import asyncio
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.controller.controller import Keeper
 from proxy.controller.runtime_ports import RuntimeContainer
-from proxy.controller.start_update import Launch
-from proxy.frontends.hookserver.pending_calls import UnderWay
+from proxy.controller.start_update import StartUpdate
+from proxy.frontends.hookserver.pending_calls import PendingCalls
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
@@ -17,10 +17,10 @@ PAUSES_S = (0.05, 0.2, 0.5)
 """A sandbox that is not listed yet is looked for again after these pauses."""
 
 
-class Finder:
+class RuntimeLookup:
     """Asks the runtime in the way of questions."""
 
-    def __init__(self, keeper: Keeper, launch: Launch, under_way: UnderWay) -> None:
+    def __init__(self, keeper: Keeper, launch: StartUpdate, under_way: PendingCalls) -> None:
         self._keeper = keeper
         self._launch = launch
         self._under_way = under_way

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from proxy.api.cri import api_pb2 as cri
 from proxy.controller.controller import Keeper
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
-from proxy.controller.start_update import Launch
+from proxy.controller.start_update import StartUpdate
 from proxy.frontends.hookserver.foreign_call import ForeignCall
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -94,7 +94,7 @@ class Calls(Generic[K]):
             self.lose(key)
 
 
-class UnderWay:
+class PendingCalls:
     """Everything that the peer is at.
 
     Attributes:
@@ -103,7 +103,7 @@ class UnderWay:
         starts: By container id: containers that are being started.
     """
 
-    def __init__(self, keeper: Keeper, launch: Launch) -> None:
+    def __init__(self, keeper: Keeper, launch: StartUpdate) -> None:
         self._keeper = keeper
         self._launch = launch
         self.pods = Calls[str](POD_PATIENCE_S, keeper.clock)

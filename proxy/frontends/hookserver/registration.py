@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from proxy.hooks.hook import Policy
+from proxy.hooks.hook import HookFailurePolicy
 from proxy.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def registration(config: Config) -> str:
         raise ConfigError("cannot name a hook server: hooks.serve says no socket")
     entry = {
         "remote-endpoint": str(socket),
-        "failure-policy": Policy.FAIL.value,
+        "failure-policy": HookFailurePolicy.FAIL.value,
         "runtime-hooks": list(STAGES),
     }
     return json.dumps(entry, indent=2) + "\n"

@@ -19,8 +19,8 @@ from proxy.api.koordinator import hook_pb2 as pb
 from proxy.controller.context import NodeContext
 from proxy.frontends.hookserver.foreign_call import HookCallRefusedError
 from proxy.frontends.hookserver.messages import container_echo, pod_echo
-from proxy.frontends.hookserver.servicer import Desk
-from proxy.frontends.hookserver.socket_path import Place
+from proxy.frontends.hookserver.servicer import Servicer
+from proxy.frontends.hookserver.socket_path import SocketPath
 from proxy.hooks.hook import LONGEST_S
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
@@ -42,7 +42,7 @@ _MARGIN_S = 5.0
 Answer = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
-def questions(desk: Desk) -> dict[str, tuple[type[Any], Answer]]:
+def questions(desk: Servicer) -> dict[str, tuple[type[Any], Answer]]:
     """Return the methods: RPC to the request's class and its handler."""
     pod, container = pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest
     return {
@@ -63,7 +63,7 @@ class Server:
         wanted: Whether it is to be open; ``open`` does nothing where not.
     """
 
-    def __init__(self, path: Path, keeper: NodeContext, desk: Desk, limit: float = LONGEST_S) -> None:
+    def __init__(self, path: Path, keeper: NodeContext, desk: Servicer, limit: float = LONGEST_S) -> None:
         """Prepare; nothing is opened before ``open``.
 
         Args:
@@ -76,7 +76,7 @@ class Server:
         self._desk = desk
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._place = Place(path)
+        self._place = SocketPath(path)
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
         self.wanted = True

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from proxy.controller.tasks import tended
 from proxy.frontends.hookserver.server import Server
-from proxy.frontends.hookserver.servicer import Desk
+from proxy.frontends.hookserver.servicer import Servicer
 from proxy.model.errors import TopoproxyError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from proxy.controller.controller import Keeper
-    from proxy.controller.start_update import Launch
+    from proxy.controller.start_update import StartUpdate
     from proxy.frontends.hookserver.foreign_call import Wire
 
 PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
@@ -24,7 +24,7 @@ PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
 class Serving:
     """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
-    def __init__(self, path: Path, keeper: Keeper, launch: Launch, wire: Wire) -> None:
+    def __init__(self, path: Path, keeper: Keeper, launch: StartUpdate, wire: Wire) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
@@ -36,7 +36,7 @@ class Serving:
         """
         self.path = path
         self.listening = False
-        self.desk = Desk(keeper, launch, wire)
+        self.desk = Servicer(keeper, launch, wire)
         self._keeper = keeper
         self._server = Server(path, keeper, self.desk)
         self._task: asyncio.Task[None] | None = None

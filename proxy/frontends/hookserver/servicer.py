@@ -12,10 +12,10 @@ from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.controller.controller import Keeper
 from proxy.controller.quotas.quotas import CONTAINER
-from proxy.controller.start_update import Launch
+from proxy.controller.start_update import StartUpdate
 from proxy.frontends.cri.call import Trip
 from proxy.frontends.hookserver.foreign_call import ForeignCall, HookCallRefusedError, Wire
-from proxy.frontends.hookserver.lookup import Finder
+from proxy.frontends.hookserver.lookup import RuntimeLookup
 from proxy.frontends.hookserver.messages import (
     container_echo,
     create_answer,
@@ -26,7 +26,7 @@ from proxy.frontends.hookserver.messages import (
     update_answer,
     update_request,
 )
-from proxy.frontends.hookserver.pending_calls import Creation, UnderWay
+from proxy.frontends.hookserver.pending_calls import Creation, PendingCalls
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Phase
@@ -36,10 +36,10 @@ Container = pb.ContainerResourceHookRequest
 ContainerAnswer = pb.ContainerResourceHookResponse
 
 
-class Desk:
+class Servicer:
     """Answers what is asked; all methods on the loop."""
 
-    def __init__(self, keeper: Keeper, launch: Launch, wire: Wire) -> None:
+    def __init__(self, keeper: Keeper, launch: StartUpdate, wire: Wire) -> None:
         """Prepare to answer.
 
         Args:
@@ -50,8 +50,8 @@ class Desk:
         self._keeper = keeper
         self._launch = launch
         self._wire = wire
-        self.under_way = UnderWay(keeper, launch)
-        self._find = Finder(keeper, launch, self.under_way)
+        self.under_way = PendingCalls(keeper, launch)
+        self._find = RuntimeLookup(keeper, launch, self.under_way)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from proxy.model.errors import CannotCreateError, PermissionDeniedError
 MODE = 0o600
 
 
-class Place:
+class SocketPath:
     """One path, taken and given back."""
 
     def __init__(self, path: Path) -> None:

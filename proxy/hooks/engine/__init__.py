@@ -1,6 +1,6 @@
 """The hook engine: calls hooks in order, within deadlines, and isolated from the node and from each other."""
 
-from proxy.hooks.engine.engine import Engine
+from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.engine.stats import HookReport
 
-__all__ = ["Engine", "HookReport"]
+__all__ = ["HookEngine", "HookReport"]

@@ -50,7 +50,7 @@ def _named_for(key: str, update: Update) -> Iterator[str]:
             yield f"updates[{key}].{name}"
 
 
-class Claims:
+class FieldClaims:
     """The fields that the hooks of one call have set so far."""
 
     __slots__ = ("_merged", "_owners")

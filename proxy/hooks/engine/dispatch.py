@@ -31,9 +31,9 @@ from proxy.hooks.engine.errors import HookFailure, duration, task
 from proxy.hooks.engine.invoke import DispatchContext, HookTask, MergedAnswers, cancel
 from proxy.hooks.engine.loop_interrupt import Alarm
 from proxy.hooks.engine.runners import JobResult, Runner
-from proxy.hooks.engine.slots import Seat
+from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.events import POINTS, VALIDATES, Point
-from proxy.hooks.hook import LONGEST_S, Outcome, Policy
+from proxy.hooks.hook import LONGEST_S, HookFailurePolicy, Outcome
 
 INLINE_S = 0.0003
 """How long the loop blocks for hooks that have been quick lately."""
@@ -54,7 +54,7 @@ class DispatchStep(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CallHolder:
     """What has a call now.
 
     Attributes:
@@ -65,7 +65,7 @@ class Held:
     """
 
     ticket: list[bool]
-    seat: Seat | None
+    seat: HookSlots | None
     where: Runner | HookTask | None
     deadline: float
 
@@ -83,8 +83,8 @@ class Dispatch:
         self,
         context: DispatchContext,
         event: Point,
-        seats: Sequence[Seat],
-        validators: Sequence[Seat] | None = None,
+        seats: Sequence[HookSlots],
+        validators: Sequence[HookSlots] | None = None,
         then: Callable[[Dispatch], None] | None = None,
         always: float = 0.0,
     ) -> None:
@@ -106,14 +106,14 @@ class Dispatch:
         self._always = always
         self._answers = MergedAnswers()
         self._at = 0
-        self._seat: Seat
+        self._seat: HookSlots
         self._token = 0
         self._queued = False
         self._end = context.clock() + LONGEST_S
-        self.held = Held([], None, None, self._end)
+        self.held = CallHolder([], None, None, self._end)
         self.due = 0.0
         self._open = [True]
-        self._lost: dict[Runner, Seat] = {}
+        self._lost: dict[Runner, HookSlots] = {}
         self._then = then
         self._done: Any = None
         self._late = False
@@ -250,7 +250,7 @@ class Dispatch:
         self.due = self._context.clock() + seconds
         self._timer = asyncio.get_running_loop().call_later(seconds, self.look)
 
-    def _taken(self, held: Held) -> bool:
+    def _taken(self, held: CallHolder) -> bool:
         """Take the call away from its hook; return False if it has just moved on."""
         if isinstance(held.where, Runner) and held.seat is not None:
             self._lost[held.where] = held.seat  # set first: the runner may find at once that it lost the call
@@ -260,7 +260,7 @@ class Dispatch:
             return True
         return _won(held)
 
-    def _hurry(self, held: Held, runner: Runner) -> None:
+    def _hurry(self, held: CallHolder, runner: Runner) -> None:
         """Shorten the interpreter's switch interval while a hook's function takes long."""
         if held.seat is None or held.seat.hook.remote:
             return
@@ -269,7 +269,7 @@ class Dispatch:
         if not held.ticket:
             pace.calm(runner)  # the function has just ended
 
-    def _overdue(self, held: Held, now: float) -> None:
+    def _overdue(self, held: CallHolder, now: float) -> None:
         """Continue without the hook that had the call: it is past its deadline, and the ticket is ours."""
         seat, where = held.seat, held.where
         if seat is None or where is None:
@@ -330,7 +330,7 @@ class Dispatch:
             self._left_out(seat, permit)
         return DispatchStep.DONE
 
-    def _permitted(self, seat: Seat) -> bool:
+    def _permitted(self, seat: HookSlots) -> bool:
         """Return whether the hook may be called, now that a place is free."""
         self._queued = False
         now = self._context.clock()
@@ -370,16 +370,16 @@ class Dispatch:
                 return JobResult.HANDED
             ready = True
 
-    def _deadline(self, seat: Seat, now: float) -> float:
+    def _deadline(self, seat: HookSlots, now: float) -> float:
         hook = seat.hook
         return min(now + max(hook.timeout, self._always) + (SPARE_S if hook.remote else 0.0), self._end)
 
-    def _call(self, seat: Seat, runner: Runner) -> bool:
+    def _call(self, seat: HookSlots, runner: Runner) -> bool:
         """Call a function and take its answer; return False if it took too long and lost the ticket."""
         clock = self._context.clock
         start = clock()
         ticket = [True]
-        held = Held(ticket, seat, runner, self._deadline(seat, start))
+        held = CallHolder(ticket, seat, runner, self._deadline(seat, start))
         self._hold(held)
         answer, failure = invoke.invoke(seat.hook, self.event, self._answers)
         try:
@@ -390,7 +390,12 @@ class Dispatch:
         return True
 
     def _came(
-        self, held: Held, seat: Seat, answer: Said | Veto | None, failure: HookFailure | None, start: float
+        self,
+        held: CallHolder,
+        seat: HookSlots,
+        answer: Said | Veto | None,
+        failure: HookFailure | None,
+        start: float,
     ) -> None:
         """Take an answer whose ticket is ours; that it is late may not have been noticed yet."""
         now = self._context.clock()
@@ -398,25 +403,25 @@ class Dispatch:
             answer, failure = None, self._overtime(seat)
         self._ended(seat, answer, failure, now - start)
 
-    def _overtime(self, seat: Seat) -> HookFailure:
+    def _overtime(self, seat: HookSlots) -> HookFailure:
         given = max(seat.hook.timeout, self._always)
         return HookFailure("timeout", f"no answer within {duration(given)} at {self.event.NAME}")
 
-    def _begin(self, seat: Seat) -> bool:
+    def _begin(self, seat: HookSlots) -> bool:
         """Start a coroutine on the hook's loop; return False if that fails and the ticket is still ours."""
         try:
             hook_task = HookTask(seat.looper())
             now = self._context.clock()
-            held = Held([True], seat, hook_task, self._deadline(seat, now))
+            held = CallHolder([True], seat, hook_task, self._deadline(seat, now))
             self._hold(held)
             hook_task.start(partial(self._await, seat, held, now), seat.came_back)
         except (RuntimeError, OSError) as error:
-            self.held = Held([], None, None, self._end)
+            self.held = CallHolder([], None, None, self._end)
             self._ended(seat, None, HookFailure("error", f"it cannot be called: {error}"), None)
             return False
         return True
 
-    async def _await(self, seat: Seat, held: Held, start: float) -> None:
+    async def _await(self, seat: HookSlots, held: CallHolder, start: float) -> None:
         answer, failure = await invoke.invoke_async(seat.hook, self.event, self._answers)
         try:
             held.ticket.pop()
@@ -429,7 +434,7 @@ class Dispatch:
             self.broke(error, None)
             self.settle()
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: CallHolder) -> None:
         """Return a hook the call; have the loop look again if its timer is too late for this deadline."""
         self.held = held
         if held.deadline < self.due:
@@ -438,7 +443,7 @@ class Dispatch:
     # Results: in the thread that holds the ticket.
 
     def _ended(
-        self, seat: Seat, answer: Said | Veto | None, failure: HookFailure | None, took: float | None
+        self, seat: HookSlots, answer: Said | Veto | None, failure: HookFailure | None, took: float | None
     ) -> None:
         """Record that a hook has answered or failed."""
         if answer is not None:
@@ -448,7 +453,7 @@ class Dispatch:
         if failure is not None:
             self._answers.failed(seat, failure, self.event)
 
-    def _left_out(self, seat: Seat, failure: HookFailure) -> None:
+    def _left_out(self, seat: HookSlots, failure: HookFailure) -> None:
         """Record that a hook is not called."""
         seat.note(failure)
         self._at += 1
@@ -475,7 +480,7 @@ class Dispatch:
         seats = (*self._seats, *(self._validators or ()))
         text = f"calls cannot be taken through the hooks: {type(error).__name__}: {error}"
         self._answers.failures.append((seats[0].hook, HookFailure("error", text)))
-        firm = self._answers.firm or any(seat.hook.policy is Policy.FAIL for seat in seats)
+        firm = self._answers.firm or any(seat.hook.policy is HookFailurePolicy.FAIL for seat in seats)
         if firm and self.event.VETO:
             why = f"cannot {task(self.event)}: its hooks cannot be asked: {type(error).__name__}"
             self.outcome = Outcome(refusal=why)
@@ -493,7 +498,7 @@ class Dispatch:
     def waits(self) -> None:
         """There is no free place yet."""
         self._queued = True
-        self.held = Held([True], None, None, self._end)
+        self.held = CallHolder([True], None, None, self._end)
 
     def turn(self) -> bool:
         """A place is free; return False if the call does not wait for it any more."""
@@ -512,7 +517,7 @@ class Dispatch:
         self.go_on()
 
 
-def _won(held: Held) -> bool:
+def _won(held: CallHolder) -> bool:
     try:
         held.ticket.pop()
     except IndexError:

@@ -20,14 +20,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
-from proxy.hooks.engine.claims import Claims
+from proxy.hooks.engine.claims import FieldClaims
 from proxy.hooks.engine.dispatch import Dispatch
 from proxy.hooks.engine.errors import FailureLog
 from proxy.hooks.engine.invoke import DispatchContext
 from proxy.hooks.engine.log_capture import HookLogHandler
 from proxy.hooks.engine.loop_interrupt import Alarm, alarm
-from proxy.hooks.engine.notifier import Notifier
-from proxy.hooks.engine.slots import Seat
+from proxy.hooks.engine.notifier import HookNotifier
+from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import AS_IT_IS, Answers, Hook, Outcome
@@ -46,8 +46,8 @@ _PAST = frozenset(name for name in POINTS if name.startswith("post_") or name.en
 class _PointHooks:
     """The hooks of one point, and those that validate their answers."""
 
-    seats: tuple[Seat, ...]
-    validators: tuple[Seat, ...]
+    seats: tuple[HookSlots, ...]
+    validators: tuple[HookSlots, ...]
     plain: bool
     pure: bool
 
@@ -84,7 +84,7 @@ class _NoAnswers:
 _NO_ANSWERS = _NoAnswers()
 
 
-class Engine:
+class HookEngine:
     """Calls hooks; implements ``proxy.hooks.hook.Asking``. All methods are called on the event loop."""
 
     points: frozenset[str]
@@ -110,7 +110,7 @@ class Engine:
         self._logs = HookLogHandler()
         self._context = DispatchContext(clock, self._failures.note)
         self._hooks: tuple[Hook, ...] = ()
-        self._notifiers: dict[Hook, Notifier] = {}
+        self._notifiers: dict[Hook, HookNotifier] = {}
         self._lines: dict[str, _PointHooks] = {}
         self._alarm: Alarm | None = None
         self._coming: set[Hook] = set()
@@ -128,7 +128,7 @@ class Engine:
         seats = [self._notifier(hook).seat for hook in self._hooks]
         self._failures.forget({hook.name for hook in self._hooks})
         self._logs.keep(self._notifiers)
-        by_point: dict[str, list[Seat]] = {}
+        by_point: dict[str, list[HookSlots]] = {}
         for seat in seats:
             for name in seat.hook.handlers:
                 by_point.setdefault(name, []).append(seat)
@@ -144,11 +144,11 @@ class Engine:
         past = {name for hook in self._coming for name in hook.handlers if name in _PAST}
         self.points = frozenset(self._lines.keys() | past)
 
-    def _notifier(self, hook: Hook) -> Notifier:
+    def _notifier(self, hook: Hook) -> HookNotifier:
         notifier = self._notifiers.get(hook)
         if notifier is None:
-            seat = Seat(hook, lambda text: self._context.post(self._failures.complain, hook.name, text))
-            notifier = self._notifiers[hook] = Notifier(self._context, seat, self._updated)
+            seat = HookSlots(hook, lambda text: self._context.post(self._failures.complain, hook.name, text))
+            notifier = self._notifiers[hook] = HookNotifier(self._context, seat, self._updated)
             self._logs.know((hook,))
             if hook not in self._hooks:
                 self._retire(hook)
@@ -191,13 +191,13 @@ class Engine:
             return
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
-        claims = Claims()
+        claims = FieldClaims()
         line = self._lines.get(event.NAME)
         for seat in line.seats if line is not None else ():
             self._notifiers[seat.hook].tell(event, claims)
         for hook in self._coming:
             if event.NAME in hook.handlers and event.NAME in _PAST:
-                self._notifier(hook).tell(event, Claims())  # its previous version may answer the same
+                self._notifier(hook).tell(event, FieldClaims())  # its previous version may answer the same
 
     def tell_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
         """Send an event to one hook, also before and after it is in use, whatever its breaker says.
@@ -251,7 +251,7 @@ class Engine:
             self._alarm = None
 
 
-def _line(name: str, by_point: Mapping[str, Sequence[Seat]]) -> _PointHooks:
+def _line(name: str, by_point: Mapping[str, Sequence[HookSlots]]) -> _PointHooks:
     seats = tuple(by_point.get(name, ()))
     validators = tuple(by_point.get(VALIDATES.get(name, ""), ()))
     plain = all(

@@ -16,14 +16,14 @@ from proxy.hooks import forks
 from proxy.hooks.answers import NOTHING, Adjustment, Veto
 from proxy.hooks.engine import errors
 from proxy.hooks.engine.checks import taken
-from proxy.hooks.engine.claims import Claims, Said
+from proxy.hooks.engine.claims import FieldClaims, Said
 from proxy.hooks.engine.errors import HookFailure, pod_of, task
 from proxy.hooks.engine.event_loops import Looper
 from proxy.hooks.engine.runners import Runner, Runners
-from proxy.hooks.engine.slots import Seat
-from proxy.hooks.engine.thread_interrupt import Target
+from proxy.hooks.engine.slots import HookSlots
+from proxy.hooks.engine.thread_interrupt import InterruptTarget
 from proxy.hooks.events import Point
-from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
+from proxy.hooks.hook import AS_IT_IS, Hook, HookFailurePolicy, Outcome
 from proxy.model.backoff import Backoff
 
 _PAUSES = Backoff(0.005, 5.0)
@@ -43,7 +43,7 @@ class MergedAnswers:
     __slots__ = ("_claims", "failures", "firm", "refusal")
 
     def __init__(self) -> None:
-        self._claims = Claims()
+        self._claims = FieldClaims()
         self.firm = False
         self.refusal = ""
         self.failures: list[tuple[Hook, HookFailure]] = []
@@ -57,7 +57,7 @@ class MergedAnswers:
         """Field to the hook that set it."""
         return self._claims.owners
 
-    def add(self, seat: Seat, answer: Said | Veto, event: Point) -> HookFailure | None:
+    def add(self, seat: HookSlots, answer: Said | Veto, event: Point) -> HookFailure | None:
         """Add a hook's answer; return a conflict if another hook has already set one of its fields."""
         if isinstance(answer, Veto):
             seat.refused()
@@ -65,14 +65,14 @@ class MergedAnswers:
             return None
         if clash := self._claims.claim(seat.hook.name, answer):
             return HookFailure("conflict", clash)
-        self.firm = self.firm or seat.hook.policy is Policy.FAIL
+        self.firm = self.firm or seat.hook.policy is HookFailurePolicy.FAIL
         return None
 
-    def failed(self, seat: Seat, failure: HookFailure, event: Point) -> None:
+    def failed(self, seat: HookSlots, failure: HookFailure, event: Point) -> None:
         """Record that a hook failed or was not called; policy Fail refuses the call."""
         if failure.kind != "open":  # the failures that opened the breaker were reported when they happened
             self.failures.append((seat.hook, failure))
-        if seat.hook.policy is Policy.FAIL and event.VETO and not self.refusal:
+        if seat.hook.policy is HookFailurePolicy.FAIL and event.VETO and not self.refusal:
             self.refusal = f"cannot {task(event)}: hook {seat.hook.name}: {failure.text}"
 
     def outcome(self) -> Outcome:
@@ -187,7 +187,7 @@ class HookTask:
         self.reached = True
 
 
-def cancel(context: DispatchContext, seat: Seat, where: Runner | HookTask) -> None:
+def cancel(context: DispatchContext, seat: HookSlots, where: Runner | HookTask) -> None:
     """Stop an overdue hook where that is possible; runs on the loop."""
     if isinstance(where, HookTask):
         where.looper.cancel(where.tasks, where.cancel_reached)
@@ -208,7 +208,7 @@ def _check_cancelled(context: DispatchContext, hook_task: HookTask) -> None:
     _interrupt(context, looper, 0)
 
 
-def _interrupt(context: DispatchContext, target: Target, count: int) -> None:
+def _interrupt(context: DispatchContext, target: InterruptTarget, count: int) -> None:
     """Raise into a thread until it leaves the hook: at once, then at doubling intervals, for two minutes."""
     if target.back or count >= _MOST or context.loop is None or context.loop.is_closed():
         return

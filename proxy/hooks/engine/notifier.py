@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
-from proxy.hooks.engine.claims import Claims, said_by
+from proxy.hooks.engine.claims import FieldClaims, said_by
 from proxy.hooks.engine.dispatch import Dispatch
 from proxy.hooks.engine.errors import HookFailure
 from proxy.hooks.engine.invoke import DispatchContext
-from proxy.hooks.engine.slots import Seat
+from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.events import Point
 
 MOST_WAITING = 1000
@@ -31,17 +31,17 @@ Updated = Callable[[Mapping[str, Update], Mapping[str, str]], None]
 @dataclass(frozen=True, slots=True)
 class _Item:
     event: Point
-    claims: Claims
+    claims: FieldClaims
     done: asyncio.Future[str | None] | None = None
     always: float = 0.0
 
 
-class Notifier:
+class HookNotifier:
     """Sends events to one hook; all methods are called on the loop."""
 
     __slots__ = ("_busy", "_context", "_lossy", "_queue", "_updated", "seat")
 
-    def __init__(self, context: DispatchContext, seat: Seat, updated: Updated) -> None:
+    def __init__(self, context: DispatchContext, seat: HookSlots, updated: Updated) -> None:
         self._context = context
         self._updated = updated
         self._queue: deque[_Item] = deque()
@@ -54,7 +54,7 @@ class Notifier:
         """How many events wait."""
         return len(self._queue)
 
-    def tell(self, event: Point, claims: Claims) -> None:
+    def tell(self, event: Point, claims: FieldClaims) -> None:
         """Send an event after those that already wait."""
         if len(self._queue) >= MOST_WAITING:
             self.seat.lost()
@@ -72,7 +72,7 @@ class Notifier:
             The error's text, or None.
         """
         done = asyncio.get_running_loop().create_future()
-        self._put(_Item(event, Claims(), done, always))
+        self._put(_Item(event, FieldClaims(), done, always))
         return done
 
     def tell_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
@@ -87,7 +87,7 @@ class Notifier:
             if self.seat.busy and loop.time() < until:
                 loop.call_later(_LOOK_S, look)
             else:
-                self._put(_Item(event, Claims(), done, always))
+                self._put(_Item(event, FieldClaims(), done, always))
 
         self.forget()
         look()

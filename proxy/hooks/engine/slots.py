@@ -51,7 +51,7 @@ class Astray(Protocol):
         """It has returned."""
 
 
-class Seat:
+class HookSlots:
     """One hook and its slots; its methods may be called from any thread."""
 
     __slots__ = (

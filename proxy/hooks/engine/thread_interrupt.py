@@ -42,7 +42,7 @@ class OverdueError(BaseException):
     """Raised in a hook that is past its deadline; the hook must not catch it."""
 
 
-class Target(Protocol):
+class InterruptTarget(Protocol):
     """A thread that an exception may be thrown into."""
 
     ident: int
@@ -55,22 +55,22 @@ class Pace:
     """The interpreter's switch interval: short while a hook takes long, otherwise the default."""
 
     def __init__(self) -> None:
-        self._slow: set[Target] = set()
+        self._slow: set[InterruptTarget] = set()
         self._lock = threading.Lock()
 
-    def hurry(self, target: Target) -> None:
+    def hurry(self, target: InterruptTarget) -> None:
         """Shorten the interval: the hook in this thread takes long."""
         with self._lock:
             if not self._slow:
                 sys.setswitchinterval(_HURRIED_S)
             self._slow.add(target)
 
-    def throw(self, target: Target) -> None:
+    def throw(self, target: InterruptTarget) -> None:
         """Raise ``OverdueError`` in an overdue thread, if it is at a place where that does no harm."""
         if not target.back:
             _throw(target.ident)
 
-    def calm(self, target: Target) -> None:
+    def calm(self, target: InterruptTarget) -> None:
         """Restore the interval once no thread is in a slow hook."""
         if target not in self._slow:
             return

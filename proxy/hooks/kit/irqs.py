@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.hooks.kit.kernel_settings import Held, Knobs, Put, put
+from proxy.hooks.kit.kernel_settings import KernelSettings, Put, SettingsHold, put
 from proxy.model.errnos import UNMOVABLE_IRQ, UNWRITABLE
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
@@ -33,7 +33,7 @@ READ_ONLY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedIrqs:
     """What came of a claim.
 
     Attributes:
@@ -57,12 +57,12 @@ class Irqs:
     def __init__(self, proc: Path, state: Path, put: Put = put) -> None:
         self._directory = proc / "irq"
         self._default = self._directory / "default_smp_affinity"
-        self._knobs = Knobs(state, put)
+        self._knobs = KernelSettings(state, put)
         self._claims: dict[str, CpuSet] = {}
         self._seen: frozenset[Path] | None = None
         self._lock = threading.Lock()
 
-    def claim(self, name: str, cpus: CpuSet, online: CpuSet) -> Moved:
+    def claim(self, name: str, cpus: CpuSet, online: CpuSet) -> MovedIrqs:
         """Keep interrupts off CPUs from now on, instead of those that were claimed under that name before.
 
         Args:
@@ -158,7 +158,7 @@ def _parsed(file: Path, text: str | None) -> CpuSet:
     return CpuSet()
 
 
-def _judged(held: Held) -> Moved:
+def _judged(held: SettingsHold) -> MovedIrqs:
     """Count; what refuses all writes is a fault, what refuses single ones is the kernel's way.
 
     Raises:
@@ -169,4 +169,4 @@ def _judged(held: Held) -> Moved:
             raise HookError(f"cannot move interrupts by {file}: {error.strerror}; {READ_ONLY}")
         if error.errno not in UNMOVABLE_IRQ:
             raise HookError(f"cannot move interrupts by {file}: {error.strerror}")
-    return Moved(len(held.written), len(held.refused))
+    return MovedIrqs(len(held.written), len(held.refused))

@@ -28,8 +28,8 @@ Put: TypeAlias = Callable[[Path, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What came of one ``Knobs.hold``.
+class SettingsHold:
+    """What came of one ``KernelSettings.hold``.
 
     Attributes:
         written: Files that were written, those given back too.
@@ -53,7 +53,7 @@ def put(path: Path, value: str) -> None:
         os.close(handle)
 
 
-class Knobs:
+class KernelSettings:
     """Files that are set for a while. Calls from several threads wait for each other.
 
     Args:
@@ -81,7 +81,7 @@ class Knobs:
             if now is not None and str(path) not in self._known and own != now:
                 self._known[str(path)] = (own, now)
 
-    def hold(self, wishes: Mapping[Path, str]) -> Held:
+    def hold(self, wishes: Mapping[Path, str]) -> SettingsHold:
         """Return files these values, and back their own to all others that have been set before.
 
         Raises:
@@ -100,7 +100,7 @@ class Knobs:
                     refused[path] = error
             self._learn(plan, refused)
             self._save()
-            return Held(tuple(written), refused)
+            return SettingsHold(tuple(written), refused)
 
     def _own(self, path: Path) -> tuple[str | None, str | None]:
         """Return a file's own value, and what it holds."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxy.hooks.kit.crio import Wish
 from proxy.hooks.kit.irqs import READ_ONLY
-from proxy.hooks.kit.kernel_settings import Knobs, Put, put
+from proxy.hooks.kit.kernel_settings import KernelSettings, Put, put
 from proxy.model.errnos import UNWRITABLE
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
@@ -29,7 +29,7 @@ class Power:
 
     def __init__(self, sysfs: Path, state: Path, put: Put = put) -> None:
         self._cpus = sysfs / "devices/system/cpu"
-        self._knobs = Knobs(state, put)
+        self._knobs = KernelSettings(state, put)
 
     def hold(self, owners: Iterable[tuple[CpuSet, Wish]]) -> None:
         """Set what owners wish for their CPUs, and give all other CPUs back what they had.

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from proxy.hooks.api import SUPPORTED
 from proxy.hooks.events import POINTS
-from proxy.hooks.hook import LONGEST_S, Policy
+from proxy.hooks.hook import LONGEST_S, HookFailurePolicy
 from proxy.hooks.loader.schema import settings_of
 from proxy.model.errors import HookError
 
@@ -36,7 +36,7 @@ class Contract:
     handlers: Mapping[str, Callable[..., Any]]
     settings: Any
     timeout: float | None
-    policy: Policy | None
+    policy: HookFailurePolicy | None
     pure: bool = False
 
 
@@ -116,13 +116,13 @@ def _timeout(names: Mapping[str, Any]) -> float | None:
     return float(value)
 
 
-def _policy(names: Mapping[str, Any]) -> Policy | None:
+def _policy(names: Mapping[str, Any]) -> HookFailurePolicy | None:
     value = names.get("FAILURE_POLICY")
     if value is None:
         return None
-    if not isinstance(value, str) or value not in list(Policy):
-        raise HookError(f"its FAILURE_POLICY is {_shown(value)}, not {' or '.join(Policy)}")
-    return Policy(value)
+    if not isinstance(value, str) or value not in list(HookFailurePolicy):
+        raise HookError(f"its FAILURE_POLICY is {_shown(value)}, not {' or '.join(HookFailurePolicy)}")
+    return HookFailurePolicy(value)
 
 
 def _pure(names: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HookFileEntry:
     """One file.
 
     Attributes:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import forks
-from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.hooks.loader.contract import Contract, contract_of
 from proxy.hooks.loader.hook_errors import inject, said
 from proxy.hooks.loader.safe_read import read_settled
@@ -180,4 +180,4 @@ def _hook(name: str, path: Path, contract: Contract, mine: HookSettings, config:
     handlers: Mapping[str, Callable[..., Any]] = contract.handlers
     timeout = next(t for t in (mine.timeout, contract.timeout, config.timeout) if t is not None)
     policy = next(p for p in (mine.policy, contract.policy, config.policy) if p is not None)
-    return Hook(name, str(path), handlers, Policy(policy), timeout, pure=contract.pure)
+    return Hook(name, str(path), handlers, HookFailurePolicy(policy), timeout, pure=contract.pure)

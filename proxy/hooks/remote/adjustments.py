@@ -36,7 +36,7 @@ _S = TypeVar("_S", CpuSet, Mask)
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class ServerClaims:
     """What a server wants.
 
     Attributes:
@@ -48,7 +48,7 @@ class Claims:
     dropped: Mapping[str, str]
 
 
-def sandbox_claims(sent: pb.PodSandboxHookRequest, after: pb.PodSandboxHookRequest) -> Claims:
+def sandbox_claims(sent: pb.PodSandboxHookRequest, after: pb.PodSandboxHookRequest) -> ServerClaims:
     """Find what a server wants of a sandbox.
 
     Args:
@@ -61,7 +61,7 @@ def sandbox_claims(sent: pb.PodSandboxHookRequest, after: pb.PodSandboxHookReque
     }
     if after.cgroup_parent != sent.cgroup_parent:
         wanted["cgroup_parent"] = after.cgroup_parent
-    return Claims(Adjustment(**wanted), {})
+    return ServerClaims(Adjustment(**wanted), {})
 
 
 def container_claims(
@@ -69,7 +69,7 @@ def container_claims(
     so_far: Adjustment,
     sent: pb.ContainerResourceHookRequest,
     after: pb.ContainerResourceHookRequest,
-) -> Claims:
+) -> ServerClaims:
     """Find what a server wants of a container.
 
     Args:
@@ -94,16 +94,16 @@ def container_claims(
         wanted |= _numbers(had, has)
         wanted["unified"] = _changed(had.unified, has.unified)
         wanted |= _sets(event, so_far, sent, after, dropped)
-    return Claims(Adjustment(**wanted), dropped)
+    return ServerClaims(Adjustment(**wanted), dropped)
 
 
-def claims_of(event: object, so_far: Adjustment, sent: Any, after: Any) -> Claims:
+def claims_of(event: object, so_far: Adjustment, sent: Any, after: Any) -> ServerClaims:
     """Find what a server wants; nothing at points where Koordinator's proxy does not use an answer either."""
     if isinstance(event, PreRunPodSandbox):
         return sandbox_claims(sent, after)
     if isinstance(event, PreCreateContainer | PreUpdateContainerResources):
         return container_claims(event, so_far, sent, after)
-    return Claims(NOTHING, {})
+    return ServerClaims(NOTHING, {})
 
 
 def _changed(sent: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from proxy.config.endpoint import parse_endpoint
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.events import Shutdown
-from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.logs import log
 from proxy.model.errors import ConfigError, HookError
 from proxy.telemetry.port import Report
@@ -71,12 +71,12 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     if strange:
         unknown = ", ".join(map(repr, strange))[:300]
         report("a hook server asks for unknown hook points", hook=name, path=path, points=unknown)
-    if said not in ("", *Policy):
+    if said not in ("", *HookFailurePolicy):
         report(
             "unknown failure-policy of a hook server: Ignore is used", hook=name, path=path, value=repr(said)
         )
     settings = config.settings.get(name)
-    own = Policy.FAIL if said == Policy.FAIL else Policy.IGNORE
+    own = HookFailurePolicy.FAIL if said == HookFailurePolicy.FAIL else HookFailurePolicy.IGNORE
     timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout
     remote = Remote(name, Client(endpoint, timeout, config.server_users), report, set())
     handlers = {POINTS[hook].NAME: remote.handler(POINTS[hook]) for hook in wanted if hook in POINTS}
@@ -84,7 +84,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         name=name,
         source=f"{path} ({endpoint})",
         handlers={**handlers, Shutdown.NAME: remote.shutdown},
-        policy=own if settings is None or settings.policy is None else Policy(settings.policy),
+        policy=own if settings is None or settings.policy is None else HookFailurePolicy(settings.policy),
         timeout=timeout,
         remote=True,
         echoes=True,

@@ -10,7 +10,7 @@ from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.device_manager import unregistered, without_pod
 
 NODES = Mask([0, 1, 2])
@@ -23,10 +23,12 @@ def devices(**places: int) -> list[RegisteredDevice]:
     return [RegisteredDevice(name, None if node < 0 else Mask([node])) for name, node in places.items()]
 
 
-def pod(*counts: int, init: int = 0) -> PodAsk:
+def pod(*counts: int, init: int = 0) -> PodRequests:
     """A pod of containers c0, c1 and so on, the first ``init`` of them init containers."""
-    kinds = [Kind.INIT if i < init else Kind.APP for i in range(len(counts))]
-    return PodAsk("p", tuple(Ask(f"c{i}", kinds[i], limits={R: n}) for i, n in enumerate(counts)))
+    kinds = [ContainerKind.INIT if i < init else ContainerKind.APP for i in range(len(counts))]
+    return PodRequests(
+        "p", tuple(ContainerResources(f"c{i}", kinds[i], limits={R: n}) for i, n in enumerate(counts))
+    )
 
 
 def near(*ids: int) -> TopologyHint:
@@ -44,7 +46,7 @@ def test_what_a_container_holds_is_all_that_counts_for_it() -> None:
     both = pod(1, 1, init=1)
     expected = [("1", True), ("0-1", False), ("1-2", False), ("0-2", False)]
     assert said(container_hints(state, both, "c1", NODES)[R]) == expected, "what c0 left does not matter"
-    fewer = PodAsk("p", (both.containers[0], Ask("c1", limits={R: 0})))
+    fewer = PodRequests("p", (both.containers[0], ContainerResources("c1", limits={R: 0})))
     assert container_hints(state, fewer, "c1", NODES)[R] == (), "it holds more than it asks for"
     new = container_hints(state, both, "c0", NODES)[R]
     assert said(new)[0] == ("0", True)
@@ -83,7 +85,10 @@ def test_nodes_that_count() -> None:
 
 def test_pods_of_two_that_share_no_device() -> None:
     state = DeviceState().register(R, devices(a=0, b=1)).register(S, devices(x=-1))
-    asks = PodAsk("p", (Ask("c0", limits={R: 1, S: 1}), Ask("c1", limits={R: 1, "cpu": 9})))
+    asks = PodRequests(
+        "p",
+        (ContainerResources("c0", limits={R: 1, S: 1}), ContainerResources("c1", limits={R: 1, "cpu": 9})),
+    )
     hints = pod_hints(state, asks, NODES)
     assert hints == {R: (TopologyHint(Mask([0, 1]), True),), S: None}
     assert pod_hints(state.give("q", "c", S, frozenset("x")), asks, NODES)[S] is None
@@ -168,11 +173,11 @@ def test_a_preference_counts_in_its_place() -> None:
 
 def test_two_resources_of_one_container() -> None:
     state = DeviceState().register(R, devices(a=0)).register(S, devices(x=0, y=1))
-    asks = PodAsk("p", (Ask("c", limits={"cpu": 1, R: 1, S: 1}),))
+    asks = PodRequests("p", (ContainerResources("c", limits={"cpu": 1, R: 1, S: 1}),))
     got = allocate(state, asks, "c", near(1))
     assert got.devices == {R: ("a",), S: ("y",)}
     assert got.state.held == {"p": {"c": {R: {"a"}, S: {"y"}}}}
     with pytest.raises(DeviceRefused, match=r"unavailable for vendor/dev. Requested: 1, Available: 0"):
-        allocate(got.state, PodAsk("q", asks.containers), "c", near(1))
+        allocate(got.state, PodRequests("q", asks.containers), "c", near(1))
     with pytest.raises(KeyError):
         allocate(state, asks, "d", OPEN)

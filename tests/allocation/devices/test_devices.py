@@ -15,7 +15,7 @@ from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.device_manager import unregistered, without_pod
 
 OPEN = TopologyHint(None, preferred=False)
@@ -28,12 +28,12 @@ DEVICES = st.lists(st.tuples(PLACES, st.booleans()), max_size=6).map(
 )
 
 
-def ask(count: int, name: str = "c", kind: Kind = Kind.APP) -> Ask:
-    return Ask(name, kind, limits={R: count, "cpu": 1000})
+def ask(count: int, name: str = "c", kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+    return ContainerResources(name, kind, limits={R: count, "cpu": 1000})
 
 
-def pod(*asks: Ask, uid: str = "p") -> PodAsk:
-    return PodAsk(uid, asks)
+def pod(*asks: ContainerResources, uid: str = "p") -> PodRequests:
+    return PodRequests(uid, asks)
 
 
 def plain(
@@ -61,7 +61,7 @@ def test_hints_are_those_of_the_rules(
     reusable = frozenset(ids[i] for i in init if i < len(ids))
     taken = frozenset(ids[i] for i in others if i < len(ids)) - reusable
     state = DeviceState().register(R, devices).give("other", "c", R, taken).give("p", "i", R, reusable)
-    both = pod(ask(0, "i", Kind.INIT), ask(count))
+    both = pod(ask(0, "i", ContainerKind.INIT), ask(count))
     got = container_hints(state, both, "c", NODES)
     assert set(got) == {R}, "what no plugin registered is nobody's"
     available = frozenset(d.id for d in devices if d.healthy) - taken - reusable
@@ -87,7 +87,7 @@ def test_what_is_held_is_hinted_at() -> None:
 
 def test_a_pods_devices_are_not_reused_in_pod_scope() -> None:
     state = DeviceState().register(R, [RegisteredDevice("a", Mask([0]))])
-    both = pod(ask(1, "i", Kind.INIT), ask(1))
+    both = pod(ask(1, "i", ContainerKind.INIT), ask(1))
     assert pod_hints(state, both, NODES) == {R: (TopologyHint(Mask([0]), True),)}, "one after the other"
     state = state.give("q", "c", R, frozenset("a"))
     assert pod_hints(state, both, NODES) == {R: ()}
@@ -127,7 +127,12 @@ def test_init_containers_hand_their_devices_on() -> None:
     state = DeviceState().register(
         R, [RegisteredDevice(i, Mask([n])) for i, n in zip("abcd", (0, 0, 1, 1), strict=True)]
     )
-    asks = (ask(2, "i", Kind.INIT), ask(1, "s", Kind.SIDECAR), ask(2, "j", Kind.INIT), ask(2))
+    asks = (
+        ask(2, "i", ContainerKind.INIT),
+        ask(1, "s", ContainerKind.SIDECAR),
+        ask(2, "j", ContainerKind.INIT),
+        ask(2),
+    )
     whole, held = pod(*asks), []
     for each, node in zip(asks, (0, 1, 0, 1), strict=True):
         done = allocate(state, whole, each.name, TopologyHint(Mask([node]), preferred=True))
@@ -168,7 +173,7 @@ def test_what_is_held_already_stays() -> None:
     again = allocate(first.state, pod(ask(1)), "c", OPEN)
     assert (again.state, again.devices) == (first.state, first.devices)
     assert allocate(state, pod(ask(0)), "c", OPEN) == allocate(state, pod(ask(0), ask(1, "x")), "c", OPEN)
-    assert allocate(state, pod(Ask("c", limits={"other/dev": 1})), "c", OPEN).devices == {}
+    assert allocate(state, pod(ContainerResources("c", limits={"other/dev": 1})), "c", OPEN).devices == {}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
 from proxy.model.options import Policy
-from proxy.model.requests import Ask, PodAsk
+from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, Request
 from proxy.topology.build import described
 
@@ -170,10 +170,12 @@ def test_all_containers_of_a_pod_are_narrowed_alike() -> None:
     first = shared(state, pod("a", **BURST), 1000)
     second = shared(first.state, pod("a", **BURST), 8000, "d")
     assert runs_on(second) == runs_on(first) == "1-3,9-11"
-    asks = PodAsk("b", tuple(Ask(name, limits={"cpu": 3500}) for name in ("c", "d")), guaranteed=False)
+    asks = PodRequests(
+        "b", tuple(ContainerResources(name, limits={"cpu": 3500}) for name in ("c", "d")), guaranteed=False
+    )
     known = pod("b", **BURST, asks=asks)
     assert runs_on(shared(state, known, 1000)) == "4-7,12-15", "7 CPUs are the pod's limit"
-    loose = dataclasses.replace(asks, containers=(*asks.containers, Ask("e")))
+    loose = dataclasses.replace(asks, containers=(*asks.containers, ContainerResources("e")))
     assert runs_on(shared(state, pod("b", **BURST, asks=loose), 1000)) == "1-7,9-15"
 
 

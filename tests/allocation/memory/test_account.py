@@ -14,7 +14,7 @@ from proxy.allocation.memory.hints import container_hints
 from proxy.allocation.memory.state import MemoryRefused, MemoryState, NodeMemory, initial
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.memory_manager import release, release_pod, start
 from tests.oracles.memory_manager_state import difference, validated
 
@@ -28,15 +28,17 @@ AMOUNTS = st.fixed_dictionaries(
     {"memory": st.integers(0, 12).map(lambda n: n * 8 * KI)},
     optional={"hugepages-2Ki": st.integers(0, 6).map(lambda n: n * 2 * KI)},
 )
-KINDS = st.lists(st.sampled_from([Kind.INIT, Kind.SIDECAR]), max_size=3).map(
-    lambda init: [*init, Kind.APP, Kind.APP]
+KINDS = st.lists(st.sampled_from([ContainerKind.INIT, ContainerKind.SIDECAR]), max_size=3).map(
+    lambda init: [*init, ContainerKind.APP, ContainerKind.APP]
 )
 
 
 @st.composite
-def pods(draw: st.DrawFn, uid: str) -> PodAsk:
+def pods(draw: st.DrawFn, uid: str) -> PodRequests:
     kinds = draw(KINDS)
-    return PodAsk(uid, tuple(Ask(f"c{i}", kind, draw(AMOUNTS)) for i, kind in enumerate(kinds)))
+    return PodRequests(
+        uid, tuple(ContainerResources(f"c{i}", kind, draw(AMOUNTS)) for i, kind in enumerate(kinds))
+    )
 
 
 def balanced(state: MemoryState) -> None:
@@ -53,7 +55,7 @@ def balanced(state: MemoryState) -> None:
 
 
 def plain_hints(
-    state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], before: str
+    state: MemoryState, pod: PodRequests, amounts: Mapping[str, int], before: str
 ) -> list[TopologyHint]:
     """kubernetes v1.36 pkg/kubelet/cm/memorymanager/policy_static.go, step by step."""
     nodes, found, least = state.nodes, [], len(state.nodes)
@@ -73,7 +75,7 @@ def plain_hints(
                 r: sum(
                     b.size
                     for ask in pod.containers[: names.index(before)]
-                    if ask.kind is Kind.INIT
+                    if ask.kind is ContainerKind.INIT
                     for b in state.blocks(pod.uid, ask.name) or ()
                     if b.affinity == Mask(taken) and b.resource == r
                 )
@@ -87,7 +89,7 @@ def plain_hints(
 @settings(max_examples=60)
 @given(MACHINES, st.tuples(pods("a"), pods("b"), pods("c")), st.data())
 def test_accounts_balance_whatever_happens(
-    machine: tuple[NodeMemory, ...], given_pods: tuple[PodAsk, ...], data: st.DataObject
+    machine: tuple[NodeMemory, ...], given_pods: tuple[PodRequests, ...], data: st.DataObject
 ) -> None:
     empty = state = initial(machine, {0: {"memory": KI}})
     for _ in range(data.draw(st.integers(1, 14))):
@@ -109,7 +111,7 @@ def test_accounts_balance_whatever_happens(
     assert difference(state, empty) == "", "all is back where it was"
 
 
-def one_allocation(state: MemoryState, pod: PodAsk, name: str, data: st.DataObject) -> MemoryState:
+def one_allocation(state: MemoryState, pod: PodRequests, name: str, data: st.DataObject) -> MemoryState:
     amounts = pod.named(name).requests
     if state.blocks(pod.uid, name) is None:
         hints = container_hints(state, pod, name) or {}
@@ -145,9 +147,11 @@ def one_allocation(state: MemoryState, pod: PodAsk, name: str, data: st.DataObje
 def test_kubelets_table_of_reusable_memory_is_what_init_containers_hold() -> None:
     """The most that an init container asked for can be taken over, once."""
     sizes = {"i1": 7, "i2": 4, "i3": 9, "a1": 5, "a2": 6}
-    kinds = [Kind.INIT, Kind.INIT, Kind.INIT, Kind.APP, Kind.APP]
-    asks = (Ask(n, k, {"memory": s * KI}) for (n, s), k in zip(sizes.items(), kinds, strict=True))
-    pod = PodAsk("p", tuple(asks))
+    kinds = [ContainerKind.INIT, ContainerKind.INIT, ContainerKind.INIT, ContainerKind.APP, ContainerKind.APP]
+    asks = (
+        ContainerResources(n, k, {"memory": s * KI}) for (n, s), k in zip(sizes.items(), kinds, strict=True)
+    )
+    pod = PodRequests("p", tuple(asks))
     state, charged = initial([NodeMemory(0, 64 * KI)], {0: {"memory": KI}}), []
     for ask in pod.containers:
         state = allocate(state, pod, ask.name, OPEN).state

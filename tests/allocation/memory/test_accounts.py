@@ -15,7 +15,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
 
@@ -25,9 +25,12 @@ NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True, reserved_memory={0: {
 RUNNING, EXITED, CREATING = Phase.RUNNING, Phase.EXITED, Phase.CREATING
 
 
-def asking(uid: str, *containers: tuple[str, Kind, int]) -> Pod:
-    asks = [Ask(n, kind, {"memory": mib * MIB}, {"memory": mib * MIB}) for n, kind, mib in containers]
-    return Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, tuple(asks)))
+def asking(uid: str, *containers: tuple[str, ContainerKind, int]) -> Pod:
+    asks = [
+        ContainerResources(n, kind, {"memory": mib * MIB}, {"memory": mib * MIB})
+        for n, kind, mib in containers
+    ]
+    return Pod(f"s-{uid}", uid, "ns", uid, asks=PodRequests(uid, tuple(asks)))
 
 
 def holding(
@@ -72,7 +75,7 @@ def held_devices(state: NodeState) -> DeviceState:
     return devices_held(state.node.devices, state.pods.values(), state.containers.values())
 
 
-POD = asking("p", ("init", Kind.INIT, 80), ("app", Kind.APP, 60))
+POD = asking("p", ("init", ContainerKind.INIT, 80), ("app", ContainerKind.APP, 60))
 INIT, APP = ("p", "init"), ("p", "app")
 
 
@@ -95,7 +98,11 @@ def test_what_an_init_container_leaves_is_taken_over_and_counted_once() -> None:
 
 def test_several_take_over_from_one_and_one_from_several() -> None:
     pod = asking(
-        "p", ("i", Kind.INIT, 50), ("j", Kind.INIT, 70), ("s", Kind.SIDECAR, 10), ("a", Kind.APP, 65)
+        "p",
+        ("i", ContainerKind.INIT, 50),
+        ("j", ContainerKind.INIT, 70),
+        ("s", ContainerKind.SIDECAR, 10),
+        ("a", ContainerKind.APP, 65),
     )
     state = NodeState.empty(NODE).with_pod(pod)
     for name, mib, ends in (("i", 50, True), ("j", 70, True), ("s", 10, False), ("a", 65, False)):
@@ -111,7 +118,9 @@ def test_several_take_over_from_one_and_one_from_several() -> None:
 
 
 def test_nothing_is_taken_over_from_those_that_stay_or_have_other_nodes() -> None:
-    pod = asking("p", ("s", Kind.SIDECAR, 10), ("i", Kind.INIT, 20), ("a", Kind.APP, 30))
+    pod = asking(
+        "p", ("s", ContainerKind.SIDECAR, 10), ("i", ContainerKind.INIT, 20), ("a", ContainerKind.APP, 30)
+    )
     containers = [holding(pod, "s", 10), holding(pod, "i", 20, (1,), EXITED), holding(pod, "a", 30)]
     state = NodeState.of(NODE, [pod], containers)
     assert reserved(state) == (40, 20)
@@ -214,7 +223,11 @@ def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
 
 def test_only_init_containers_before_a_started_one_have_released() -> None:
     pod = asking(
-        "p", ("i", Kind.INIT, 10), ("s", Kind.SIDECAR, 10), ("j", Kind.INIT, 10), ("a", Kind.APP, 10)
+        "p",
+        ("i", ContainerKind.INIT, 10),
+        ("s", ContainerKind.SIDECAR, 10),
+        ("j", ContainerKind.INIT, 10),
+        ("a", ContainerKind.APP, 10),
     )
     inits = [holding(pod, "i", 10, (0,), EXITED), holding(pod, "j", 10, (1,), EXITED)]
     state = NodeState.of(NODE, [pod], [*inits, holding(pod, "s", 10, (1,), EXITED)])

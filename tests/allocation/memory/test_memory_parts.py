@@ -20,7 +20,7 @@ from proxy.allocation.memory.state import (
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import HugePages, Machine, NumaNode
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.memory_manager import release, start
 from tests.oracles.memory_manager_state import validated
 
@@ -33,8 +33,8 @@ def nodes(*sizes: int) -> tuple[NodeMemory, ...]:
     return tuple(NodeMemory(i, size * GI) for i, size in enumerate(sizes))
 
 
-def one(amount: int, uid: str = "p", **more: int) -> PodAsk:
-    return PodAsk(uid, (Ask("c", requests={"cpu": 1000, "memory": amount * GI, **more}),))
+def one(amount: int, uid: str = "p", **more: int) -> PodRequests:
+    return PodRequests(uid, (ContainerResources("c", requests={"cpu": 1000, "memory": amount * GI, **more}),))
 
 
 def test_names_of_huge_pages() -> None:
@@ -62,12 +62,18 @@ def test_reserves_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("pod", "why"),
     [
-        (PodAsk("p", (Ask("c", requests={"memory": GI}),), guaranteed=False), "Guaranteed"),
-        (PodAsk("p", (Ask("c", requests={"memory": GI}),), own={"memory": GI}), "Guaranteed"),
-        (PodAsk("p", (Ask("c", requests={"cpu": 1000}),)), "asks for no memory"),
+        (
+            PodRequests("p", (ContainerResources("c", requests={"memory": GI}),), guaranteed=False),
+            "Guaranteed",
+        ),
+        (
+            PodRequests("p", (ContainerResources("c", requests={"memory": GI}),), own={"memory": GI}),
+            "Guaranteed",
+        ),
+        (PodRequests("p", (ContainerResources("c", requests={"cpu": 1000}),)), "asks for no memory"),
     ],
 )
-def test_a_container_without_memory_of_its_own(pod: PodAsk, why: str) -> None:
+def test_a_container_without_memory_of_its_own(pod: PodRequests, why: str) -> None:
     state = initial(nodes(4), KEPT)
     granted = allocate(state, pod, "c", OPEN)
     assert (granted.state, granted.blocks, granted.mems) == (state, (), None)
@@ -111,12 +117,12 @@ def test_extension_says_so() -> None:
 
 def test_start_gives_back_what_init_containers_held() -> None:
     asks = (
-        Ask("i1", Kind.INIT, {"memory": 3 * GI}),
-        Ask("s", Kind.SIDECAR, {"memory": GI}),
-        Ask("i2", Kind.INIT, {"memory": GI}),
-        Ask("a", Kind.APP, {"memory": GI}),
+        ContainerResources("i1", ContainerKind.INIT, {"memory": 3 * GI}),
+        ContainerResources("s", ContainerKind.SIDECAR, {"memory": GI}),
+        ContainerResources("i2", ContainerKind.INIT, {"memory": GI}),
+        ContainerResources("a", ContainerKind.APP, {"memory": GI}),
     )
-    pod, state = PodAsk("p", asks), initial(nodes(9), KEPT)
+    pod, state = PodRequests("p", asks), initial(nodes(9), KEPT)
     for ask in asks:
         state = allocate(state, pod, ask.name, OPEN).state
     assert state.nodes[0].tables["memory"].reserved == 3 * GI
@@ -138,27 +144,29 @@ def test_one_of_two_blocks_on_a_group_goes() -> None:
 
 
 def test_what_a_pods_own_requests_leave() -> None:
-    def pod(own: int, *asks: Ask) -> PodAsk:
-        return PodAsk("p", asks, own={"memory": own, "cpu": 1}, own_managed=True)
+    def pod(own: int, *asks: ContainerResources) -> PodRequests:
+        return PodRequests("p", asks, own={"memory": own, "cpu": 1}, own_managed=True)
 
-    def exact(name: str, kind: Kind, size: int) -> Ask:
-        return Ask(name, kind, {"cpu": 1, "memory": size}, {"cpu": 1, "memory": size})
+    def exact(name: str, kind: ContainerKind, size: int) -> ContainerResources:
+        return ContainerResources(name, kind, {"cpu": 1, "memory": size}, {"cpu": 1, "memory": size})
 
-    def shared(kind: Kind) -> Ask:
-        return Ask("s", kind, {"memory": 1}, {"memory": 2})
+    def shared(kind: ContainerKind) -> ContainerResources:
+        return ContainerResources("s", kind, {"memory": 1}, {"memory": 2})
 
-    assert pod_amounts(pod(4, shared(Kind.APP))) == {"memory": 4}
-    assert split_problem(pod(4, exact("a", Kind.APP, 4))) == ""
-    assert split_problem(pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))) == ""
+    assert pod_amounts(pod(4, shared(ContainerKind.APP))) == {"memory": 4}
+    assert split_problem(pod(4, exact("a", ContainerKind.APP, 4))) == ""
+    assert split_problem(pod(4, exact("a", ContainerKind.APP, 3), shared(ContainerKind.APP))) == ""
     assert "leaving no memory for shared containers" in split_problem(
-        pod(4, exact("a", Kind.APP, 4), shared(Kind.APP))
+        pod(4, exact("a", ContainerKind.APP, 4), shared(ContainerKind.APP))
     )
-    assert "requests 5 of memory, but only 4" in split_problem(pod(4, exact("i", Kind.INIT, 5)))
-    sidecar = exact("x", Kind.SIDECAR, 4)
-    assert "shared init containers but no memory" in split_problem(pod(4, sidecar, shared(Kind.INIT)))
-    full = pod(4, exact("a", Kind.APP, 4), shared(Kind.APP))
+    assert "requests 5 of memory, but only 4" in split_problem(pod(4, exact("i", ContainerKind.INIT, 5)))
+    sidecar = exact("x", ContainerKind.SIDECAR, 4)
+    assert "shared init containers but no memory" in split_problem(
+        pod(4, sidecar, shared(ContainerKind.INIT))
+    )
+    full = pod(4, exact("a", ContainerKind.APP, 4), shared(ContainerKind.APP))
     assert pod_hints(initial(nodes(4), KEPT), full) == {"memory": ()}, "impossible"
-    some = pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))
+    some = pod(4, exact("a", ContainerKind.APP, 3), shared(ContainerKind.APP))
     assert pod_hints(initial(nodes(4), KEPT), some) == {"memory": (TopologyHint(Mask([0]), preferred=True),)}
 
 

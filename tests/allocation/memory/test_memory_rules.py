@@ -19,7 +19,7 @@ from proxy.allocation.memory.state import (
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.memory import Block
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.memory_manager_state import difference, validated
 
 KI, GI = 1 << 10, 1 << 30
@@ -32,19 +32,19 @@ def nodes(*sizes: int) -> tuple[NodeMemory, ...]:
     return tuple(NodeMemory(i, size * GI) for i, size in enumerate(sizes))
 
 
-def app(name: str, size: int, kind: Kind = Kind.APP) -> Ask:
-    return Ask(name, kind, {"memory": size * GI})
+def app(name: str, size: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+    return ContainerResources(name, kind, {"memory": size * GI})
 
 
-def one(size: int, uid: str = "p") -> PodAsk:
-    return PodAsk(uid, (app("c", size),))
+def one(size: int, uid: str = "p") -> PodRequests:
+    return PodRequests(uid, (app("c", size),))
 
 
 def at(*ids: int, preferred: bool = False) -> TopologyHint:
     return TopologyHint(Mask(ids), preferred)
 
 
-def masks(state: MemoryState, pod: PodAsk, name: str = "c") -> list[str]:
+def masks(state: MemoryState, pod: PodRequests, name: str = "c") -> list[str]:
     hints = container_hints(state, pod, name) or {}
     return [str(h.affinity) for h in hints.get("memory") or ()]
 
@@ -104,20 +104,20 @@ def test_what_is_gone_is_passed_over() -> None:
 
 def test_a_mask_needs_what_its_nodes_may_give() -> None:
     """What init containers leave counts as free, but not beyond what is allocatable."""
-    pod = PodAsk("p", (app("i", 9, Kind.INIT), app("c", 5)))
+    pod = PodRequests("p", (app("i", 9, ContainerKind.INIT), app("c", 5)))
     empty = initial(nodes(5, 5, 4), KEPT)
     state = MemoryState(empty.nodes, {"p": {"i": (Block(Mask([0]), "memory", 9 * GI),)}})
     assert masks(state, pod)[0] == "1", "node 0 can give 4 at the most"
     group = Mask([0, 2])
     full = empty.charged(Block(group, "memory", 8 * GI), 8 * GI)
     state = MemoryState(full.nodes, {"p": {"i": (Block(group, "memory", 9 * GI),)}})
-    big = PodAsk("p", (app("i", 9, Kind.INIT), app("c", 9)))
+    big = PodRequests("p", (app("i", 9, ContainerKind.INIT), app("c", 9)))
     assert masks(state, big) == [], "nor can the group give 9"
-    assert masks(state, PodAsk("p", (app("i", 9, Kind.INIT), app("c", 8)))) == ["0,2"]
+    assert masks(state, PodRequests("p", (app("i", 9, ContainerKind.INIT), app("c", 8)))) == ["0,2"]
 
 
 def test_only_init_containers_before_a_container_leave_something() -> None:
-    pod = PodAsk("p", (app("h", 3, Kind.INIT), app("i", 3, Kind.INIT), app("c", 1)))
+    pod = PodRequests("p", (app("h", 3, ContainerKind.INIT), app("i", 3, ContainerKind.INIT), app("c", 1)))
     held = allocate(initial(nodes(5, 4), KEPT), pod, "i", at(0)).state
     assert masks(held, pod, "h") == ["1"], "what i holds is not free before it"
     assert masks(held, pod, "c") == ["0", "1"]
@@ -126,7 +126,10 @@ def test_only_init_containers_before_a_container_leave_something() -> None:
 def test_exactly_what_a_node_has_is_enough() -> None:
     state = initial(nodes(5, 4, 4), KEPT)
     assert masks(state, one(4)) == ["0", "1", "2", "0-1", "0,2", "1-2", "0-2"]
-    assert masks(state, PodAsk("p", (Ask("c", requests={"memory": 4 * GI + 1}),)))[0] == "0-1"
+    assert (
+        masks(state, PodRequests("p", (ContainerResources("c", requests={"memory": 4 * GI + 1}),)))[0]
+        == "0-1"
+    )
     hints = container_hints(state, one(8), "c")
     assert hints == {
         "memory": (at(0, 1, preferred=True), at(0, 2, preferred=True), at(1, 2, preferred=True), at(0, 1, 2))
@@ -142,7 +145,7 @@ def test_nodes_of_two_groups_are_not_a_group() -> None:
 
 def test_nothing_asked_and_nothing_there() -> None:
     state = initial(nodes(4), KEPT)
-    init_only = PodAsk("p", (app("i", 1, Kind.INIT), Ask("c")))
+    init_only = PodRequests("p", (app("i", 1, ContainerKind.INIT), ContainerResources("c")))
     assert pod_hints(state, init_only) == {}, "app containers name no memory"
     held = allocate(state, init_only, "i", OPEN).state
     assert pod_hints(held, init_only) == {}
@@ -152,7 +155,7 @@ def test_nothing_asked_and_nothing_there() -> None:
 
 
 def test_a_container_beside_an_empty_one_is_not_a_pod_of_its_own() -> None:
-    pod = PodAsk("p", (app("a", 4), Ask("b")))
+    pod = PodRequests("p", (app("a", 4), ContainerResources("b")))
     assert pod_hints(initial(nodes(5), KEPT), pod) == {"memory": (at(0, preferred=True),)}
 
 
@@ -198,12 +201,12 @@ def test_a_mask_that_has_just_enough_is_not_extended() -> None:
 
 def test_what_is_taken_over_needs_no_extension() -> None:
     asks = (
-        Ask("i", Kind.INIT, {"memory": 3 * GI, PAGES: GI}),
-        Ask("j", Kind.INIT, {"memory": 4 * GI}),
-        Ask("a", Kind.APP, {"memory": 2 * GI, PAGES: GI}),
-        Ask("b", Kind.APP, {"memory": 3 * GI}),
+        ContainerResources("i", ContainerKind.INIT, {"memory": 3 * GI, PAGES: GI}),
+        ContainerResources("j", ContainerKind.INIT, {"memory": 4 * GI}),
+        ContainerResources("a", ContainerKind.APP, {"memory": 2 * GI, PAGES: GI}),
+        ContainerResources("b", ContainerKind.APP, {"memory": 3 * GI}),
     )
-    pod = PodAsk("p", asks)
+    pod = PodRequests("p", asks)
     state = initial((NodeMemory(0, 6 * GI, {2048: 512}), NodeMemory(1, 6 * GI)), {1: {"memory": GI}})
 
     def give(name: str) -> tuple[str, ...]:
@@ -230,26 +233,26 @@ def test_what_is_taken_over_needs_no_extension() -> None:
 
 @pytest.mark.parametrize("guaranteed", [True, False])
 def test_a_pod_with_requests_of_its_own_is_served_where_that_is_on(guaranteed: bool) -> None:
-    pod = PodAsk("p", (app("c", 1),), guaranteed, {"memory": 2 * GI, PAGES: 0}, own_managed=True)
+    pod = PodRequests("p", (app("c", 1),), guaranteed, {"memory": 2 * GI, PAGES: 0}, own_managed=True)
     expected = {"memory": (at(0, preferred=True),)} if guaranteed else None
     assert pod_hints(initial(nodes(4), KEPT), pod) == expected
     assert pod_amounts(pod) == {"memory": 2 * GI}, "what is none is not asked for"
-    byte = PodAsk("p", pod.containers, guaranteed, {"memory": 1}, own_managed=True)
+    byte = PodRequests("p", pod.containers, guaranteed, {"memory": 1}, own_managed=True)
     assert pod_amounts(byte) == {"memory": 1}
 
 
-def own(budget: int, *asks: tuple[Kind, int], pages: int = 0) -> str:
+def own(budget: int, *asks: tuple[ContainerKind, int], pages: int = 0) -> str:
     """Say why a pod cannot be split; a size of 0 makes a container that shares, a size adds pages of 1."""
     containers = [
-        Ask(f"c{i}", kind, amounts, amounts)
+        ContainerResources(f"c{i}", kind, amounts, amounts)
         for i, (kind, size) in enumerate(asks)
         for amounts in [{"cpu": 1, "memory": size} if size else {"cpu": 0}]
     ]
     whole = {"memory": budget, **({PAGES: pages} if pages else {})}
-    return split_problem(PodAsk("p", tuple(containers), own=whole, own_managed=True))
+    return split_problem(PodRequests("p", tuple(containers), own=whole, own_managed=True))
 
 
-INIT, SIDE, APP = Kind.INIT, Kind.SIDECAR, Kind.APP
+INIT, SIDE, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
 @pytest.mark.parametrize(
@@ -271,7 +274,9 @@ INIT, SIDE, APP = Kind.INIT, Kind.SIDECAR, Kind.APP
         (9, [(APP, 5), (APP, 4)], ""),
     ],
 )
-def test_what_containers_leave_to_each_other(budget: int, asks: list[tuple[Kind, int]], words: str) -> None:
+def test_what_containers_leave_to_each_other(
+    budget: int, asks: list[tuple[ContainerKind, int]], words: str
+) -> None:
     found = own(budget, *asks)
     assert words in found
     assert bool(found) == bool(words)

@@ -17,7 +17,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
     Part,
@@ -38,11 +38,13 @@ P = TypeVar("P", bound=Provider)
 RUNNING, EXITED = Phase.RUNNING, Phase.EXITED
 
 
-def ask(name: str, cpus: int, kind: Kind = Kind.APP) -> Ask:
-    return Ask(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
+def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+    return ContainerResources(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
 
 
-ASKS = PodAsk("p", (ask("i", 4, Kind.INIT), ask("s", 1, Kind.SIDECAR), ask("a", 2), ask("b", 2)))
+ASKS = PodRequests(
+    "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
+)
 POD = Pod("s-p", "p", "ns", "p", asks=ASKS)
 BARE = dataclasses.replace(POD, asks=None)
 OTHER = Pod("s-o", "o", "ns", "o")

@@ -14,12 +14,12 @@ from proxy.allocation.providers.devices import (
     nodes_of_devices,
 )
 from proxy.allocation.providers.provider import ProviderRequest, Serves
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope
-from proxy.model.requests import Ask, PodAsk
+from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Near, Pod, Request
 
 GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
@@ -30,7 +30,13 @@ GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1
 
 
 def request(*near: Near, gpus: int = 0, scope: Scope = Scope.CONTAINER, name: str = "c") -> ProviderRequest:
-    asks = PodAsk("u", (Ask("c", limits={"gpu": gpus} if gpus else {}), Ask("d", limits={"gpu": 1})))
+    asks = PodRequests(
+        "u",
+        (
+            ContainerResources("c", limits={"gpu": gpus} if gpus else {}),
+            ContainerResources("d", limits={"gpu": 1}),
+        ),
+    )
     pod = Pod("s", "u", "ns", "p", asks=asks)
     return ProviderRequest(pod, asks, name, Request(devices=near), scope)
 
@@ -92,7 +98,7 @@ def test_registered_devices_are_granted_and_missing_ones_are_explained() -> None
     after = done.provider
     assert isinstance(after, DeviceProvider)
     assert after.state.available("gpu") == {"a"}
-    assert after.explain_shortfall(request(gpus=1, name="d"), 1) == (Lack("gpu", Mask([1]), 1, 0),)
+    assert after.explain_shortfall(request(gpus=1, name="d"), 1) == (Shortfall("gpu", Mask([1]), 1, 0),)
     assert after.explain_shortfall(request(gpus=1, name="d"), 0) == ()
     assert after.explain_shortfall(wanted, 0) is None, "it could never have two"
     assert after.explain_shortfall(request(name=""), 1) == (), "pods as a whole are explained without devices"

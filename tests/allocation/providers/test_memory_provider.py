@@ -12,13 +12,13 @@ from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import ProviderRequest, Serves
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.model.explanation import Lack
+from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants, Share
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.options import Scope
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
 
@@ -31,8 +31,13 @@ ANY = TopologyHint(None, preferred=False)
 
 def request(mib: int, *, guaranteed: bool = True, scope: Scope = Scope.CONTAINER) -> ProviderRequest:
     amounts = {"memory": mib * MIB} if mib else {}
-    asks = PodAsk(
-        "u", (Ask("i", Kind.INIT, amounts, amounts), Ask("c", Kind.APP, amounts, amounts)), guaranteed
+    asks = PodRequests(
+        "u",
+        (
+            ContainerResources("i", ContainerKind.INIT, amounts, amounts),
+            ContainerResources("c", ContainerKind.APP, amounts, amounts),
+        ),
+        guaranteed,
     )
     return ProviderRequest(Pod("s", "u", "ns", "p", asks=asks), asks, "c", Request(), scope)
 
@@ -78,7 +83,7 @@ def test_what_is_charged_is_released_when_the_container_goes() -> None:
     container = Container("id", "c", pod, Request(), placement, Phase.RUNNING)
     charged = PROVIDER.account({"s": pod}, {"id": container}, (), (container,))
     assert charged.state.nodes[0].table("memory").free == 30 * MIB
-    assert charged.explain_shortfall(request(60), 0) == (Lack("memory", Mask([0]), 60 * MIB, 30 * MIB),)
+    assert charged.explain_shortfall(request(60), 0) == (Shortfall("memory", Mask([0]), 60 * MIB, 30 * MIB),)
     assert charged.explain_shortfall(request(60), 1) == ()
     assert charged.explain_shortfall(request(101), 1) is None, "it could never hold that"
     assert charged.explain_shortfall(request(60), 7) is None, "no such NUMA node"

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.hierarchies import elsewhere, mounted, read_mounts, root_of
-from proxy.backends.cgroup.mounts import Below, Mount, below, group_line, mounted_v1, mounted_v2, parse_mounts
+from proxy.backends.cgroup.mounts import (
+    Below,
+    HierarchyMount,
+    below,
+    group_line,
+    mounted_v1,
+    mounted_v2,
+    parse_mounts,
+)
 
 HYBRID = """\
 23 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
@@ -29,10 +37,10 @@ IN_A_CONTAINER = """\
 
 def test_hierarchies_are_read_by_type_and_controller() -> None:
     assert parse_mounts(HYBRID) == [
-        Mount(Path("/sys/fs/cgroup/cpu,cpuacct"), 1, frozenset(("rw", "cpu", "cpuacct"))),
-        Mount(Path("/sys/fs/cgroup/cpuset"), 1, frozenset(("rw", "cpuset", "clone_children"))),
-        Mount(Path("/sys/fs/cgroup/systemd"), 1, frozenset(("rw", "xattr", "name=systemd"))),
-        Mount(Path("/sys/fs/cgroup/unified"), 2),
+        HierarchyMount(Path("/sys/fs/cgroup/cpu,cpuacct"), 1, frozenset(("rw", "cpu", "cpuacct"))),
+        HierarchyMount(Path("/sys/fs/cgroup/cpuset"), 1, frozenset(("rw", "cpuset", "clone_children"))),
+        HierarchyMount(Path("/sys/fs/cgroup/systemd"), 1, frozenset(("rw", "xattr", "name=systemd"))),
+        HierarchyMount(Path("/sys/fs/cgroup/unified"), 2),
     ]
     assert list(mounted_v1(parse_mounts(HYBRID), "cpu")) == [Path("/sys/fs/cgroup/cpu,cpuacct")]
     assert list(mounted_v1(parse_mounts(V2_WITH_V1_ELSEWHERE), "cpuset")) == [Path("/mnt/my cpusets")]
@@ -124,10 +132,10 @@ def test_v1_without_prefix_and_v2_without_the_controller_are_passed_over(tmp_pat
     (bare / "cgroup.controllers").write_text("cpu\n")
     (bare / "cpu.stat").touch()
     mounts = [
-        Mount(plain, 1, frozenset({"cpuset"})),
-        Mount(bare, 2),
-        Mount(v2, 2),
-        Mount(good, 1, frozenset({"cpuset"})),
+        HierarchyMount(plain, 1, frozenset({"cpuset"})),
+        HierarchyMount(bare, 2),
+        HierarchyMount(v2, 2),
+        HierarchyMount(good, 1, frozenset({"cpuset"})),
     ]
     assert list(mounted(mounts, "cpuset", "cpuset.cpus")) == [(good, 1), (v2, 2)]
     assert list(mounted(mounts, "cpuacct", "cpuacct.usage", always="cpu.stat")) == [(bare, 2)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.backends.cgroup.search import Finder
+from proxy.backends.cgroup.search import GroupFinder
 
 ID = "0123456789abcdef"
 
@@ -47,28 +47,29 @@ class Tree:
 )
 def test_expected_places_need_no_search(parent: str, place: str) -> None:
     tree = Tree(place, "other/thing")
-    assert Finder(tree).find(parent, ID) == place
+    assert GroupFinder(tree).find(parent, ID) == place
     assert tree.listed == 0
 
 
 def test_an_unknown_prefix_is_seen_in_the_pods_group() -> None:
     tree = Tree(f"kubepods.slice/kubepods-podx.slice/pouch-{ID}.scope")
     assert (
-        Finder(tree).find("kubepods-podx.slice", ID) == f"kubepods.slice/kubepods-podx.slice/pouch-{ID}.scope"
+        GroupFinder(tree).find("kubepods-podx.slice", ID)
+        == f"kubepods.slice/kubepods-podx.slice/pouch-{ID}.scope"
     )
     assert tree.listed == 1
 
 
 def test_a_container_that_was_not_started_costs_no_search() -> None:
     tree = Tree("kubepods/podx/pause", *(f"many/{i}" for i in range(50)))
-    assert Finder(tree).find("/kubepods/podx", ID) is None
+    assert GroupFinder(tree).find("/kubepods/podx", ID) is None
     assert tree.listed == 1
 
 
 def test_below_a_cgroup_root_it_is_searched_once_and_remembered() -> None:
     place = f"kubelet/kubepods/podx/{ID}"
     tree = Tree(place, "system/a/b", "user")
-    finder = Finder(tree)
+    finder = GroupFinder(tree)
     assert finder.find("/kubepods/podx", ID) == place
     listed = tree.listed
     assert finder.find("/kubepods/podx", ID) == place
@@ -83,7 +84,7 @@ def test_what_lies_above_the_names_is_found_out_once(learned: bool) -> None:
     pods = [f"{top}/kubepods/pod{n}/{ID}{n}" for n in range(3)]
     slices = f"{top}/kubepods.slice/kubepods-podx.slice/crio-{ID}x.scope"
     tree = Tree(*pods, slices, *(f"many/{i}" for i in range(50)))
-    finder = Finder(tree)
+    finder = GroupFinder(tree)
     if learned:
         finder.learn(f"{ID}0", pods[0], f"/kubepods/pod0/{ID}0")
     else:
@@ -100,7 +101,7 @@ def test_what_lies_above_the_names_is_found_out_once(learned: bool) -> None:
 
 def test_what_is_learned_of_another_tree_or_name_is_not_kept() -> None:
     tree = Tree("a/b/kubepods/podx", "c/odd")
-    finder = Finder(tree)
+    finder = GroupFinder(tree)
     finder.learn(ID, "gone/kubepods/podx", "/kubepods")
     finder.learn(ID, "c/odd", "/kubepods/podx")
     assert finder.group("kubepods/podx") is None
@@ -109,13 +110,13 @@ def test_what_is_learned_of_another_tree_or_name_is_not_kept() -> None:
 
 def test_the_search_has_a_bound() -> None:
     tree = Tree(*(f"a{i}" for i in range(30)), f"z/{ID}")
-    assert Finder(tree, limit=20).find("/kubepods/podx", ID) is None
+    assert GroupFinder(tree, limit=20).find("/kubepods/podx", ID) is None
     assert tree.listed == 20
-    assert Finder(tree, limit=40).find("/kubepods/podx", ID) == f"z/{ID}"
+    assert GroupFinder(tree, limit=40).find("/kubepods/podx", ID) == f"z/{ID}"
 
 
 @pytest.mark.parametrize("bad", ["", "..", "a/b", "."])
 def test_invalid_ids(bad: str) -> None:
     tree = Tree("kubepods/podx/a/b")
-    assert Finder(tree).find("/kubepods/podx", bad) is None
+    assert GroupFinder(tree).find("/kubepods/podx", bad) is None
     assert tree.listed == 0

@@ -20,7 +20,7 @@ from proxy.backends.kubelet.pods import PodList
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.controller.ports import Kubelet
 from proxy.model.idset import Mask
-from proxy.model.requests import Ask
+from proxy.model.requests import ContainerResources
 from proxy.model.workload import Near
 from tests.said import reasons
 
@@ -103,7 +103,7 @@ def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
     assert told is not None
     assert (told[0].uid, told[0].containers, told[0].guaranteed) == (
         "u-1",
-        (Ask("main", requests={"cpu": 2000}),),
+        (ContainerResources("main", requests={"cpu": 2000}),),
         False,
     )
     assert told[1] == POD_LIST

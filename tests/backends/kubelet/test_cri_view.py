@@ -7,7 +7,7 @@ import pytest
 from proxy.backends.kubelet.cri_view import cgroup_parent, cri_request, pod_of, quota, sandbox_total, shares
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.model.idset import CpuSet
-from proxy.model.requests import Ask, Kind, PodAsk
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, QosClass, Request
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS, kube_qos
 
@@ -26,7 +26,9 @@ def test_quota(milli: int, expected: int) -> None:
 
 def test_a_container_with_requests_and_limits() -> None:
     limits = {"cpu": 2000, "memory": 1 << 30, "hugepages-1Gi": 2 << 30, "hugepages-2Mi": 0, "a/b": 1}
-    assert cri_request(Ask("a", requests={"cpu": 1500, "memory": 5}, limits=limits)) == Request(
+    assert cri_request(
+        ContainerResources("a", requests={"cpu": 1500, "memory": 5}, limits=limits)
+    ) == Request(
         cpu_shares=1536,
         cpu_quota=200_000,
         cpu_period=100_000,
@@ -36,31 +38,35 @@ def test_a_container_with_requests_and_limits() -> None:
 
 
 def test_a_container_that_asks_nothing_has_the_least_shares_and_no_limit() -> None:
-    assert cri_request(Ask("a")) == Request(cpu_shares=2, cpu_period=100_000)
+    assert cri_request(ContainerResources("a")) == Request(cpu_shares=2, cpu_period=100_000)
 
 
 def test_shares_come_from_the_limit_only_where_nothing_is_requested() -> None:
-    assert cri_request(Ask("a", limits={"cpu": 2000})).cpu_shares == 2048
-    assert cri_request(Ask("a", requests={"cpu": 0}, limits={"cpu": 2000})).cpu_shares == 2
+    assert cri_request(ContainerResources("a", limits={"cpu": 2000})).cpu_shares == 2048
+    assert cri_request(ContainerResources("a", requests={"cpu": 0}, limits={"cpu": 2000})).cpu_shares == 2
 
 
 def test_limits_of_the_pod_itself_stand_in_for_missing_ones() -> None:
     own = {"cpu": 4000, "memory": 99, "hugepages-2Mi": 7}
-    bare = cri_request(Ask("a"), own)
+    bare = cri_request(ContainerResources("a"), own)
     assert (bare.cpu_quota, bare.memory_limit, bare.huge_pages) == (400_000, 99, ())
-    limited = cri_request(Ask("a", limits={"cpu": 1000, "memory": 5}), own)
+    limited = cri_request(ContainerResources("a", limits={"cpu": 1000, "memory": 5}), own)
     assert (limited.cpu_quota, limited.memory_limit) == (100_000, 5)
 
 
 def test_the_sandbox_carries_what_all_containers_need_together() -> None:
-    def ask(kind: Kind, milli: int) -> Ask:
-        return Ask(f"{kind}", kind, {"cpu": milli}, {"cpu": milli, "memory": milli, "hugepages-2Mi": 8})
+    def ask(kind: ContainerKind, milli: int) -> ContainerResources:
+        return ContainerResources(
+            f"{kind}", kind, {"cpu": milli}, {"cpu": milli, "memory": milli, "hugepages-2Mi": 8}
+        )
 
-    pod = PodAsk("u", (ask(Kind.SIDECAR, 1000), ask(Kind.INIT, 4000), ask(Kind.APP, 2000)))
+    pod = PodRequests(
+        "u", (ask(ContainerKind.SIDECAR, 1000), ask(ContainerKind.INIT, 4000), ask(ContainerKind.APP, 2000))
+    )
     assert sandbox_total(pod) == Request(
         cpu_shares=5120, cpu_quota=500_000, cpu_period=100_000, memory_limit=5000
     )
-    own = PodAsk("u", pod.containers, own={"cpu": 8000})
+    own = PodRequests("u", pod.containers, own={"cpu": 8000})
     assert sandbox_total(own, {"memory": 1}) == Request(
         cpu_shares=8192, cpu_quota=500_000, cpu_period=100_000, memory_limit=1
     )

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.backends.kubelet.pod_spec import needed, pod_spec
 from proxy.model.errors import InputError
-from proxy.model.requests import Ask, Kind
+from proxy.model.requests import ContainerKind, ContainerResources
 from proxy.model.workload import KubeQos
 
 Raw = dict[str, Any]
@@ -53,12 +53,12 @@ def test_what_a_pod_says() -> None:
     assert spec.qos is KubeQos.BURSTABLE
     assert (spec.ask.uid, spec.ask.guaranteed, spec.ask.own) == ("u-1", False, None)
     assert spec.ask.containers == (
-        Ask("i0", Kind.INIT, {"cpu": 3000}),
-        Ask("i1", Kind.SIDECAR, {"cpu": 500}),
-        Ask("i2", Kind.INIT),
-        Ask(
+        ContainerResources("i0", ContainerKind.INIT, {"cpu": 3000}),
+        ContainerResources("i1", ContainerKind.SIDECAR, {"cpu": 500}),
+        ContainerResources("i2", ContainerKind.INIT),
+        ContainerResources(
             "c0",
-            Kind.APP,
+            ContainerKind.APP,
             {"cpu": 1500, "memory": G, "nvidia.com/gpu": 2, "hugepages-2Mi": 4 << 20},
             {"memory": 2 * G, "nvidia.com/gpu": 2, "hugepages-2Mi": 4 << 20},
         ),
@@ -126,16 +126,35 @@ def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
 
 
 def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
-    def cpu(kind: Kind, amount: int) -> Ask:
-        return Ask("x", kind, {"cpu": amount})
+    def cpu(kind: ContainerKind, amount: int) -> ContainerResources:
+        return ContainerResources("x", kind, {"cpu": amount})
 
-    def need(*asks: Ask) -> int:
+    def need(*asks: ContainerResources) -> int:
         return needed(asks, lambda ask: ask.requests)["cpu"]
 
-    assert need(cpu(Kind.INIT, 5), cpu(Kind.SIDECAR, 2), cpu(Kind.APP, 1), cpu(Kind.APP, 1)) == 5
-    assert need(cpu(Kind.SIDECAR, 2), cpu(Kind.INIT, 5), cpu(Kind.APP, 1)) == 7
-    assert need(cpu(Kind.INIT, 1), cpu(Kind.SIDECAR, 2), cpu(Kind.APP, 1), cpu(Kind.APP, 3)) == 6
-    assert needed([Ask("a", requests={"b": 1}), Ask("c", requests={"d": 2})], lambda a: a.requests) == {
+    assert (
+        need(
+            cpu(ContainerKind.INIT, 5),
+            cpu(ContainerKind.SIDECAR, 2),
+            cpu(ContainerKind.APP, 1),
+            cpu(ContainerKind.APP, 1),
+        )
+        == 5
+    )
+    assert need(cpu(ContainerKind.SIDECAR, 2), cpu(ContainerKind.INIT, 5), cpu(ContainerKind.APP, 1)) == 7
+    assert (
+        need(
+            cpu(ContainerKind.INIT, 1),
+            cpu(ContainerKind.SIDECAR, 2),
+            cpu(ContainerKind.APP, 1),
+            cpu(ContainerKind.APP, 3),
+        )
+        == 6
+    )
+    assert needed(
+        [ContainerResources("a", requests={"b": 1}), ContainerResources("c", requests={"d": 2})],
+        lambda a: a.requests,
+    ) == {
         "b": 1,
         "d": 2,
     }

@@ -6,7 +6,7 @@ from collections import Counter
 
 from proxy.allocation.devices.allocate import allocate
 from proxy.allocation.devices.state import DeviceState
-from proxy.model.requests import Ask, PodAsk
+from proxy.model.requests import ContainerResources, PodRequests
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import hint
 from tests.conformance.schemas.device_hints import device
@@ -16,7 +16,7 @@ def check(case: Case, _: Topologies) -> Outcome:
     devices = {d.id: d for d in map(device, case.value("devices", list))}
     state = DeviceState().register("r", devices.values())
     state = state.give("other", "other", "r", frozenset(case.optional("allocated", list, [])))
-    pod = PodAsk("pod", (Ask("c", limits={"r": case.value("request", int)}),))
+    pod = PodRequests("pod", (ContainerResources("c", limits={"r": case.value("request", int)}),))
     given = allocate(state, pod, "c", hint(case.optional("hint", dict)))
     nodes = (devices[i].nodes for i in given.devices["r"])
     got = Counter(str(each.first()) for each in nodes if each)

@@ -10,12 +10,12 @@ from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos
 from proxy.pools.be_cpu_choice import pick
 from proxy.pools.be_suppression import HostApp, Usage, be_cpus, budget, is_be, quota_for, suppressed
-from proxy.pools.cpu_location import Seat
+from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.facts import qos_class
 from proxy.pools.node_keys import reservation, system_qos
 from proxy.pools.quota import UNLIMITED
-from proxy.pools.shared import Held, Withheld
-from proxy.pools.write_order import CONTAINER, POD, ROOT, Group, steps
+from proxy.pools.shared import AnnotatedCpus, Withheld
+from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_levels import wanted
@@ -60,8 +60,8 @@ def _app(raw: Mapping[str, Any], used: Mapping[str, float]) -> HostApp:
     return HostApp(name, qos_class(raw.get("qos") or ""), used.get(name), base == "KubeBesteffort")
 
 
-def _seats(case: Case) -> list[Seat]:
-    return [Seat(*row) for row in case.optional("processors", list, [])]
+def _seats(case: Case) -> list[CpuLocation]:
+    return [CpuLocation(*row) for row in case.optional("processors", list, [])]
 
 
 def _pick(case: Case) -> Outcome:
@@ -69,25 +69,25 @@ def _pick(case: Case) -> Outcome:
     return Outcome(case.expected(), list(got) or None)
 
 
-def _node(case: Case) -> tuple[list[Held], Withheld]:
+def _node(case: Case) -> tuple[list[AnnotatedCpus], Withheld]:
     annotations = case.optional("nrt_annotations", dict, {})
     askers = [noderules.asker(pod) for pod in noderules.pods(case)]
-    held = [Held(asker.qos, asker.status.cpus) for asker in askers]
+    held = [AnnotatedCpus(asker.qos, asker.status.cpus) for asker in askers]
     return held, Withheld(reserved=reservation(annotations)[0].cpus, system=system_qos(annotations)[0].taken)
 
 
-def _tree(old: CpuSet, pods: Iterable[str], containers: Iterable[str] = ()) -> list[Group]:
+def _tree(old: CpuSet, pods: Iterable[str], containers: Iterable[str] = ()) -> list[BeGroup]:
     """Lay out the groups: pods below the root, and every container below each pod."""
     names = list(pods)
     return [
-        Group(_BESTEFFORT, ROOT, old),
-        *(Group(f"{_BESTEFFORT}/{pod}", POD, old) for pod in names),
-        *(Group(f"{_BESTEFFORT}/{pod}/{each}", CONTAINER, old) for pod in names for each in containers),
+        BeGroup(_BESTEFFORT, ROOT, old),
+        *(BeGroup(f"{_BESTEFFORT}/{pod}", POD, old) for pod in names),
+        *(BeGroup(f"{_BESTEFFORT}/{pod}/{each}", CONTAINER, old) for pod in names for each in containers),
     ]
 
 
 def _written(
-    groups: list[Group], target: CpuSet, every: CpuSet, old: str, *, static: bool
+    groups: list[BeGroup], target: CpuSet, every: CpuSet, old: str, *, static: bool
 ) -> dict[int, set[str]]:
     """Carry out the steps; give the texts of the files by depth."""
     files = {group.path: old for group in groups}
@@ -150,7 +150,7 @@ def _apply(case: Case) -> Outcome:
     # Directories of containers are given as paths, or as names below each pod.
     groups = _tree(CpuSet.parse(old), pods, [] if any("/" in each for each in containers) else containers)
     groups += [
-        Group(f"{_BESTEFFORT}/{each}", CONTAINER, CpuSet.parse(old)) for each in containers if "/" in each
+        BeGroup(f"{_BESTEFFORT}/{each}", CONTAINER, CpuSet.parse(old)) for each in containers if "/" in each
     ]
     static = case.value("kubelet_policy", str) == "static"
     files = _written(groups, CpuSet(case.value("target", list)), every, old, static=static)

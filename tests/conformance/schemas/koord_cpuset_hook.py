@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.model.koordinator import KeepQuota
-from proxy.pools.node_rule import Rule
+from proxy.pools.node_rule import NodeRule
 from proxy.pools.quota import quota_of_owner
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
@@ -38,7 +38,7 @@ def _quota(case: Case, request: Request) -> tuple[bool, object]:
 
 
 def _host_app(case: Case, request: Request) -> tuple[bool, object]:
-    rule: Rule | None = noderules.rule(case)
+    rule: NodeRule | None = noderules.rule(case)
     answer = decide_host_app(rule, request["name"], request["qos"])
     return answer.row == 0, answer.upstream
 

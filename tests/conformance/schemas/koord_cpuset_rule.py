@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.pools.node_rule import Rule
+from proxy.pools.node_rule import NodeRule
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_hook import changes, decide, decide_host_app
@@ -48,7 +48,7 @@ def _parse(case: Case) -> Outcome:
 
 
 def _update_pods(case: Case) -> Outcome:
-    rule = noderules.rule(case) or Rule()
+    rule = noderules.rule(case) or NodeRule()
     told, askers = noderules.pods(case), []
     for pod in told:
         asker = noderules.asker(pod, _BESTEFFORT)

@@ -10,7 +10,7 @@ from proxy.api.koordinator import hook_pb2 as hook
 from proxy.config.hooks import HooksConfig
 from proxy.frontends.cri.hook_bridge.adjust import adjusted_create
 from proxy.frontends.cri.hook_bridge.facts import resources_of
-from proxy.frontends.cri.hook_bridge.object_cache import Memory
+from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
 from proxy.frontends.hookserver.messages import create_request
 from proxy.hooks.answers import NOTHING
 from proxy.hooks.events import (
@@ -128,7 +128,7 @@ def _hook_request_update(case: Case) -> Outcome:
 def _restore_pod(case: Case) -> Outcome:
     raw, got = case.optional("pod_sandbox", dict), {}
     if raw is not None:
-        pod = messages.listed_pod(message(cri.PodSandbox, raw), Memory())
+        pod = messages.listed_pod(message(cri.PodSandbox, raw), ObjectCache())
         got = shown(sandbox_request(PostStopPodSandbox(pod)))
     expected = shown(message(hook.PodSandboxHookRequest, _expected(case)))
     return Outcome((case.optional("error", bool, default=False), expected), (False, got))

@@ -18,7 +18,7 @@ from proxy.observe.koordinator_kubelet import (
     topology_policy,
 )
 from proxy.observe.koordinator_zones import Zone, divide, kubelet_reserve, less
-from proxy.pools.cpu_location import Seat
+from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.node_keys import RESERVATION, SYSTEM_QOS, SystemQos
 from proxy.pools.node_rule import MANAGER_POLICY, SHARED_POOLS
 from tests.conformance import noderules
@@ -71,7 +71,7 @@ def _held(case: Case, read: Callable[[Case], Checkpoint | None]) -> Outcome:
 
 
 def _reserved(case: Case) -> Outcome:
-    topology = topology_of(Seat(*row) for row in case.value("cpus", list))
+    topology = topology_of(CpuLocation(*row) for row in case.value("cpus", list))
     found, _ = node_reservation(case.optional("node_annotations", dict, {}), topology)
     return Outcome(case.expected(), found.data())
 
@@ -124,7 +124,7 @@ def _pools(case: Case) -> Outcome:
     )
     annotations = case.optional("node_annotations", dict, {})
     facts = NodeFacts(annotations=annotations, kubelet=kubelet, pods=_rows(case))
-    told = picture([Seat(*row) for row in case.value("processors", list)], facts).annotations
+    told = picture([CpuLocation(*row) for row in case.value("processors", list)], facts).annotations
     got = {
         "expected_ls_pools": json.loads(told[SHARED_POOLS]),
         "expected_allocs": json.loads(told[POD_ALLOCS]),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints, pod_hints
 from proxy.allocation.memory.state import MemoryRefused, MemoryState
-from proxy.model.requests import Kind
+from proxy.model.requests import ContainerKind
 from tests.conformance import hints, memory
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.pods import first_app, pod
@@ -38,7 +38,7 @@ def _hints(case: Case, test: str) -> Outcome:
     return Outcome(hints.shown(expected), hints.shown(got))
 
 
-def _allocate(case: Case, *kinds: Kind, most: int | None = None) -> MemoryState:
+def _allocate(case: Case, *kinds: ContainerKind, most: int | None = None) -> MemoryState:
     state, asked = memory.state(case), pod(case)
     for ask in asked.of(*kinds)[:most]:
         state = allocate(state, asked, ask.name, hints.hint(case.optional("hint", dict))).state
@@ -47,7 +47,7 @@ def _allocate(case: Case, *kinds: Kind, most: int | None = None) -> MemoryState:
 
 _STEPS: dict[str, Callable[[Case], MemoryState]] = {
     "start": lambda case: validated(memory.state(case), memory.machine(case), memory.reserved(case)),
-    "allocate_first_container": lambda case: _allocate(case, Kind.APP, most=1),
-    "allocate_all": lambda case: _allocate(case, *Kind),
+    "allocate_first_container": lambda case: _allocate(case, ContainerKind.APP, most=1),
+    "allocate_all": lambda case: _allocate(case, *ContainerKind),
     "remove_pod1_container1": lambda case: release(memory.state(case), "pod1", "container1"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.frontends.cri.call import Call
+from proxy.frontends.cri.call import InterceptedCall
 
 
 class Link:
@@ -24,7 +24,9 @@ class Link:
 @pytest.mark.parametrize("odd", ["x", "\ud800", "\u4e2d", "\n", "\U0001f600"])
 def test_a_refusal_can_be_encoded_and_is_short(odd: str) -> None:
     link = Link()
-    Call(link, 3, "/runtime.v1.RuntimeService/CreateContainer", b"").refuse(9, "cannot place: " + odd * 10**6)
+    InterceptedCall(link, 3, "/runtime.v1.RuntimeService/CreateContainer", b"").refuse(
+        9, "cannot place: " + odd * 10**6
+    )
     ((stream, code, message),) = link.refused
     assert (stream, code) == (3, 9)
     assert message.startswith("cannot place: ")
@@ -35,7 +37,7 @@ def test_a_refusal_can_be_encoded_and_is_short(odd: str) -> None:
 
 def test_a_short_refusal_is_sent_as_it_is_and_only_once() -> None:
     link = Link()
-    call = Call(link, 3, "/runtime.v1.RuntimeService/CreateContainer", b"")
+    call = InterceptedCall(link, 3, "/runtime.v1.RuntimeService/CreateContainer", b"")
     call.refuse(9, "cannot give CPUs 2-3 to ns/p\u00e4th/c: they are owned")
     call.refuse(9, "again")
     call.release()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.ports import Given
+from proxy.controller.ports import DeviceFacts
 from proxy.frontends.cri.device_facts import given_of
 
 POD = "/var/lib/kubelet/pods/5f3c7c1e-9c0b-4d0e-8d0a-2f6a2b1f3c4d"
@@ -53,9 +53,9 @@ PLAIN = (
 
 def test_a_plain_container_is_given_nothing() -> None:
     given = given_of(facts(PLAIN))
-    assert given == Given()
+    assert given == DeviceFacts()
     assert not given
-    assert given_of(facts(b"")) == Given()
+    assert given_of(facts(b"")) == DeviceFacts()
 
 
 def test_devices_names_and_mounts_are_read_each_once_and_in_order() -> None:
@@ -72,7 +72,7 @@ def test_devices_names_and_mounts_are_read_each_once_and_in_order() -> None:
         + mount("/dev/infiniband", "/dev/infiniband/")
         + mount("/host", "/sys/bus/pci/devices/0000:3b:00.0")
     )
-    assert given_of(facts(config)) == Given(
+    assert given_of(facts(config)) == DeviceFacts(
         ("/dev/nvidia1", "/dev/nvidia0"),
         ("nvidia.com/gpu=1", "intel.com/qat=a", "amd.com/gpu=7"),
         ("/dev/infiniband", "/sys/bus/pci/devices/0000:3b:00.0"),
@@ -82,10 +82,10 @@ def test_devices_names_and_mounts_are_read_each_once_and_in_order() -> None:
 @pytest.mark.parametrize("piece", ["device", "cdi", "annotation", "mount"])
 def test_each_piece_is_found_alone(piece: str) -> None:
     given = {
-        "device": (device("/dev/vfio/12"), Given(paths=("/dev/vfio/12",))),
-        "cdi": (cdi("a.com/b=c"), Given(cdi=("a.com/b=c",))),
-        "annotation": (annotation("cdi.k8s.io/x", "a.com/b=c"), Given(cdi=("a.com/b=c",))),
-        "mount": (mount("/x", "/dev/dri"), Given(mounts=("/dev/dri",))),
+        "device": (device("/dev/vfio/12"), DeviceFacts(paths=("/dev/vfio/12",))),
+        "cdi": (cdi("a.com/b=c"), DeviceFacts(cdi=("a.com/b=c",))),
+        "annotation": (annotation("cdi.k8s.io/x", "a.com/b=c"), DeviceFacts(cdi=("a.com/b=c",))),
+        "mount": (mount("/x", "/dev/dri"), DeviceFacts(mounts=("/dev/dri",))),
     }
     config, expected = given[piece]
     assert given_of(facts(PLAIN + config)) == expected
@@ -119,7 +119,7 @@ def test_mounts_that_say_nothing_about_a_place(host: str) -> None:
 
 def test_a_driver_in_a_container_has_its_own_dev_except_for_mounts() -> None:
     path = "/run/nvidia/driver/dev/nvidia0"
-    assert given_of(facts(device(path) + mount("/x", path))) == Given(paths=("/dev/nvidia0",))
+    assert given_of(facts(device(path) + mount("/x", path))) == DeviceFacts(paths=("/dev/nvidia0",))
     assert not given_of(facts(device(f"{POD}/volumeDevices/pvc")))
 
 
@@ -129,7 +129,7 @@ def test_entries_that_cannot_be_decoded_are_left_out() -> None:
         + field(17, field(1, b"\xff\xfe"))
         + field(7, b"\x12\x0c/dev/\xff\xfeaaaa")
     )
-    assert given_of(facts(broken + device("/dev/dri/card0"))) == Given(paths=("/dev/dri/card0",))
+    assert given_of(facts(broken + device("/dev/dri/card0"))) == DeviceFacts(paths=("/dev/dri/card0",))
 
 
 def test_a_request_of_thousands_is_cut() -> None:
@@ -153,4 +153,4 @@ def test_facts_are_what_the_whole_message_says() -> None:
     config.CDI_devices.add(name="a.com/b=c")
     config.annotations["cdi.k8s.io/p"] = "a.com/b=d"
     given = given_of(pb.ContainerFacts.FromString(config.SerializeToString()))
-    assert given == Given(("/dev/nvme0n1",), ("a.com/b=c", "a.com/b=d"))
+    assert given == DeviceFacts(("/dev/nvme0n1",), ("a.com/b=c", "a.com/b=d"))

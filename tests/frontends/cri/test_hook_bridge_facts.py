@@ -19,7 +19,7 @@ from proxy.frontends.cri.hook_bridge.facts import (
     resources_of,
 )
 from proxy.frontends.cri.hook_bridge.lazy import LazyMap
-from proxy.frontends.cri.hook_bridge.object_cache import Memory
+from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
 from proxy.frontends.cri.hook_bridge.resources import merged, recorded
 from proxy.frontends.cri.rewrite import create_suffix, field
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Pools, Resources
@@ -91,7 +91,7 @@ def own(text: str, **more: object) -> Placement:
 def test_a_pods_facts_do_not_depend_on_their_source() -> None:
     maps = {"app": "web"}, {"note": "x"}
     expected = PodFacts("s1", "u1", "ns", "web", 2, "LS", "Burstable", "kata", POD.cgroup_parent, *maps)
-    memory = Memory()
+    memory = ObjectCache()
     memory.ran("s1", CONFIG, "kata")
     remembered = memory.pod("s1")
     for config in (CONFIG, CONFIG.SerializeToString(), remembered):
@@ -195,7 +195,7 @@ def test_a_container_that_is_being_made_has_no_id() -> None:
 
 
 def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
-    memory = Memory()
+    memory = ObjectCache()
     memory.created("c1", request().SerializeToString())
     container = dataclasses.replace(owning("c1", own("0-1")), request=Request(memory_limit=4096))
     told = existing_facts(container, memory.container("c1"))
@@ -204,7 +204,7 @@ def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
 
 
 def test_updates_take_precedence_over_the_ledger() -> None:
-    memory = Memory()
+    memory = ObjectCache()
     memory.listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
     memory.updated("c1", pb.LinuxContainerResources(cpu_shares=512, oom_score_adj=5))
     container = dataclasses.replace(owning("c1", own("0-1")), request=Request(1024, memory_limit=4096))

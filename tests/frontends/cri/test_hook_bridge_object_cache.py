@@ -9,7 +9,7 @@ from proxy.frontends.cri.hook_bridge.facts import existing_facts, pod_facts
 from proxy.frontends.cri.hook_bridge.object_cache import (
     CONTAINER_BYTES,
     POD_BYTES,
-    Memory,
+    ObjectCache,
     RememberedContainer,
 )
 from proxy.frontends.cri.rewrite import create_suffix
@@ -21,13 +21,13 @@ from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 POD = Pod("s1", "u1", "ns", "web")
 
 
-def facts(memory: Memory, container_id: str = "c1") -> ContainerFacts:
+def facts(memory: ObjectCache, container_id: str = "c1") -> ContainerFacts:
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
     container = Container(container_id, "app", POD, Request(), placement, Phase.RUNNING)
     return existing_facts(container, memory.container(container_id))
 
 
-def pod(memory: Memory) -> PodFacts:
+def pod(memory: ObjectCache) -> PodFacts:
     return pod_facts(POD, memory.pod("s1"))
 
 
@@ -47,14 +47,14 @@ def create(**more: object) -> pb.CreateContainerRequest:
     return pb.CreateContainerRequest(pod_sandbox_id="s1", config=config)
 
 
-def created(**more: object) -> Memory:
-    memory = Memory()
+def created(**more: object) -> ObjectCache:
+    memory = ObjectCache()
     memory.created("c1", create(**more).SerializeToString())
     return memory
 
 
 def test_nothing_is_remembered_of_an_unknown_container() -> None:
-    memory = Memory()
+    memory = ObjectCache()
     assert memory.pod("s1") is None
     assert memory.container("c1") is None
     memory.updated("c1", Resources(cpu_shares=2))
@@ -65,7 +65,7 @@ def test_nothing_is_remembered_of_an_unknown_container() -> None:
 def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
     config = pb.PodSandboxConfig(labels={"l": "1"}, annotations={"a": "2"}, hostname="h")
     config.linux.cgroup_parent = "/kubepods/podu1"
-    memory = Memory()
+    memory = ObjectCache()
     for given in (config, config.SerializeToString()):
         memory.ran("s1", given, "kata")
         told = pod(memory)
@@ -78,7 +78,7 @@ def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
 
 def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> None:
     body = adjusted_create(create().SerializeToString(), Adjustment(envs={"NEW": "1"}, cpu_shares=2))
-    memory = Memory()
+    memory = ObjectCache()
     memory.created("c1", body)
     told = facts(memory)
     assert (told.envs, told.args, told.image) == ({"A": "\udcff", "NEW": "1"}, ("-v",), "i")
@@ -133,7 +133,7 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
     assert memory.container("c1") is not None
 
 
-def known(memory: Memory) -> RememberedContainer:
+def known(memory: ObjectCache) -> RememberedContainer:
     found = memory.container("c1")
     assert found is not None
     return found
@@ -150,7 +150,7 @@ def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
 
 def test_of_large_annotations_the_largest_go() -> None:
     notes = {"small": "1", "large": "x" * POD_BYTES, "larger": "y" * (POD_BYTES + 1), "fits": "z" * 1000}
-    memory = Memory()
+    memory = ObjectCache()
     memory.ran("s1", pb.PodSandboxConfig(labels={"l": "1"}, annotations=notes), "")
     assert (pod(memory).labels, {*pod(memory).annotations}) == ({"l": "1"}, {"small", "fits"})
     del notes["larger"]
@@ -163,7 +163,7 @@ def test_labels_go_last() -> None:
     container = pb.Container(
         id="c1", labels={"l": "1", "large": "x" * CONTAINER_BYTES}, annotations={"a": "2"}
     )
-    memory = Memory()
+    memory = ObjectCache()
     memory.listed((), [container])
     assert facts(memory).labels == {"l": "1"}
     assert len(known(memory).raw) <= CONTAINER_BYTES
@@ -194,7 +194,7 @@ def test_the_engines_own_choice_is_not_a_wish_of_the_client() -> None:
 
 
 def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
-    memory = Memory()
+    memory = ObjectCache()
     for body in (b"\xff\xff\xff", b"\xff" * 2 * CONTAINER_BYTES):
         memory.created("c1", body)
         assert memory.knows("c1")
@@ -203,4 +203,4 @@ def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
 
 def test_an_invalid_sandbox_is_an_error() -> None:
     with pytest.raises(DecodeError):
-        Memory().ran("s1", b"\xff\xff\xff", "")
+        ObjectCache().ran("s1", b"\xff\xff\xff", "")

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.telemetry import metrics
 
 HOOK = """
@@ -47,7 +47,7 @@ hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, s
         await daemon.start()
         peer = node.peer_of(node.folder / "runtime.sock")
         try:
-            lse = await beside(peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+            lse = await beside(peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
             assert node.cpus(lse.container_id) == "2-3"
             config = node.config(lse.container_id)
             assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from proxy.api.cri import api_pb2 as cri
-from proxy.demo.client import PodSpec
+from proxy.demo.client import DemoPod
 from proxy.model.workload import KubeQos, Phase
 from proxy.telemetry import metrics
 
@@ -18,9 +18,9 @@ QUICK = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n"
 
 def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         assert node.cpus(ls.container_id) == "0-15"
-        lse = await beside(node.peer.run_pod, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        lse = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         created = await beside(node.peer.create, lse)
         # Others leave before the create goes on, not when the container runs.
         assert node.cpus(ls.container_id) == "0-1,4-15"
@@ -40,15 +40,15 @@ def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[...
 
 def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        await beside(node.peer.launch, PodSpec("lsr", "LSR", cpuset="4-5", cpus=2))
+        await beside(node.peer.launch, DemoPod("lsr", "LSR", cpuset="4-5", cpus=2))
         for qos, kube, cpus in (
             ("LS", KubeQos.BURSTABLE, "0-3,6-15"),
             ("BE", KubeQos.BEST_EFFORT, "0-15"),  # LSR's CPUs are the BE pool's too
         ):
-            pod = await beside(node.peer.launch, PodSpec(qos.lower(), qos, kube))
+            pod = await beside(node.peer.launch, DemoPod(qos.lower(), qos, kube))
             assert node.saved(pod.container_id).cpuset_cpus in (cpus, ""), qos
             assert node.cpus(pod.container_id) == cpus, qos
-        whole = await beside(node.peer.launch, PodSpec("whole", "", KubeQos.GUARANTEED, cpus=2))
+        whole = await beside(node.peer.launch, DemoPod("whole", "", KubeQos.GUARANTEED, cpus=2))
         assert len(node.keeper.state.containers[whole.container_id].placement.own) == 2
 
     live(day)
@@ -56,7 +56,7 @@ def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any)
 
 def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        lse = await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        lse = await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         asked = cri.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=512, cpu_quota=50_000)
         await beside(node.peer.update, lse.container_id, asked)
         sent = [c for c in node.runtime.calls if c.method == "UpdateContainerResources"][-1].request.linux
@@ -74,8 +74,8 @@ def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., No
 
 def test_a_pod_that_stops_gives_everything_back(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
-        lse = await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
+        lse = await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         await beside(node.peer.end_pod, lse)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         assert lse.pod_id not in node.keeper.state.pods
@@ -85,7 +85,7 @@ def test_a_pod_that_stops_gives_everything_back(live: Callable[..., None], besid
 
 def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        pod = await beside(node.peer.run_pod, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, DemoPod("ls", "LS"))
         created = await beside(node.peer.create, pod)
         await beside(node.peer.start, created)
         assert node.keeper.state.containers[created].phase is Phase.RUNNING
@@ -99,7 +99,7 @@ def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any
 
 def test_a_container_that_is_not_started_is_found_in_the_list(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        pod = await beside(node.peer.run_pod, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        pod = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         created = await beside(node.peer.create, pod)
         await node.until(lambda: created in node.keeper.state.containers)
         assert node.keeper.state.containers[created].phase is Phase.CREATED
@@ -110,9 +110,9 @@ def test_a_container_that_is_not_started_is_found_in_the_list(live: Callable[...
 
 def test_an_outdated_set_is_sent_before_the_start(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.run_pod, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.run_pod, DemoPod("ls", "LS"))
         created = await beside(node.peer.create, ls)
-        await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         seen: list[str] = []
         node.runtime.before(
             "StartContainer",
@@ -128,9 +128,9 @@ def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: A
     text = QUICK + "topologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\n"
 
     async def day(node: Any) -> None:
-        ok = await beside(node.peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        ok = await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         assert node.cpus(ok.container_id) == "2-3"
-        spec = PodSpec("big", "LSR", KubeQos.GUARANTEED, cpus=12)
+        spec = DemoPod("big", "LSR", KubeQos.GUARANTEED, cpus=12)
         pod = await beside(node.peer.run_pod, spec)  # the peer does not say what the pod asks for
         with pytest.raises(grpc.RpcError) as refused:
             await beside(node.peer.create, pod)
@@ -155,7 +155,7 @@ def test_a_foreign_change_is_corrected_before_the_start(
             asked.container_resources.cpu_quota = 70_000
 
         node.peer._merge = merged
-        pod = await beside(node.peer.run_pod, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        pod = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         created = await beside(node.peer.create, pod)
         if listed:
             await node.until(lambda: created in node.keeper.state.containers)

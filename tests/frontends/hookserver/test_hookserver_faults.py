@@ -15,10 +15,10 @@ import pytest
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.demo.calls import CallRefused
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.frontends.hookserver import pending_calls
 from proxy.frontends.hookserver.foreign_call import ForeignCall
-from proxy.frontends.hookserver.lookup import Finder
+from proxy.frontends.hookserver.lookup import RuntimeLookup
 from proxy.frontends.hookserver.server import Server
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.mode import NodeMode
@@ -26,7 +26,7 @@ from proxy.model.workload import KubeQos, Phase
 from proxy.telemetry import metrics
 from tests.said import telemetry
 
-LSE = PodSpec("lse", "LSE", cpuset="2-3", cpus=2)
+LSE = DemoPod("lse", "LSE", cpuset="2-3", cpus=2)
 SLOW = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
 
 
@@ -52,7 +52,7 @@ def code(error: pytest.ExceptionInfo[grpc.RpcError]) -> grpc.StatusCode:
 
 def test_a_create_that_fails_and_comes_again_is_one_container(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         node.runtime.fail_next_create()
         with pytest.raises(RuntimeCallError, match="no space left"):
@@ -73,7 +73,7 @@ def test_a_create_that_is_not_repeated_is_given_up(
     monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 0.0)
 
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         node.runtime.fail_next_create()
         with pytest.raises(RuntimeCallError):
@@ -192,7 +192,7 @@ def test_a_peer_that_asks_only_before_creates_is_enough(live: Callable[..., None
         node.peer.skips.update(
             ("PreRunPodSandbox", "PreStartContainer", "PostStartContainer", "PostStopContainer")
         )
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         lse = await beside(node.peer.launch, LSE)
         assert (node.cpus(lse.container_id), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
         ids = {ls.container_id, lse.container_id}
@@ -261,7 +261,7 @@ def test_garbage_is_refused_and_the_next_question_answered(live: Callable[..., N
 
 def test_a_runtime_that_hangs_blocks_no_call_for_ever(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         done = threading.Event()
         undo = node.runtime.before("ListPodSandbox", lambda _: done.wait(60))
@@ -321,14 +321,14 @@ def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
     )
     launch: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
-    assert asyncio.run(Finder(keeper, launch, nothing).seen("c")) is None
+    assert asyncio.run(RuntimeLookup(keeper, launch, nothing).seen("c")) is None
     assert said == ['cannot list what the runtime has err="cannot reach it"']
     assert keeper.attention.is_set()
 
 
 def test_a_call_that_waits_no_more_reserves_nothing(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         reservations = node.keeper.reservations
         create, begun = reservations.create, asyncio.Event()
@@ -418,7 +418,7 @@ def test_a_caller_that_goes_away_reserves_nothing(
 
 def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        pod = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.launch, DemoPod("ls", "LS"))
         with CriClient(str(node.folder / "runtime.sock")) as behind:
             stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod.pod_id)
             await beside(behind.call, "StopPodSandbox", stop)
@@ -439,10 +439,10 @@ def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -
         started = time.monotonic()
         pods = await asyncio.gather(
             *(
-                beside(node.peer.launch, PodSpec(f"p{i}", "LSR", KubeQos.GUARANTEED, cpus=1))
+                beside(node.peer.launch, DemoPod(f"p{i}", "LSR", KubeQos.GUARANTEED, cpus=1))
                 for i in range(7)
             ),
-            *(beside(node.peer.launch, PodSpec(f"q{i}", "LS")) for i in range(7)),
+            *(beside(node.peer.launch, DemoPod(f"q{i}", "LS")) for i in range(7)),
         )
         assert time.monotonic() - started < 60
         own = [node.cpus(p.container_id) for p in pods[:7]]
@@ -457,13 +457,13 @@ def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -
 # -- both at once ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [LSE, PodSpec("ls", "LS"), PodSpec("g", "", KubeQos.GUARANTEED, cpus=2)])
+@pytest.mark.parametrize("spec", [LSE, DemoPod("ls", "LS"), DemoPod("g", "", KubeQos.GUARANTEED, cpus=2)])
 @pytest.mark.parametrize("scope", ["container", "pod"])
 def test_a_create_that_passes_through_us_too_is_one_placement(
-    node: Any, live: Callable[..., None], beside: Any, spec: PodSpec, scope: str
+    node: Any, live: Callable[..., None], beside: Any, spec: DemoPod, scope: str
 ) -> None:
     async def day(node: Any) -> None:
-        other = await beside(node.peer.launch, PodSpec("other", "LS"))
+        other = await beside(node.peer.launch, DemoPod("other", "LS"))
         peer = type(node.peer)(node.folder / "cri.sock", node.socket)
         pod = await beside(peer.run_pod, spec)
         created = await beside(peer.create, pod)
@@ -493,7 +493,7 @@ def test_a_start_that_passes_through_us_after_an_answer_of_ours(
     monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 1e6)
 
     async def day(node: Any) -> None:
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         created = await beside(node.peer.create, pod)
         with CriClient(str(node.folder / "cri.sock")) as client:
@@ -514,7 +514,7 @@ def test_a_restart_between_create_and_start(node: Any, beside: Any) -> None:
 
     async def whole() -> None:
         await node.start(text)
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         created = await beside(node.peer.create, pod)
         peer = node.peer
@@ -572,7 +572,7 @@ def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
             raise ZeroDivisionError("ours")
 
         node.serving.desk.under_way.creates.add = broken
-        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         pod = await beside(node.peer.run_pod, LSE)
         with pytest.raises(grpc.RpcError) as refused:
@@ -612,7 +612,7 @@ def test_a_refusal_by_the_runtime_stays_one(live: Callable[..., None], beside: A
             raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "not you")
 
         node.runtime.before("ListPodSandbox", refuse)
-        pod = await beside(node.peer.run_pod, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, DemoPod("ls", "LS"))
         created = await beside(node.peer.create, pod)  # undecided, and not strict: it goes on as it came
         assert node.saved(created).cpuset_cpus == ""
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from proxy.api.cri import api_pb2 as cri
-from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.client import CriClient, DemoPod
 from proxy.engine.invariants import violations
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -33,17 +33,17 @@ class RandomDay:
         self.running: list[tuple[Any, Any]] = []
         self.number = 0
 
-    def spec(self) -> PodSpec:
+    def spec(self) -> DemoPod:
         self.number += 1
         name, kind = f"p{self.number}", self.dice.randrange(5)
         if kind == 0:
             first = self.dice.randrange(1, 14)
-            return PodSpec(name, "LSE", KubeQos.GUARANTEED, cpuset=f"{first}-{first + 1}", cpus=2)
+            return DemoPod(name, "LSE", KubeQos.GUARANTEED, cpuset=f"{first}-{first + 1}", cpus=2)
         if kind == 1:
-            return PodSpec(name, "", KubeQos.GUARANTEED, cpus=self.dice.randrange(1, 4))
+            return DemoPod(name, "", KubeQos.GUARANTEED, cpus=self.dice.randrange(1, 4))
         if kind == 2:
-            return PodSpec(name, "BE", KubeQos.BEST_EFFORT)
-        return PodSpec(name, self.dice.choice(["LS", ""]))
+            return DemoPod(name, "BE", KubeQos.BEST_EFFORT)
+        return DemoPod(name, self.dice.choice(["LS", ""]))
 
     def step(self) -> None:
         client = self.dice.choice([self.node.peer, self.node.peer, self.both, self.beside])

@@ -21,7 +21,7 @@ from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import STAGES, registration
 from proxy.frontends.hookserver.server import questions
 from proxy.frontends.hookserver.service import Serving
-from proxy.frontends.hookserver.socket_path import Place
+from proxy.frontends.hookserver.socket_path import SocketPath
 from proxy.model.errors import CannotCreateError, ConfigError
 from tests.said import telemetry
 
@@ -60,7 +60,7 @@ def reach(path: Path) -> None:
 
 
 def test_it_has_its_mode_from_the_first_moment(folder: Path, bind: Any) -> None:
-    place = Place(folder / "hooks.sock")
+    place = SocketPath(folder / "hooks.sock")
     place.take(bind)
     assert stat.S_IMODE((folder / "hooks.sock").stat().st_mode) == 0o600
     reach(folder / "hooks.sock")
@@ -74,35 +74,35 @@ def test_a_dead_socket_is_replaced_and_others_are_left_alone(folder: Path, bind:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
-    place = Place(path)
+    place = SocketPath(path)
     place.take(bind)
     with pytest.raises(CannotCreateError, match="somebody answers there"):
-        Place(path).take(bind)
+        SocketPath(path).take(bind)
     reach(path)
     path.unlink()
     path.write_text("another's")
     place.give_back()
     assert path.read_text() == "another's"
     with pytest.raises(CannotCreateError, match="a file stands there"):
-        Place(path).take(bind)
+        SocketPath(path).take(bind)
     assert os.listdir(folder) == ["hooks.sock"]
 
 
 def test_it_says_why_it_cannot(folder: Path, bind: Any) -> None:
     with pytest.raises(CannotCreateError, match=r"cannot serve hooks on .*No such file"):
-        Place(folder / "no" / "hooks.sock").take(bind)
+        SocketPath(folder / "no" / "hooks.sock").take(bind)
     deep = folder / ("d" * (98 - len(str(folder))))
     deep.mkdir()
     with pytest.raises(CannotCreateError, match="too long"):
-        Place(deep / "s").take(bind)
+        SocketPath(deep / "s").take(bind)
 
     def broken(_: str) -> int:
         raise RuntimeError("no luck")
 
     with pytest.raises(CannotCreateError, match="cannot be bound: no luck"):
-        Place(folder / "s").take(broken)
+        SocketPath(folder / "s").take(broken)
     with pytest.raises(CannotCreateError, match=r"cannot be bound$"):
-        Place(folder / "s").take(lambda _: 0)
+        SocketPath(folder / "s").take(lambda _: 0)
     assert os.listdir(folder) == [deep.name]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import Update
-from proxy.hooks.engine import Engine
+from proxy.hooks.engine import HookEngine
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import Point, PostCreateContainer, PreCreateContainer
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
@@ -37,7 +37,7 @@ class Scene:
         self.updates: list[tuple[dict[str, Update], dict[str, str]]] = []
         self.now: float | None = None
         self.gate = threading.Event()
-        self.engine = Engine(of_hooks(self.said), self._updated, self._clock)
+        self.engine = HookEngine(of_hooks(self.said), self._updated, self._clock)
 
     def _updated(self, updates: Mapping[str, Update], owners: Mapping[str, str]) -> None:
         self.updates.append((dict(updates), dict(owners)))

@@ -13,12 +13,12 @@ import pytest
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Veto
 from proxy.hooks.engine import invoke
 from proxy.hooks.events import PreStopContainer, Shutdown
-from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
+from proxy.hooks.hook import AS_IT_IS, Hook, HookFailurePolicy, Outcome
 from proxy.model.idset import CpuSet
 
 PRE = "pre_create_container"
 VALIDATE = "validate_create_container"
-BOTH = pytest.mark.parametrize("policy", list(Policy))
+BOTH = pytest.mark.parametrize("policy", list(HookFailurePolicy))
 
 
 def hook(name: str, answer: Any = None, point: str = PRE, **fields: Any) -> Hook:
@@ -82,7 +82,7 @@ def test_a_second_claim_of_a_field_drops_the_later_answer(scene: Any) -> None:
         assert outcome.adjustment == envs(A="1", C="3")
         assert scene.said == ["hook 20-b: cannot set envs[A]: hook 10-a has set it, and both cannot be right"]
         assert (scene.report("20-b").conflicts, scene.report("20-b").state) == (1, "ok")
-        scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2"), policy=Policy.FAIL))
+        scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2"), policy=HookFailurePolicy.FAIL))
         outcome = await scene.ask()
         assert outcome.refusal.startswith(
             "cannot create container ns/pod/main: hook 20-b: cannot set envs[A]"
@@ -95,7 +95,7 @@ def test_a_second_claim_of_a_field_drops_the_later_answer(scene: Any) -> None:
 
 
 @BOTH
-def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(scene: Any, policy: Policy) -> None:
+def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(scene: Any, policy: HookFailurePolicy) -> None:
     asked: list[int] = []
 
     async def story() -> None:
@@ -178,7 +178,7 @@ FAULTS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 @pytest.mark.parametrize("words", list(FAULTS))
 def test_a_failed_hook_does_to_the_call_what_its_policy_says(
-    scene: Any, policy: Policy, words: str, kind: str
+    scene: Any, policy: HookFailurePolicy, words: str, kind: str
 ) -> None:
     bad: Any = FAULTS[words]
 
@@ -191,7 +191,7 @@ def test_a_failed_hook_does_to_the_call_what_its_policy_says(
         outcome = await scene.ask()
         expected = words if kind == "function" or words != "StopIteration" else "RuntimeError"
         assert scene.said[0].startswith(f"hook 20-b: {expected}")
-        if policy is Policy.FAIL:
+        if policy is HookFailurePolicy.FAIL:
             assert outcome.refusal.startswith(f"cannot create container ns/pod/main: hook 20-b: {expected}")
             assert outcome.adjustment is NOTHING
         else:
@@ -207,19 +207,19 @@ def test_a_call_that_cannot_be_refused_continues(scene: Any) -> None:
     async def story() -> None:
         event = scene.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
-        scene.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=Policy.FAIL))
+        scene.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=HookFailurePolicy.FAIL))
         assert await scene.ask(stop) is AS_IT_IS
         assert "cannot refuse at pre_stop_container" in scene.said[0]
 
     scene.run(story)
 
 
-@pytest.mark.parametrize("policy", [Policy.FAIL, Policy.IGNORE])
+@pytest.mark.parametrize("policy", [HookFailurePolicy.FAIL, HookFailurePolicy.IGNORE])
 @pytest.mark.parametrize(
     "where", ["slots.Seat.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
 )
 def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
-    scene: Any, monkeypatch: pytest.MonkeyPatch, policy: Policy, where: str
+    scene: Any, monkeypatch: pytest.MonkeyPatch, policy: HookFailurePolicy, where: str
 ) -> None:
     def fault(*_: Any) -> None:
         raise KeyError("ours")
@@ -229,7 +229,7 @@ def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
         monkeypatch.setattr(f"proxy.hooks.engine.{where}", fault)
         outcome = await scene.ask()
         assert outcome.adjustment is NOTHING
-        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is Policy.FAIL)
+        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
         await scene.until(lambda: scene.said)
         assert scene.said == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
 
@@ -386,14 +386,19 @@ def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
     async def story() -> None:
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", fault)
         for policy, refusal in (
-            (Policy.IGNORE, ""),
-            (Policy.FAIL, "cannot create container ns/pod/main: its hooks cannot be asked: LookupError"),
+            (HookFailurePolicy.IGNORE, ""),
+            (
+                HookFailurePolicy.FAIL,
+                "cannot create container ns/pod/main: its hooks cannot be asked: LookupError",
+            ),
         ):
             scene.use(hook("10-a", envs(A="1"), policy=policy, timeout=30.0))
             assert await scene.ask() == Outcome(refusal=refusal)
         event = scene.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
-        scene.use(hook("10-a", envs(A="1"), "pre_stop_container", policy=Policy.FAIL, timeout=30.0))
+        scene.use(
+            hook("10-a", envs(A="1"), "pre_stop_container", policy=HookFailurePolicy.FAIL, timeout=30.0)
+        )
         assert await scene.ask(stop) == Outcome()
         assert scene.engine._context.runners.alive == 1, "it goes on"
 
@@ -413,7 +418,7 @@ def test_an_internal_fault_in_validation_keeps_policy_fail(
     async def story() -> None:
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", fault)
         scene.use(
-            hook("10-a", envs(A="1"), policy=Policy.FAIL, timeout=30.0),
+            hook("10-a", envs(A="1"), policy=HookFailurePolicy.FAIL, timeout=30.0),
             hook("20-v", None, VALIDATE, timeout=30.0),
         )
         assert "cannot be asked: LookupError" in (await scene.ask()).refusal

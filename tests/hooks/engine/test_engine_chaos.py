@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
-from proxy.hooks.hook import Hook, Outcome, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy, Outcome
 from proxy.model.idset import CpuSet, Mask
 
 PRE, VALIDATE, POST = "pre_create_container", "validate_create_container", "post_create_container"
@@ -64,7 +64,7 @@ def behave(what: Any, gate: Any) -> Any:
     return what
 
 
-def made(number: int, spec: tuple[str, Any, list[str], Policy], gate: Any) -> Hook:
+def made(number: int, spec: tuple[str, Any, list[str], HookFailurePolicy], gate: Any) -> Hook:
     kind, what, points, policy = spec
 
     def function(event: Any) -> Any:
@@ -87,7 +87,7 @@ HOOKS = st.lists(
         st.sampled_from(["function", "function", "coroutine"]),
         st.sampled_from(GOOD) | st.sampled_from(LIES) | st.sampled_from(BAD) | st.just(Veto("no")),
         st.sampled_from([[PRE], [PRE], [PRE, VALIDATE], [VALIDATE], [PRE, POST]]),
-        st.sampled_from([Policy.IGNORE, Policy.IGNORE, Policy.FAIL]),
+        st.sampled_from([HookFailurePolicy.IGNORE, HookFailurePolicy.IGNORE, HookFailurePolicy.FAIL]),
     ),
     min_size=1,
     max_size=5,
@@ -104,7 +104,7 @@ def expected(specs: list[Any]) -> tuple[str, Adjustment]:
                 continue
             said = names(what) if any(what is good for good in GOOD) else None
             if isinstance(what, Veto) or (
-                (said is None or said & owners or (validating and said)) and policy is Policy.FAIL
+                (said is None or said & owners or (validating and said)) and policy is HookFailurePolicy.FAIL
             ):
                 return f"{number:02}", NOTHING
             if not validating and said and not said & owners:
@@ -168,7 +168,7 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(scene: Any) -> Non
     for number, what in enumerate(kinds):
         points = [PRE] if isinstance(what, Adjustment) and what is not LIES[4] else [PRE, POST]
         kind = "coroutine" if number % 3 == 2 else "function"
-        hooks.append(made(number, (kind, what, points, Policy.IGNORE), scene.gate))
+        hooks.append(made(number, (kind, what, points, HookFailurePolicy.IGNORE), scene.gate))
 
     async def story() -> None:
         scene.use(*hooks)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Update
-from proxy.hooks.engine.claims import Claims, Said, named, said_by
+from proxy.hooks.engine.claims import FieldClaims, Said, named, said_by
 from proxy.model.idset import CpuSet, Mask
 
 KEYS = st.sampled_from("abcd")
@@ -31,8 +31,8 @@ SAID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-def together(answers: list[tuple[str, Said]]) -> tuple[Claims, list[str]]:
-    claims = Claims()
+def together(answers: list[tuple[str, Said]]) -> tuple[FieldClaims, list[str]]:
+    claims = FieldClaims()
     return claims, [claims.claim(name, said) for name, said in answers]
 
 
@@ -77,7 +77,7 @@ def test_a_conflict_names_field_and_owner_and_drops_the_answer() -> None:
 
 
 def test_a_silent_hook_changes_nothing() -> None:
-    assert Claims().merged() is NOTHING
+    assert FieldClaims().merged() is NOTHING
 
 
 def test_what_is_shown_can_be_written_into_without_effect() -> None:
@@ -89,7 +89,7 @@ def test_what_is_shown_can_be_written_into_without_effect() -> None:
 
 @given(st.lists(SAID, max_size=6))
 def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[Said]) -> None:
-    claims, owners, kept = Claims(), dict[str, str](), []
+    claims, owners, kept = FieldClaims(), dict[str, str](), []
     for number, said in enumerate(answers):
         fields = set(named(said))
         clash = claims.claim(str(number), said)
@@ -107,7 +107,7 @@ def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[Sa
 
 @given(st.lists(SAID, max_size=5), st.randoms(use_true_random=False))
 def test_what_comes_together_does_not_depend_on_the_order(answers: list[Said], random: Any) -> None:
-    probe = Claims()
+    probe = FieldClaims()
     disjoint = [(str(i), said) for i, said in enumerate(answers) if not probe.claim(str(i), said)]
     shuffled = list(disjoint)
     random.shuffle(shuffled)

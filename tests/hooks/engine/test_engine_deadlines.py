@@ -13,15 +13,15 @@ import pytest
 
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine import dispatch, invoke
-from proxy.hooks.engine.dispatch import Dispatch, Held
+from proxy.hooks.engine.dispatch import CallHolder, Dispatch
 from proxy.hooks.engine.errors import HookFailure
 from proxy.hooks.engine.event_loops import Looper
 from proxy.hooks.engine.invoke import DispatchContext, HookTask
 from proxy.hooks.engine.runners import JobResult, Runner
-from proxy.hooks.engine.slots import MOST_ASTRAY, PLACES, Seat
+from proxy.hooks.engine.slots import MOST_ASTRAY, PLACES, HookSlots
 from proxy.hooks.engine.thread_interrupt import OverdueError
 from proxy.hooks.events import PreStartContainer
-from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.model.backoff import Backoff
 
 PRE = "pre_create_container"
@@ -62,16 +62,16 @@ async def spinning(event: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("policy", list(HookFailurePolicy))
 @pytest.mark.parametrize("how", ["hang", spin, asleep, spinning])
-def test_a_hook_that_does_not_answer_is_left_behind(scene: Any, how: Any, policy: Policy) -> None:
+def test_a_hook_that_does_not_answer_is_left_behind(scene: Any, how: Any, policy: HookFailurePolicy) -> None:
     async def story() -> None:
         handler = scene.hang if how == "hang" else how
         scene.use(hook("10-a", handler, policy=policy), hook("20-b", good, timeout=30.0))
         outcome = await scene.ask()
         words = "hook 10-a: no answer within 50 ms at pre_create_container"
         assert scene.said == [words]
-        if policy is Policy.FAIL:
+        if policy is HookFailurePolicy.FAIL:
             assert outcome.refusal == f"cannot create container ns/pod/main: {words}"
         else:
             assert outcome.adjustment.envs == {"GOOD": "1"}
@@ -182,7 +182,7 @@ def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(scene: An
 
     async def story() -> None:
         scene.now = 1000.0
-        scene.use(hook("10-a", bad, policy=Policy.FAIL))
+        scene.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for _ in range(3):
             await scene.ask()
         scene.now += 0.25
@@ -401,7 +401,9 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pyt
         return None
 
     async def story() -> None:
-        scene.use(hook("10-a", good), hook("20-b", coroutine), hook("30-c", good, policy=Policy.FAIL))
+        scene.use(
+            hook("10-a", good), hook("20-b", coroutine), hook("30-c", good, policy=HookFailurePolicy.FAIL)
+        )
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", no_thread)
             outcome = await scene.ask()
@@ -452,7 +454,7 @@ def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
     looper = Looper("x", print, gone.set)
     looper.close()
     assert gone.wait(30)
-    seat = Seat(hook("10-a", asleep), print)
+    seat = HookSlots(hook("10-a", asleep), print)
     seat.leave(0, SHORT_S, HookFailure("timeout", "no answer"), 0.0, astray=HookTask(looper))
     assert seat.report(0.0, 0).hung == 0
 
@@ -465,11 +467,11 @@ def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
 
 
 def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(scene: Any) -> None:
-    seat = Seat(hook("10-a", good), print)
+    seat = HookSlots(hook("10-a", good), print)
     call = Dispatch(DispatchContext(time.monotonic, print), scene.create(), (seat,))
     gone, busy = Runner.__new__(Runner), Runner.__new__(Runner)
-    assert call._taken(Held([True], seat, gone, 0.0))
-    assert not call._taken(Held([], seat, busy, 0.0)), "it has just answered"
+    assert call._taken(CallHolder([True], seat, gone, 0.0))
+    assert not call._taken(CallHolder([], seat, busy, 0.0)), "it has just answered"
     assert call.broke(OverdueError(), gone) is JobResult.LOST
     assert call.outcome is None
     assert call.broke(OverdueError(), busy) is JobResult.DONE

@@ -15,7 +15,7 @@ from proxy.hooks.engine import errors
 from proxy.hooks.engine import log_capture as chatter_module
 from proxy.hooks.engine.errors import FailureLog, HookFailure, failure_of
 from proxy.hooks.engine.log_capture import PREFIX, HookLogHandler
-from proxy.hooks.engine.slots import Seat
+from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.stats import AGAIN, HookStats
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader import loading
@@ -101,7 +101,7 @@ def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     said: list[str] = []
     now = [0.0]
     people = FailureLog(of_hooks(said), lambda: now[0])
-    seat = Seat(of(raised), print)
+    seat = HookSlots(of(raised), print)
     for number in range(errors.MOST + 5):
         people.note(seat.hook, HookFailure("error", f"no {number}"))
     people.complain("other", "mine")

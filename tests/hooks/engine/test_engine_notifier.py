@@ -11,7 +11,7 @@ from proxy.hooks.answers import Adjustment, Update
 from proxy.hooks.engine import engine as engine_module
 from proxy.hooks.engine import notifier
 from proxy.hooks.events import Configure, PostCreateContainer, Shutdown, Synchronize
-from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy
 
 if TYPE_CHECKING:
     import pytest
@@ -121,7 +121,7 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) 
         return Adjustment(envs={"A": "1"})
 
     async def story() -> None:
-        scene.use(hook("10-a", bad, policy=Policy.FAIL))
+        scene.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for number in range(2):
             scene.engine.tell(numbered(scene, number))
         await scene.until(lambda: len(scene.said) == 2)

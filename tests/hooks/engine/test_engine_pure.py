@@ -14,7 +14,7 @@ from proxy.hooks.answers import Adjustment, Veto
 from proxy.hooks.engine import loop_interrupt as alarms
 from proxy.hooks.engine.loop_interrupt import Alarm, alarm
 from proxy.hooks.engine.slots import MOST_INTERRUPTED
-from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy
 
 # pytest's own limit would have the signal.
 pytestmark = pytest.mark.timeout(0)
@@ -140,7 +140,7 @@ def test_failures_are_reported_and_count_as_elsewhere(scene: Any, handler: Any, 
         scene.use(pure("10-a", good), pure("20-b", handler))
         assert on_loop(scene)
         assert scene.report("20-b").failures == {kind: 1}
-        scene.use(pure("10-a", good), pure("20-b", handler, policy=Policy.FAIL))
+        scene.use(pure("10-a", good), pure("20-b", handler, policy=HookFailurePolicy.FAIL))
         assert "20-b" in scene.engine.ask(scene.create()).outcome.refusal
         scene.use(pure("10-a", lambda event: Veto("no")), pure("20-b", handler))
         assert scene.engine.ask(scene.create()).outcome.refusal.endswith("hook 10-a: no")
@@ -200,9 +200,9 @@ def test_a_hook_that_swallows_the_first_alarm_gets_another(monkeypatch: pytest.M
     assert one.rang
 
 
-@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("policy", list(HookFailurePolicy))
 def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
-    scene: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    scene: Any, policy: HookFailurePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise KeyError("ours")
@@ -213,7 +213,7 @@ def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
         outcome = (scene.engine.ask(scene.create())).outcome
         assert outcome is not None
         assert not outcome.adjustment
-        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is Policy.FAIL)
+        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
         assert "KeyError: 'ours'" in scene.said[0]
 
     scene.run(story)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.hooks.kit.irqs import Irqs, Moved, mask_from, mask_text, shared_irqs
+from proxy.hooks.kit.irqs import Irqs, MovedIrqs, mask_from, mask_text, shared_irqs
 from proxy.hooks.kit.kernel_settings import put
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
@@ -52,11 +52,11 @@ def tree(tmp_path: Path) -> Tree:
 
 def test_interrupts_go_and_come_back(tree: Tree) -> None:
     irqs = Irqs(tree.proc, tree.state)
-    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=4)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == MovedIrqs(written=4)
     assert [tree[n] for n in (1, 2, 3, 4)] == ["0-1,4-7", "0-1,4-7", "0", "6"]
     assert tree.default == "000000f3"
-    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved()
-    assert irqs.claim("a", CpuSet(), ONLINE) == Moved(written=4)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == MovedIrqs()
+    assert irqs.claim("a", CpuSet(), ONLINE) == MovedIrqs(written=4)
     assert [tree[n] for n in (1, 2, 3, 4)] == ["0-7", "2-3", "0,2", "6"]
     assert mask_from(tree.default) == ONLINE
 
@@ -103,7 +103,7 @@ def test_an_interrupt_that_comes_later_gets_the_default_as_it_was(tree: Tree) ->
 
 def test_where_all_cpus_are_claimed_interrupts_stay(tree: Tree) -> None:
     irqs = Irqs(tree.proc, tree.state)
-    assert irqs.claim("a", ONLINE, ONLINE) == Moved()
+    assert irqs.claim("a", ONLINE, ONLINE) == MovedIrqs()
     assert tree[1] == "0-7"
 
 
@@ -114,8 +114,8 @@ def test_managed_interrupts_are_counted(tree: Tree) -> None:
         put(path, value)
 
     irqs = Irqs(tree.proc, tree.state, managed)
-    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=3, stay=1)
-    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=0, stay=1)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == MovedIrqs(written=3, stay=1)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == MovedIrqs(written=0, stay=1)
 
 
 def test_a_read_only_tree_names_the_drop_in(tree: Tree) -> None:
@@ -141,7 +141,7 @@ def test_odd_files_are_left_alone(tree: Tree) -> None:
     (tree.proc / "irq/10").mkdir()
     (tree.proc / "irq/default_smp_affinity").write_text("zz")
     irqs = Irqs(tree.proc, tree.state)
-    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=3)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == MovedIrqs(written=3)
     assert (tree[7], tree[8], tree.default) == ("", "nonsense", "zz")
     assert Irqs(tree.proc / "nowhere", tree.state).claim("a", cpus("2-3"), ONLINE).stay == 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.hooks.kit.kernel_settings import Knobs, put
+from proxy.hooks.kit.kernel_settings import KernelSettings, put
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def held(files: dict[str, Path]) -> str:
 
 
 def test_a_value_that_is_no_longer_wanted_is_restored(files: dict[str, Path], state: Path) -> None:
-    knobs = Knobs(state)
+    knobs = KernelSettings(state)
     assert knobs.hold({files["a"]: "1", files["b"]: "2"}).written == (files["a"], files["b"])
     assert held(files) == "12c"
     assert knobs.own(files["a"]) == "a"
@@ -42,20 +42,20 @@ def test_a_value_that_is_no_longer_wanted_is_restored(files: dict[str, Path], st
 
 
 def test_nothing_is_kept_where_nothing_is_wished(files: dict[str, Path], state: Path) -> None:
-    Knobs(state).hold({files["a"]: "a"})
+    KernelSettings(state).hold({files["a"]: "a"})
     assert not state.exists()
 
 
 def test_another_process_gives_back(files: dict[str, Path], state: Path) -> None:
-    Knobs(state).hold({files["a"]: "1"})
-    later = Knobs(state)
+    KernelSettings(state).hold({files["a"]: "1"})
+    later = KernelSettings(state)
     assert later.own(files["a"]) == "a"
     later.hold({})
     assert held(files) == "abc"
 
 
 def test_a_foreign_value_stays(files: dict[str, Path], state: Path) -> None:
-    knobs = Knobs(state)
+    knobs = KernelSettings(state)
     knobs.hold({files["a"]: "1", files["b"]: "2"})
     files["a"].write_text("x")
     files["b"].write_text("y")
@@ -74,20 +74,20 @@ def test_a_crash_anywhere_loses_nothing(files: dict[str, Path], state: Path) -> 
     def crash(path: Path, value: str) -> None:
         raise CrashError
 
-    Knobs(state).hold({files["a"]: "1"})
+    KernelSettings(state).hold({files["a"]: "1"})
     with pytest.raises(CrashError):  # remembered, and not written
-        Knobs(state, crash).hold({files["a"]: "2", files["b"]: "2"})
+        KernelSettings(state, crash).hold({files["a"]: "2", files["b"]: "2"})
     assert held(files) == "1bc"
-    assert Knobs(state).own(files["a"]) == "a"
+    assert KernelSettings(state).own(files["a"]) == "a"
 
     def write_and_crash(path: Path, value: str) -> None:
         put(path, value)
         raise CrashError
 
     with pytest.raises(CrashError):
-        Knobs(state, write_and_crash).hold({files["a"]: "2", files["b"]: "2"})
+        KernelSettings(state, write_and_crash).hold({files["a"]: "2", files["b"]: "2"})
     assert held(files) == "2bc"
-    Knobs(state).hold({})
+    KernelSettings(state).hold({})
     assert held(files) == "abc"
 
 
@@ -95,9 +95,9 @@ def test_a_value_is_ours_in_the_spelling_of_the_kernel(files: dict[str, Path], s
     def shorten(path: Path, value: str) -> None:
         put(path, value.lstrip("0"))
 
-    Knobs(state, shorten).hold({files["a"]: "007"})
+    KernelSettings(state, shorten).hold({files["a"]: "007"})
     assert files["a"].read_text() == "7\n"
-    knobs = Knobs(state, shorten)
+    knobs = KernelSettings(state, shorten)
     assert knobs.own(files["a"]) == "a"
     knobs.hold({files["a"]: "008"})
     knobs.hold({})
@@ -110,7 +110,7 @@ def test_a_refused_value_is_reported_and_not_ours(files: dict[str, Path], state:
             raise OSError(errno.EIO, "no")
         put(path, value)
 
-    knobs = Knobs(state, refuse)
+    knobs = KernelSettings(state, refuse)
     knobs.hold({files["b"]: "2"})
     came = knobs.hold({files["a"]: "no", files["b"]: "no"})
     assert {path: error.errno for path, error in came.refused.items()} == {
@@ -125,18 +125,18 @@ def test_a_refused_value_is_reported_and_not_ours(files: dict[str, Path], state:
 
 
 def test_giving_back_is_tried_again(files: dict[str, Path], state: Path) -> None:
-    Knobs(state).hold({files["a"]: "1"})
+    KernelSettings(state).hold({files["a"]: "1"})
 
     def refuse(path: Path, value: str) -> None:
         raise OSError(errno.EBUSY, "busy")
 
-    assert Knobs(state, refuse).hold({}).refused
-    Knobs(state).hold({})
+    assert KernelSettings(state, refuse).hold({}).refused
+    KernelSettings(state).hold({})
     assert held(files) == "abc"
 
 
 def test_a_file_that_goes_is_forgotten(files: dict[str, Path], state: Path) -> None:
-    knobs = Knobs(state)
+    knobs = KernelSettings(state)
     knobs.hold({files["a"]: "1"})
     files["a"].unlink()
     assert knobs.hold({}).written == ()
@@ -150,7 +150,7 @@ def test_a_file_that_goes_is_forgotten(files: dict[str, Path], state: Path) -> N
 def test_what_cannot_be_remembered_is_not_written(files: dict[str, Path], state: Path) -> None:
     state.parent.write_text("in the way")
     with pytest.raises(OSError):
-        Knobs(state).hold({files["a"]: "1"})
+        KernelSettings(state).hold({files["a"]: "1"})
     assert held(files) == "abc"
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_remembered_is_not_written(files: dict[str, Path], state:
 def test_a_damaged_state_is_none(files: dict[str, Path], state: Path, text: str) -> None:
     state.parent.mkdir()
     state.write_text(text.replace("FILE", str(files["a"])))
-    knobs = Knobs(state)
+    knobs = KernelSettings(state)
     assert knobs.own(files["a"]) == "a"
     knobs.hold({files["a"]: "1"})
     knobs.hold({})
@@ -170,7 +170,7 @@ def test_a_damaged_state_is_none(files: dict[str, Path], state: Path, text: str)
 def test_a_file_that_was_born_with_our_value_gets_what_it_would_have_had(
     files: dict[str, Path], state: Path
 ) -> None:
-    knobs = Knobs(state)
+    knobs = KernelSettings(state)
     knobs.born(files["a"], "0-3")
     assert knobs.own(files["a"]) == "0-3"
     knobs.hold({})

@@ -18,7 +18,7 @@ from proxy.hooks.events import (
     PreUpdateContainerResources,
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
-from proxy.hooks.remote.adjustments import Claims, claims_of
+from proxy.hooks.remote.adjustments import ServerClaims, claims_of
 from proxy.hooks.remote.convert import container_request, sandbox_request
 from proxy.hooks.remote.merge import merge_answer
 from proxy.model.errors import HookError
@@ -44,7 +44,7 @@ def pinned(event: Any, cpus: str = "0-7", mems: str = "") -> Any:
     return dataclasses.replace(event, container=dataclasses.replace(CONTAINER, resources=asked))
 
 
-def answered(event: Any, so_far: Adjustment = NOTHING, **said: Any) -> Claims:
+def answered(event: Any, so_far: Adjustment = NOTHING, **said: Any) -> ServerClaims:
     """Answer with an echo but for the given fields of resources, or of the answer."""
     told = container_request(event, so_far)
     answer = pb.ContainerResourceHookResponse(

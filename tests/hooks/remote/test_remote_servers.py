@@ -11,7 +11,7 @@ import pytest
 from proxy.config.enums import FailurePolicy
 from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig, HookSettings
-from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.hooks.remote.servers import server_of
 from proxy.model.errors import HookError
 from tests.said import of_hooks, report
@@ -42,7 +42,12 @@ def test_koordlets_own_file() -> None:
     assert set(hook.handlers) == {
         "pre_run_pod_sandbox", "pre_create_container", "pre_update_container_resources", "shutdown",
     }  # fmt: skip
-    assert (hook.policy, hook.timeout, hook.remote, hook.echoes) == (Policy.IGNORE, 0.5, True, True)
+    assert (hook.policy, hook.timeout, hook.remote, hook.echoes) == (
+        HookFailurePolicy.IGNORE,
+        0.5,
+        True,
+        True,
+    )
     assert hook.source == f"{FILE} (/var/run/koordlet/koordlet.sock)"
     assert not told
 
@@ -91,18 +96,18 @@ def test_keys_are_read_as_go_reads_them() -> None:
 def test_settings_go_before_the_file() -> None:
     settings = Fixed({"koordlet": HookSettings(timeout=2.0, policy=FailurePolicy.FAIL)})
     hook = made(KOORDLET, HooksConfig(settings=settings))
-    assert (hook.timeout, hook.policy) == (2.0, Policy.FAIL)
+    assert (hook.timeout, hook.policy) == (2.0, HookFailurePolicy.FAIL)
     settings = Fixed({"koordlet": HookSettings(policy=FailurePolicy.IGNORE)})
     hook = made(changed(failure_policy="Fail"), HooksConfig(timeout=0.1, settings=settings))
-    assert (hook.timeout, hook.policy) == (0.1, Policy.IGNORE)
+    assert (hook.timeout, hook.policy) == (0.1, HookFailurePolicy.IGNORE)
     hook = made(
         changed(failure_policy="Fail"),
         HooksConfig(settings=Fixed({"koordlet": HookSettings(timeout=3.0)})),
     )
-    assert (hook.timeout, hook.policy) == (3.0, Policy.FAIL)
+    assert (hook.timeout, hook.policy) == (3.0, HookFailurePolicy.FAIL)
     other = Fixed({"other": HookSettings(timeout=9.0, policy=FailurePolicy.FAIL)})
     hook = made(KOORDLET, HooksConfig(settings=other))
-    assert (hook.timeout, hook.policy) == (0.5, Policy.IGNORE)
+    assert (hook.timeout, hook.policy) == (0.5, HookFailurePolicy.IGNORE)
 
 
 def test_without_a_notifier_faults_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:

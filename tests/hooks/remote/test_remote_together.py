@@ -17,11 +17,11 @@ from proxy.config.enums import FailurePolicy
 from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks.answers import Adjustment
-from proxy.hooks.engine.engine import Engine
+from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.events import Point
-from proxy.hooks.hook import Hook, Outcome, Policy
+from proxy.hooks.hook import Hook, HookFailurePolicy, Outcome
 from proxy.hooks.loader.entries import State
-from proxy.hooks.registry import Library
+from proxy.hooks.registry import HookRegistry
 from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet
@@ -49,7 +49,7 @@ def asked(*hooks: Hook, events: int = 1, event: Point = EVENT) -> tuple[list[Out
     complaints: list[str] = []
 
     async def main() -> list[Outcome]:
-        engine = Engine(of_hooks(complaints), lambda _updates, _owners: None)
+        engine = HookEngine(of_hooks(complaints), lambda _updates, _owners: None)
         engine.use(hooks)
         try:
             return [await engine.ask(event).wait() for _ in range(events)]
@@ -107,9 +107,9 @@ def test_two_servers_that_want_different_things_are_both_named(
     assert "b" in complaints[0]
 
 
-@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("policy", list(HookFailurePolicy))
 def test_a_server_that_hangs_costs_its_answer_or_the_call(
-    servers: Callable[[str], HookServer], hook_of: MakeHook, policy: Policy
+    servers: Callable[[str], HookServer], hook_of: MakeHook, policy: HookFailurePolicy
 ) -> None:
     """Koordinator's proxy waits as long as kubelet does."""
     slow, good = servers("slow"), servers("good")
@@ -119,7 +119,7 @@ def test_a_server_that_hangs_costs_its_answer_or_the_call(
     (outcome,), complaints = asked(hanging, hook_of(good.path, name="b"))
     assert time.monotonic() - started < 10
     assert "no answer within 0.2 s" in complaints[0]
-    if policy is Policy.FAIL:
+    if policy is HookFailurePolicy.FAIL:
         assert "hook a" in outcome.refusal
         assert "no answer within 0.2 s" in outcome.refusal
         assert not good.asked
@@ -192,8 +192,8 @@ class Folder:
             timeout=5,
             settings=settings,
         )
-        self.engine = Engine(of_hooks(self.complaints), lambda _updates, _owners: None)
-        self.library = Library(config, self.engine, lambda: None, of_hooks(self.complaints))
+        self.engine = HookEngine(of_hooks(self.complaints), lambda _updates, _owners: None)
+        self.library = HookRegistry(config, self.engine, lambda: None, of_hooks(self.complaints))
 
     def write(self, name: str, content: str) -> None:
         file = self.path / name

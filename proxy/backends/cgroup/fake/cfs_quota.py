@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _LEAST, _LONGEST, _MOST = 1000, 1_000_000, 1 << 44
 
 
-class Tree(Protocol):
+class FakeCpuFiles(Protocol):
     """What is needed of the directory."""
 
     version: int
@@ -39,7 +39,7 @@ def furniture(path: str, version: int) -> dict[str, str]:
     return {MAX: "max 100000"} if path else {}
 
 
-def written(tree: Tree, path: str, name: str, text: str) -> str:
+def written(tree: FakeCpuFiles, path: str, name: str, text: str) -> str:
     """Return what a file holds after a write.
 
     Raises:
@@ -75,13 +75,13 @@ def _ancestors(path: str) -> Iterator[str]:
         yield path
 
 
-def _descendants(tree: Tree, path: str) -> Iterator[str]:
+def _descendants(tree: FakeCpuFiles, path: str) -> Iterator[str]:
     for child in tree.children(path):
         yield f"{path}/{child}"
         yield from _descendants(tree, f"{path}/{child}")
 
 
-def _ratios(tree: Tree, paths: Iterator[str]) -> Iterator[float]:
+def _ratios(tree: FakeCpuFiles, paths: Iterator[str]) -> Iterator[float]:
     for path in paths:
         quota = int(tree.read(path, QUOTA))
         if quota >= 0:

@@ -33,7 +33,7 @@ VALID, INVALID, STUCK, LOST = "valid", "invalid", "stuck", "lost"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PartitionEntry:
     """A group that is no member."""
 
     kind: str
@@ -54,10 +54,10 @@ class Entry:
         return f"{self.kind} invalid{f' ({self.reason})' if self.reason else ''}"
 
 
-Table = dict[str, Entry]
+Table = dict[str, PartitionEntry]
 
 
-class Tree(Protocol):
+class FakePartitionFiles(Protocol):
     """What is needed of the directory."""
 
     def read(self, path: str, name: str) -> str:
@@ -73,7 +73,9 @@ class Tree(Protocol):
 def load(root: Path) -> Table:
     """Return the groups that are no members."""
     try:
-        return {path: Entry(**entry) for path, entry in json.loads((root / TABLE).read_text()).items()}
+        return {
+            path: PartitionEntry(**entry) for path, entry in json.loads((root / TABLE).read_text()).items()
+        }
     except FileNotFoundError:
         return {}
 
@@ -105,7 +107,7 @@ def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Tabl
     return own & above or above
 
 
-def set_exclusive(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
+def set_exclusive(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
     """Return the groups that are no members after an exclusive set was written.
 
     Raises:
@@ -122,7 +124,7 @@ def set_exclusive(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
     }
 
 
-def listed(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
+def listed(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
     """Return them after a group's list was written."""
     after = dict(table)
     for sibling in _siblings(tree, path):
@@ -137,7 +139,7 @@ def listed(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
     return after
 
 
-def set_partition(tree: Tree, path: str, word: str, table: Table) -> Table:
+def set_partition(tree: FakePartitionFiles, path: str, word: str, table: Table) -> Table:
     """Return them after a group was made a partition or a member.
 
     Raises:
@@ -157,12 +159,12 @@ def set_partition(tree: Tree, path: str, word: str, table: Table) -> Table:
     return {**after, path: _made(tree, path, word, cpus, after)}
 
 
-def _made(tree: Tree, path: str, kind: str, cpus: CpuSet, others: Table) -> Entry:
+def _made(tree: FakePartitionFiles, path: str, kind: str, cpus: CpuSet, others: Table) -> PartitionEntry:
     reason = _reason(tree, path, cpus, others)
-    return Entry(kind, str(cpus), INVALID if reason else VALID, reason)
+    return PartitionEntry(kind, str(cpus), INVALID if reason else VALID, reason)
 
 
-def _reason(tree: Tree, path: str, cpus: CpuSet, others: Table) -> str:
+def _reason(tree: FakePartitionFiles, path: str, cpus: CpuSet, others: Table) -> str:
     """Return why a group cannot be a partition; empty where it can."""
     parent = path.rpartition("/")[0]
     above = others.get(parent)
@@ -182,12 +184,12 @@ def _reason(tree: Tree, path: str, cpus: CpuSet, others: Table) -> str:
     return ""
 
 
-def _siblings(tree: Tree, path: str) -> Iterator[str]:
+def _siblings(tree: FakePartitionFiles, path: str) -> Iterator[str]:
     above, _, name = path.rpartition("/")
     yield from (f"{above}/{other}" if above else other for other in tree.children(above) if other != name)
 
 
-def _has_exclusive(tree: Tree, path: str) -> bool:
+def _has_exclusive(tree: FakePartitionFiles, path: str) -> bool:
     try:
         tree.read(path, EXCLUSIVE)
     except FileNotFoundError:
@@ -195,7 +197,7 @@ def _has_exclusive(tree: Tree, path: str) -> bool:
     return True
 
 
-def _list(tree: Tree, path: str, name: str) -> CpuSet:
+def _list(tree: FakePartitionFiles, path: str, name: str) -> CpuSet:
     try:
         return CpuSet.parse(tree.read(path, name))
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 
 if TYPE_CHECKING:
     from proxy.controller.context import NodeContext
-    from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+    from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.hooks.hook import Asking
 
 IN_CALL_S: Final = 1.0
@@ -24,7 +24,7 @@ PAUSES_S: Final = (1.0, 2.0, 5.0, 30.0)
 """Before the runtime is asked again; the last again and again."""
 
 
-class Learning:
+class Backfill:
     """Learns, and has hooks told."""
 
     def __init__(self, keeper: NodeContext, asking: Asking) -> None:
@@ -34,7 +34,7 @@ class Learning:
             keeper: Whose runtime tells.
             asking: Tells hooks.
         """
-        self.following: Following | None = None
+        self.following: LifecycleEvents | None = None
         self._keeper = keeper
         self._asking = asking
         self._worker = Worker("hooks-learn", keeper.broken)

@@ -21,10 +21,10 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.call import HeldCall, Hold, Trip
 from proxy.frontends.cri.decode import pod_of
 from proxy.frontends.cri.hook_bridge.adjust import adjusted_create, adjusted_run_pod
-from proxy.frontends.cri.hook_bridge.dispatch import Way
+from proxy.frontends.cri.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.cri.hook_bridge.facts import container_facts, pod_facts, resources_of
 from proxy.frontends.cri.hook_bridge.lenient import TooManyFieldsError, read
-from proxy.frontends.cri.hook_bridge.update_queue import Lines
+from proxy.frontends.cri.hook_bridge.update_queue import UpdateQueue
 from proxy.frontends.cri.hook_gateway import LEAVING, Go
 from proxy.hooks.events import (
     Point,
@@ -44,21 +44,21 @@ from proxy.model.workload import Container, Phase, Pod, Verdict
 if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
     from proxy.engine.state import NodeState
-    from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+    from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
 
 STARTABLE = (Phase.CREATED, Phase.STARTING)
 
 
 class Hooked:
-    """Has hooks asked; implements ``proxy.frontends.cri.hook_gateway.Asked``."""
+    """Has hooks asked; implements ``proxy.frontends.cri.hook_gateway.HookGateway``."""
 
     active = True
 
     def __init__(
         self,
         keeper: Keeper,
-        way: Way,
-        following: Following,
+        way: HookDispatcher,
+        following: LifecycleEvents,
         adopt: Callable[[str], Awaitable[bool]],
         hold: Hold,
         learn: Callable[[str], Awaitable[None]],
@@ -79,7 +79,7 @@ class Hooked:
         self._adopt = adopt
         self._hold = hold
         self._learn = learn
-        self.update = Lines(keeper, way, following, adopt, hold, learn).update
+        self.update = UpdateQueue(keeper, way, following, adopt, hold, learn).update
 
     @property
     def points(self) -> frozenset[str]:

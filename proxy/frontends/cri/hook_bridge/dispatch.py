@@ -27,7 +27,7 @@ Decided = Callable[[Outcome], None]
 """Goes on with a call when the hooks have answered."""
 
 
-class Way:
+class HookDispatcher:
     """The way of a call through the hooks."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Way:
             self._keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
 
-class _Nothing:
+class _NoDecision:
     """Answers where nobody could be asked."""
 
     outcome: Outcome | None = AS_IT_IS
@@ -158,4 +158,4 @@ class _Nothing:
         return AS_IT_IS
 
 
-_NONE = _Nothing()
+_NONE = _NoDecision()

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.observer import Change, Onlooker
+from proxy.controller.observer import Change, Observer
 from proxy.frontends.cri.hook_bridge.facts import decision_of, existing_facts, pod_facts, pools_of
 from proxy.frontends.cri.hook_bridge.lenient import read
-from proxy.frontends.cri.hook_bridge.object_cache import Memory
+from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
 from proxy.hooks.events import (
     MachineChanged,
     Point,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _Entry = TypeVar("_Entry", pb.PodSandbox, pb.Container)
 
 
-class Following(Onlooker):
+class LifecycleEvents(Observer):
     """Follows the node for hooks.
 
     Attributes:
@@ -84,7 +84,7 @@ class Following(Onlooker):
         self._lacks = lacks
         self._rested = False
         self._stirred = False
-        self.memory = Memory()
+        self.memory = ObjectCache()
         self.stopped: dict[str, Pod] = {}
         self.sent: dict[str, bytes] = {}
 
@@ -179,7 +179,7 @@ class Following(Onlooker):
     # -- what the keeper tells ----------------------------------------------------------------------------
 
     def created(self, token: str, container: Container) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         body = self.sent.pop(token, b"")
         if body:
             self.memory.created(container.id, body)
@@ -188,39 +188,39 @@ class Following(Onlooker):
             self._stir()  # its CPUs have an owner with an id now
 
     def failed(self, token: str) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         self.sent.pop(token, None)
 
     def entered(self, container: Container, phase: Phase) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         if phase is Phase.RUNNING:
             self._tell(PostStartContainer, container)
         elif phase is Phase.EXITED:
             self._tell(PostStopContainer, container)
 
     def gone(self, container: Container) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         if container.phase is Phase.RUNNING:
             self._tell(PostStopContainer, container.in_phase(Phase.EXITED))
         self.tell(PostRemoveContainer, lambda: PostRemoveContainer(*self.facts(container)))
         self.memory.forget(container.id)
 
     def pod_stopped(self, pod: Pod) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         if pod.sandbox_id in self._keeper.sandboxes.arriving:
             return  # it was never made
         self.stopped[pod.sandbox_id] = pod
         self.tell(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))
 
     def pod_gone(self, sandbox_id: str) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         pod = self.stopped.pop(sandbox_id, None)
         if pod is not None:
             self.tell(PostRemovePodSandbox, lambda: PostRemovePodSandbox(self.pod(pod)))
         self.memory.forget(sandbox_id)
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         state, news = self._keeper.state, self._keeper.news
         rested, self._rested = self._rested, self._keeper.store.mode.is_leaving
         if rested and not self._rested:
@@ -238,7 +238,7 @@ class Following(Onlooker):
     # -- what changes on the node -------------------------------------------------------------------------
 
     def changed(self, change: Change) -> None:
-        """See ``Onlooker``."""
+        """See ``Observer``."""
         self._stir()
 
     def _stir(self) -> None:

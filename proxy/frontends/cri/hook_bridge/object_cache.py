@@ -62,7 +62,7 @@ class RememberedContainer:
     whole: bool
 
 
-class Memory:
+class ObjectCache:
     """All that is remembered; on the event loop's thread."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.call import HeldCall, Hold
 from proxy.frontends.cri.hook_bridge.adjust import adjusted_update
-from proxy.frontends.cri.hook_bridge.dispatch import Decided, Way
+from proxy.frontends.cri.hook_bridge.dispatch import Decided, HookDispatcher
 from proxy.frontends.cri.hook_bridge.facts import resources_of
 from proxy.frontends.cri.hook_bridge.lazy import LazyMap
 from proxy.frontends.cri.hook_bridge.lenient import read
@@ -27,7 +27,7 @@ from proxy.model.workload import Phase
 
 if TYPE_CHECKING:
     from proxy.controller.context import NodeContext
-    from proxy.frontends.cri.hook_bridge.lifecycle_events import Following
+    from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class _Waiting:
     go: Decided
 
 
-class Lines:
+class UpdateQueue:
     """Updates on their way through the hooks."""
 
     def __init__(
         self,
         keeper: NodeContext,
-        way: Way,
-        following: Following,
+        way: HookDispatcher,
+        following: LifecycleEvents,
         adopt: Callable[[str], Awaitable[bool]],
         hold: Hold,
         learn: Callable[[str], Awaitable[None]],

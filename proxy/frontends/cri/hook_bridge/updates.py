@@ -28,7 +28,7 @@ from proxy.telemetry.port import subject_of
 
 if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
-    from proxy.controller.start_update import Launch
+    from proxy.controller.start_update import StartUpdate
 
 MOST: Final = 256
 """So many containers may have updates that wait."""
@@ -76,7 +76,7 @@ class _Wanted:
 class Updates:
     """Carries out what hooks want of containers."""
 
-    def __init__(self, keeper: Keeper, launch: Launch, *, owned_cpus: bool = False) -> None:
+    def __init__(self, keeper: Keeper, launch: StartUpdate, *, owned_cpus: bool = False) -> None:
         """Wait for updates.
 
         Args:

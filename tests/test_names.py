@@ -1,0 +1,31 @@
+"""Names of classes: each one is given once, so that a name says which class is meant."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "proxy"
+
+
+def given_twice(files: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Give the names that several classes have, with the files of these classes."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path, text in files:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(path)
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    written = [path for path in sorted(PACKAGE.rglob("*.py")) if PACKAGE / "api" not in path.parents]
+    assert len(written) > 400
+    assert given_twice((str(path.relative_to(PACKAGE)), path.read_text()) for path in written) == {}
+
+
+def test_a_name_that_is_given_twice_is_found() -> None:
+    one, two = "class Row: ...\nclass Once: ...\n", "def f():\n    class Row: ...\n"
+    assert given_twice([("a.py", one), ("b.py", two)]) == {"Row": ["a.py", "b.py"]}
