@@ -92,7 +92,7 @@ class Faults:
 async def move(keeper: Keeper, container_id: str) -> None:
     """Move an owner to the last shared CPUs."""
     container = keeper.state.containers[container_id]
-    target = CpuSet(list(keeper.state.pools.shared)[-len(container.placement.own) :])
+    target = CpuSet(list(keeper.state.pools.shared)[-len(container.placement.exclusive) :])
     if why := await keeper.owner_moves.move(container.owner, target):
         keeper.problems.note(f"not moved: {why}")
 

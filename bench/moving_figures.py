@@ -110,7 +110,7 @@ def states(online: CpuSet, paths: list[str]) -> tuple[NodeState, NodeState]:
         )
         for path in paths
     ]
-    own = Placement(Pool.OWN, CpuSet([max(online)]), Mask(), hard=True)
+    own = Placement(Pool.OWN, CpuSet([max(online)]), Mask(), excludes_be=True)
     owner = Container("owner", "o", pod, Request(), own, Phase.CREATING, 0, "u/o")
     return NodeState.of(node, [pod], there), NodeState.of(node, [pod], [*there, owner])
 

@@ -36,7 +36,15 @@ from proxy.model.workload import (
 )
 
 S = TypeVar("S", CpuSet, Mask)
-POLICIES = ("bind_required", "bind_preferred", "exclusive", "aligned", "apart", "wish_policy")
+POLICIES = {
+    "bind_required": "bind_required",
+    "bind_preferred": "bind_preferred",
+    "exclusive": "exclusive",
+    "aligned": "aligned",
+    "apart": "numa_exclusive",
+    "wish_policy": "wish_policy",
+}
+"""Keys in the ledger to fields of ``Pod``."""
 MOST_FAULTS = 20
 """Faults of a pod that are read; its annotations have no more."""
 MOST_REASONS = 100
@@ -64,11 +72,11 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "problem": pod.problem,
         **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
         **({} if pod.wish_nodes is None else {"wish_nodes": str(pod.wish_nodes)}),
-        **({"chosen": True} if pod.chosen else {}),
-        **({"reparented": True} if pod.reparented else {}),
+        **({"chosen": True} if pod.cpuset_chosen_locally else {}),
+        **({"reparented": True} if pod.cgroup_changed_by_hook else {}),
         **({} if pod.total is None else {"total": {name: getattr(pod.total, name) for name in TOTAL_FIELDS}}),
-        **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
-        **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
+        **{key: getattr(pod, name).value for key, name in POLICIES.items() if getattr(pod, name)},
+        **({} if pod.reserved_for_pod is None else {"aside": _dump_aside(pod.reserved_for_pod)}),
         **({"faults": [[each.kind.value, str(each)] for each in pod.defects]} if pod.defects else {}),
     }
 
@@ -120,17 +128,17 @@ def _dump_container(container: Container) -> dict[str, object]:
         },
         "placement": {
             "pool": placement.pool.value,
-            "own": str(placement.own),
+            "own": str(placement.exclusive),
             "mems": str(placement.mems),
             "reasons": list(placement.reasons),
-            "hard": placement.hard,
+            "hard": placement.excludes_be,
             **({"blocks": _dump_blocks(placement.blocks)} if placement.blocks else {}),
-            **({} if placement.within is None else {"within": str(placement.within)}),
-            **({} if placement.nodes is None else {"nodes": str(placement.nodes)}),
-            **({"unlimited": True} if placement.unlimited else {}),
-            **({"instead": str(placement.instead)} if placement.instead else {}),
-            **({} if placement.narrowed is None else {"narrowed": str(placement.narrowed)}),
-            **({"beyond": str(placement.beyond)} if placement.beyond else {}),
+            **({} if placement.pool_cpus_limit is None else {"within": str(placement.pool_cpus_limit)}),
+            **({} if placement.pool_numa_limit is None else {"nodes": str(placement.pool_numa_limit)}),
+            **({"unlimited": True} if placement.cfs_quota_off else {}),
+            **({"instead": str(placement.replacement)} if placement.replacement else {}),
+            **({} if placement.hook_cpus is None else {"narrowed": str(placement.hook_cpus)}),
+            **({"beyond": str(placement.hook_extra_cpus)} if placement.hook_extra_cpus else {}),
             **_dump_shares(placement.shares),
         },
         "phase": container.phase.value,
@@ -158,14 +166,14 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
                 tuple(_sentence(reason, MESSAGE) for reason in reasons[:MOST_REASONS]),
                 placement["hard"] is True,
                 _blocks(placement.get("blocks", [])),
-                within=_there(placement, "within", cpus),
-                nodes=_there(placement, "nodes", bounds.nodes),
-                unlimited=placement.get("unlimited") is True,
-                instead=CpuSet.parse(_text(placement.get("instead", "")), cpus),
-                narrowed=CpuSet.parse(_text(placement["narrowed"])) & cpus
+                pool_cpus_limit=_there(placement, "within", cpus),
+                pool_numa_limit=_there(placement, "nodes", bounds.nodes),
+                cfs_quota_off=placement.get("unlimited") is True,
+                replacement=CpuSet.parse(_text(placement.get("instead", "")), cpus),
+                hook_cpus=CpuSet.parse(_text(placement["narrowed"])) & cpus
                 if "narrowed" in placement
                 else None,
-                beyond=CpuSet.parse(_text(placement.get("beyond", "")), cpus),
+                hook_extra_cpus=CpuSet.parse(_text(placement.get("beyond", "")), cpus),
                 shares=_shares(placement.get("shares", [])),
             ),
             Phase(data["phase"]),
@@ -221,12 +229,12 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         bind_preferred=BindPolicy(data.get("bind_preferred", "")),
         exclusive=ExclusivePolicy(data.get("exclusive", "")),
         aligned=NumaPolicy(data.get("aligned", "")),
-        apart=NumaExclusive(data.get("apart", "")),
+        numa_exclusive=NumaExclusive(data.get("apart", "")),
         wish_policy=Policy(data["wish_policy"]) if "wish_policy" in data else None,
         wish_nodes=wished,
-        chosen=data.get("chosen") is True,
-        aside=_aside(data["aside"], bounds) if "aside" in data else None,
-        reparented=data.get("reparented") is True,
+        cpuset_chosen_locally=data.get("chosen") is True,
+        reserved_for_pod=_aside(data["aside"], bounds) if "aside" in data else None,
+        cgroup_changed_by_hook=data.get("reparented") is True,
         total=_total(data["total"]) if "total" in data else None,
     )
 

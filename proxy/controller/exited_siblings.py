@@ -33,7 +33,7 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
     return [
         c.id
         for c in state.in_sandbox(pod.sandbox_id)
-        if c.phase is Phase.RUNNING and (c.placement.own or c.placement.blocks)
+        if c.phase is Phase.RUNNING and (c.placement.exclusive or c.placement.blocks)
     ]
 
 

@@ -71,7 +71,7 @@ class HookOverrides(Observer):
         """Take back CPUs with owners that hooks gave away while the configuration let them."""
         context = self._context
         there = context.state.containers.values()
-        inside = [within_its_own(container) for container in there if container.placement.beyond]
+        inside = [within_its_own(container) for container in there if container.placement.hook_extra_cpus]
         if not inside:
             return
         records = {f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}": c for c in inside}

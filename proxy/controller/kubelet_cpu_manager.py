@@ -184,7 +184,11 @@ def _has(state: NodeState) -> list[tuple[str, str, CpuSet]]:
         owner = state.owners.get(container.owner) if container.placement.pool is Pool.OWN else None
         if owner is not None:
             owners[container.owner] = (container.pod.uid, container.ref, owner.cpus)
-    aside = [(pod.uid, pod.ref, pod.aside.cpus) for pod in state.pods.values() if pod.aside is not None]
+    aside = [
+        (pod.uid, pod.ref, pod.reserved_for_pod.cpus)
+        for pod in state.pods.values()
+        if pod.reserved_for_pod is not None
+    ]
     return [*sorted(owners.values(), key=lambda one: one[1]), *aside]
 
 

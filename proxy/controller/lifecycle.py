@@ -29,7 +29,7 @@ class Lifecycle:
             return
         container = container.in_phase(Phase.CREATED, container_id)
         records: dict[str, Record | None] = {f"c/{container_id}": container}
-        if container.placement.pool is Pool.OWN or container.placement.narrowed is not None:
+        if container.placement.pool is Pool.OWN or container.placement.hook_cpus is not None:
             records[f"i/{token}"] = None
         store.change(store.state.renamed(token, container), "container created", records=records)
         context.history.renamed(token, container_id)

@@ -47,7 +47,7 @@ class OwnerMoves:
             return why
         containers = containers_of(context.state, owner)
         first, ids = containers[0], tuple(container.id for container in containers)
-        own = first.placement.own
+        own = first.placement.exclusive
         one = Reservation(ReservationKind.MOVE, ids, cpus, ref=first.ref, previous=own)
         return await self._moved(one, self._reservations.run_for("move", first))
 
@@ -100,16 +100,16 @@ class OwnerMoves:
                 continue
             there = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
             for at, container in there:
-                placement = dataclasses.replace(container.placement, own=record.previous)
+                placement = dataclasses.replace(container.placement, exclusive=record.previous)
                 containers[at] = dataclasses.replace(container, placement=placement)
             living = [c for _, c in there if c.phase is not Phase.EXITED]
             if not living:
                 self._context.journal.put(key, None)
                 continue
             first = living[0]
-            holds[token] = CpuHold(first.owner, record.cpus, first.placement.hard)
+            holds[token] = CpuHold(first.owner, record.cpus, first.placement.excludes_be)
             one = restoration(record.containers, record.previous, record.cpus, first.ref)
-            self._half_done.append((one, ReservationRun(token, first.owner, first.placement.hard)))
+            self._half_done.append((one, ReservationRun(token, first.owner, first.placement.excludes_be)))
         return holds
 
     def resume(self) -> None:

@@ -124,7 +124,7 @@ class Reservations:
 
     async def create(self, container: Container, client: CreateClient) -> Reservation:
         """Make the placement of a new owner durable, and have other containers leave its CPUs."""
-        cpus, began = container.placement.own, self._context.clock()
+        cpus, began = container.placement.exclusive, self._context.clock()
         one = Reservation(ReservationKind.CREATE, (container.id,), cpus, ref=container.ref)
         ended = await self.carry_out(one, ReservationRun(container.id, client=client))
         self._context.telemetry.observe(metrics.BARRIER_WAIT_SECONDS, self._context.clock() - began)
@@ -137,7 +137,7 @@ class Reservations:
 
     async def start(self, container: Container) -> Reservation:
         """Have other containers leave the CPUs of an owner that is about to start."""
-        cpus = container.placement.own | container.placement.instead
+        cpus = container.placement.exclusive | container.placement.replacement
         return await self.clear(cpus, container)
 
     async def clear(self, cpus: CpuSet, container: Container | None = None) -> Reservation:
@@ -166,7 +166,7 @@ class Reservations:
 
     def run_for(self, kind: str, first: Container) -> ReservationRun:
         """Return how a reservation for containers that exist is carried out, the first of which is given."""
-        return ReservationRun(self._context.token(kind), first.owner, first.placement.hard)
+        return ReservationRun(self._context.token(kind), first.owner, first.placement.excludes_be)
 
     # -- carrying out -------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Reservations:
         """Return the state with the CPUs of a replacement as part of the placements."""
         cpus = one.previous | one.cpus
         placed = [
-            dataclasses.replace(c, placement=dataclasses.replace(c.placement, instead=cpus))
+            dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=cpus))
             for c in self._living(one)
         ]
         return self._context.state.changed(put=placed)
@@ -273,7 +273,7 @@ class Reservations:
             reasons = tuple(reason for reason in container.placement.reasons if reason != moved)
             if cpus == one.cpus:
                 reasons = (*reasons, moved)
-            placement = dataclasses.replace(container.placement, own=cpus, reasons=reasons)
+            placement = dataclasses.replace(container.placement, exclusive=cpus, reasons=reasons)
             placed.append(dataclasses.replace(container, placement=placement))
         return placed
 
@@ -422,11 +422,11 @@ class Reservations:
             return seen.NoOtherPlacement()
         self._lifecycle.failed(token, again=True)
         context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
-        lost, why = container.placement.own, reason.message
+        lost, why = container.placement.exclusive, reason.message
         context.telemetry.problem("cannot free CPUs", **subject(container), cpus=lost, err=why)
         new = self._creates.take(plan, again=True).container
         assert new is not None
         new = await run.client.placed_elsewhere(new)
         if new is None:
             return seen.PlacementWithdrawn()
-        return seen.PlacedElsewhere(new.id, new.placement.own)
+        return seen.PlacedElsewhere(new.id, new.placement.exclusive)

@@ -225,7 +225,7 @@ class RuntimeEvents:
         if event.kind == "exit":
             pod = state.pods.get(who)
             live = any(c.phase is not Phase.EXITED for c in state.in_sandbox(who))
-            return pod is not None and (live or pod.aside is not None)
+            return pod is not None and (live or pod.reserved_for_pod is not None)
         known = who in state.containers or who in state.pods
         return known if event.kind == "delete" else not known
 

@@ -55,10 +55,10 @@ class Sandboxes:
             context.telemetry.count(metrics.PODS_REFUSED)
             why = admission.verdict.operator_message
             context.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
-        elif admission.pod.aside is not None:
+        elif admission.pod.reserved_for_pod is not None:
             self.arriving.add(token)
             context.store.change(admission.state, "pod admitted", records={f"p/{token}": admission.pod})
-            aside = admission.pod.aside
+            aside = admission.pod.reserved_for_pod
             context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
         return admission.verdict, admission.pod
 
@@ -129,11 +129,11 @@ class Sandboxes:
         """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
         context = self._context
         pod = context.state.pods.get(sandbox_id)
-        if pod is not None and pod.aside is not None:
+        if pod is not None and pod.reserved_for_pod is not None:
             for found in listed:
                 if (found.uid, found.attempt, found.ready) == (pod.uid, pod.attempt, True):
                     ours = context.state.pods.get(found.id)
-                    if ours is None or ours.aside is None:
+                    if ours is None or ours.reserved_for_pod is None:
                         self.running(dataclasses.replace(pod, sandbox_id=found.id))
                     break
         self.removed(sandbox_id)

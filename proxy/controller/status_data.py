@@ -55,9 +55,13 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "kubelet": keeper.beside.page(),
         "memory": _memory(state),
         "reservations": [
-            {"pod": pod.ref, "cpus": str(pod.aside.cpus), "nodes": str(pod.aside.affinity or "")}
+            {
+                "pod": pod.ref,
+                "cpus": str(pod.reserved_for_pod.cpus),
+                "nodes": str(pod.reserved_for_pod.affinity or ""),
+            }
             for pod in state.pods.values()
-            if pod.aside is not None
+            if pod.reserved_for_pod is not None
         ],
         "remembered": keeper.history.size,
     }

@@ -76,7 +76,7 @@ def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSe
     None where there are none, as for a BE pod, which owns nothing by its annotation. ``request`` is as for
     ``permitted_claim``. Reserved CPUs are not checked: they may have been assigned before they were reserved.
     """
-    if pod.cpuset is None or pod.chosen:
+    if pod.cpuset is None or pod.cpuset_chosen_locally:
         return pod.cpuset
     return permitted_claim(node, pod, request, pod.cpuset)[0].cpuset if _claims_cpus(pod) else None
 
@@ -146,7 +146,7 @@ def owning_problem(pod: Pod, total: Request) -> str:
 
 def _claims_cpus(pod: Pod) -> bool:
     """Return whether the annotation of a pod claims CPUs; for a BE pod it only limits the pool."""
-    claims = bool(pod.cpuset) and not pod.chosen and pod.qos is not QosClass.BE
+    claims = bool(pod.cpuset) and not pod.cpuset_chosen_locally and pod.qos is not QosClass.BE
     return claims and not pod.problem
 
 
@@ -178,7 +178,7 @@ def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
         breach = Breach(
             AdmissionRule.NAMESPACE, _not_permitted(pod, "the annotation resource-status", "namespaces")
         )
-    named = pod.cpuset is not None and not pod.chosen
+    named = pod.cpuset is not None and not pod.cpuset_chosen_locally
     bound = pod.nodes is not None and not pod.aligned
     faulty = pod.problem.startswith(f"annotation {RESOURCE_STATUS}")
     if not named and not bound and not faulty:
@@ -195,7 +195,7 @@ def _without_claim(pod: Pod) -> Pod:
     """Return a pod without its claim: one that shares CPUs."""
     qos = QosClass.LS if pod.qos in RESTRICTED_CLASSES else pod.qos
     nodes = pod.nodes if pod.aligned else None
-    return dataclasses.replace(pod, qos=qos, cpuset=None, nodes=nodes, chosen=False)
+    return dataclasses.replace(pod, qos=qos, cpuset=None, nodes=nodes, cpuset_chosen_locally=False)
 
 
 def _not_permitted(pod: Pod, what: str, key: str) -> str:

@@ -103,7 +103,9 @@ def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
         return PodAdmission(verdict, pod, state, why, limit=breach.rule)
     if counts is not pod:
         return _admit_permitted(state, pod, counts, total, breach)
-    before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
+    before = next(
+        (p for p in state.pods.values() if p.key == pod.key and p.reserved_for_pod is not None), None
+    )
     if before is not None:
         known = with_earlier_decision(pod, before)
         return PodAdmission(Verdict(), known, state.with_pod(known))
@@ -139,18 +141,24 @@ def _admit_permitted(
     given = done.pod
     known = dataclasses.replace(
         pod,
-        aside=given.aside,
+        reserved_for_pod=given.reserved_for_pod,
         nodes=given.nodes or pod.nodes,
-        cpuset=given.cpuset if given.chosen else pod.cpuset,
-        chosen=given.chosen,
+        cpuset=given.cpuset if given.cpuset_chosen_locally else pod.cpuset,
+        cpuset_chosen_locally=given.cpuset_chosen_locally,
     )
     return dataclasses.replace(done, pod=known, state=state.with_pod(known), problem=problem, limit=limit)
 
 
 def with_earlier_decision(pod: Pod, before: Pod) -> Pod:
     """Return a pod with what was decided for its earlier sandbox, or before more of it was known."""
-    known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
-    return dataclasses.replace(known, cpuset=before.cpuset, chosen=True) if before.chosen else known
+    known = dataclasses.replace(
+        pod, reserved_for_pod=before.reserved_for_pod, nodes=pod.nodes or before.nodes
+    )
+    return (
+        dataclasses.replace(known, cpuset=before.cpuset, cpuset_chosen_locally=True)
+        if before.cpuset_chosen_locally
+        else known
+    )
 
 
 def decides_pod(node: Node, pod: Pod) -> bool:
@@ -225,11 +233,11 @@ def _pod_with_grants(
     aside = SetAside(
         hint.affinity, hint.preferred, granted.cpus, granted.blocks, decision.parts, granted.shares
     )
-    promised = dataclasses.replace(request.pod, aside=aside)
+    promised = dataclasses.replace(request.pod, reserved_for_pod=aside)
     if aligned and not request.exclusive:
         promised = bind_to_nodes(promised, hint, state.node.nodes)
     if together:
-        promised = dataclasses.replace(promised, cpuset=granted.cpus, chosen=True)
+        promised = dataclasses.replace(promised, cpuset=granted.cpus, cpuset_chosen_locally=True)
     return promised
 
 

@@ -154,7 +154,7 @@ def with_unrecorded_grants(state: NodeState) -> NodeState:
 
 
 def _with_unrecorded(state: NodeState, container: Container) -> Container:
-    aside = container.pod.aside
+    aside = container.pod.reserved_for_pod
     promised = aside is not None and (aside.blocks or aside.shares or any(map(_is_promised, aside.parts)))
     if promised or container.phase is Phase.EXITED:
         return container

@@ -148,7 +148,7 @@ def place(
     shrink: tuple[str, ...] = ()
     if placement.pool is Pool.OWN:
         if not after.pools.shared - after.aside(pod.key):
-            return no(_exhausted(placement.own, container.ref), found.decision, problem=found.problem)
+            return no(_exhausted(placement.exclusive, container.ref), found.decision, problem=found.problem)
         shrink, _ = moves(state, after)
     verdict = Verdict()
     why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
@@ -212,7 +212,7 @@ class ContainerDraft:
 
     def breach(self, drafted: DraftedContainer) -> Breach | None:
         """Return the limit that a placement exceeds."""
-        own = drafted.found.placement.own
+        own = drafted.found.placement.exclusive
         if not own or own == self.has:
             return None
         return exceeded_limit(self.state, drafted.after, self.counts, drafted.found.owner, own)
@@ -266,7 +266,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
             pass  # then the rule is the reason
     if rejects_claims(node) and not pinned:
         # kubelet would create a container that its CPU manager has admitted and pinned again and again.
-        what = f"give CPUs {found.placement.own} to {pod.ref}/{draft.name}"
+        what = f"give CPUs {found.placement.exclusive} to {pod.ref}/{draft.name}"
         raise PlacementRefusedError(rejection_verdict(breach, what), found.decision, limit=breach.rule)
     pool, why = pool_of(pod)
     shared = Claim(pool, why, problem=sharing_problem(breach))
@@ -300,7 +300,7 @@ def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement |
         return None
     if pod.nodes is not None or pod.wish_nodes is not None or pod.bind_required or pod.bind_preferred:
         return None
-    if pod.aside is not None:
+    if pod.reserved_for_pod is not None:
         return None  # what is set aside for it may be used here
     if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
         return None
@@ -376,7 +376,7 @@ def _context(
 
 
 def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | None]:
-    aside = context.request.pod.aside
+    aside = context.request.pod.reserved_for_pod
     if aside is None:
         return decide_with_wishes(context, admit_container)
     hint = TopologyHint(aside.affinity, aside.preferred)
@@ -395,7 +395,12 @@ def _placed(
         mems = bound or pool_memory_nodes(state, request, claimed.nodes)
         reasons = (claimed.why, counted_memory_reason(bound)) if bound else (claimed.why,)
         pooled_placement = Placement(
-            claimed.pool, CpuSet(), mems, reasons, within=claimed.within, nodes=claimed.nodes
+            claimed.pool,
+            CpuSet(),
+            mems,
+            reasons,
+            pool_cpus_limit=claimed.within,
+            pool_numa_limit=claimed.nodes,
         )
         return with_grants(pooled_placement, granted)
     cpus = granted.cpus
@@ -405,7 +410,7 @@ def _placed(
     where = named(state.node.machine.nodes_of(cpus))
     if cpus == state.had(f"{pod.key}/{name}"):
         why = f"{claimed.why}; keeps the CPUs of its earlier attempt"
-    elif pod.aside is not None and cpus <= pod.aside.cpus:
+    elif pod.reserved_for_pod is not None and cpus <= pod.reserved_for_pod.cpus:
         why = f"{claimed.why}; {listed(cpus)} on {where}, set aside for its pod"
     else:
         why = f"{claimed.why}; picked {listed(cpus)} on {where}"

@@ -29,12 +29,12 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
         its pod, or where there are no others.
     """
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
-    if assigned_cpus(state.node, pod) or pod.aside is not None:
+    if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
     walled = state.beside({**state.kubelet, STUCK: {"": reason.cpus}})
     plan = place(walled, pod, container.name, container.attempt, container.request, token)
     new = plan.container
-    if new is None or new.placement.pool is not Pool.OWN or new.placement.own & reason.cpus:
+    if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
         return None
     words = f"not on CPUs {listed(reason.cpus)}, which could not be freed: {reason.message}"
     placement = dataclasses.replace(new.placement, reasons=(*new.placement.reasons, words))

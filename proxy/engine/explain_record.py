@@ -48,7 +48,7 @@ def explain(
     weighed = decision or TopologyDecision(verdict, ANYWHERE)
     cpus = weighed.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
-        own = placement.own & after.node.machine.online  # offline CPUs may come back
+        own = placement.exclusive & after.node.machine.online  # offline CPUs may come back
         cpus = own if placement.pool is Pool.OWN else pool_cpus(after.node, after.pools, placement)
     return Explanation(
         event,
@@ -140,7 +140,7 @@ def _wishes(pod: Pod) -> list[Fact]:
         ("bind policy, preferred", pod.bind_preferred, "annotation resource-spec"),
         ("exclusive policy", pod.exclusive, "annotation resource-spec"),
         ("NUMA topology policy", pod.aligned, "annotation numa-topology-spec"),
-        ("NUMA exclusivity", pod.apart, "annotation numa-topology-spec"),
+        ("NUMA exclusivity", pod.numa_exclusive, "annotation numa-topology-spec"),
         ("wished topology policy", pod.wish_policy, "Volcano's annotation"),
         ("wished NUMA nodes", pod.wish_nodes, "Volcano's annotation"),
     )

@@ -78,17 +78,17 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         found.append(f"{container.ref} has no CPU")
     elif not want <= online:
         found.append(f"{container.ref} has CPUs {want - online} that are not online")
-    if placement.pool is Pool.OWN and not placement.own:
+    if placement.pool is Pool.OWN and not placement.exclusive:
         found.append(f"{container.ref} owns CPUs, and none are known")
     elif state.shares(
         container
     ):  # as does an owner that has lost all of its CPUs; ``keeper.shortage`` reports that
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
-        if shared := (want - placement.beyond).bits & (hard if batch else soft):
+        if shared := (want - placement.hook_extra_cpus).bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
-    elif stray := want - placement.own - placement.instead - placement.beyond:
+    elif stray := want - placement.exclusive - placement.replacement - placement.hook_extra_cpus:
         found.append(f"{container.ref} has CPUs {stray} that are not its own")
     named = permitted_claim(state.node, container.pod)[0].cpuset
-    if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:
-        found.append(f"{container.ref} owns CPUs {placement.own} instead of {named}")
+    if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.exclusive != named:
+        found.append(f"{container.ref} owns CPUs {placement.exclusive} instead of {named}")
     return found

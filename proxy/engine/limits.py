@@ -35,7 +35,7 @@ def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, ta
     """
     had = _previous_cpus(before, pod, owner) if owner else union_of(_owned_by(before, pod))
     known = before.pods.get(pod.sandbox_id)
-    for promised in (pod.aside, known.aside if known is not None else None):
+    for promised in (pod.reserved_for_pod, known.reserved_for_pod if known is not None else None):
         had |= promised.cpus if promised is not None and owner else CpuSet()
     new = taken - had
     if not new:
@@ -53,7 +53,7 @@ def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
 
 def spare_shared_cpus(state: NodeState, pod: Pod) -> CpuSet:
     """Return the part of the shared pool to which no other pod has a claim."""
-    ended = union(c.placement.own.bits for c in state.ended_owners() if c.pod.key != pod.key)
+    ended = union(c.placement.exclusive.bits for c in state.ended_owners() if c.pod.key != pod.key)
     return CpuSet.from_bits((state.pools.shared.bits | _unmovable(state)) & ~(state.aside().bits | ended))
 
 
@@ -82,8 +82,12 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
     ended = [c for c in after.ended_owners() if c.pod.key != pod.key]
 
     def in_namespace(state: NodeState) -> int:
-        found = [each.aside.cpus for each in _aside(state) if each.namespace == pod.namespace and each.aside]
-        found += [c.placement.own for c in ended if c.pod.namespace == pod.namespace]
+        found = [
+            each.reserved_for_pod.cpus
+            for each in _aside(state)
+            if each.namespace == pod.namespace and each.reserved_for_pod
+        ]
+        found += [c.placement.exclusive for c in ended if c.pod.namespace == pod.namespace]
         for key, held in state.owners.items():
             holder = theirs.get(key) or by_uid.get(key.partition("/")[0])
             if holder is not None and holder.namespace == pod.namespace:
@@ -92,8 +96,12 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
 
     def on_node(state: NodeState) -> int:
         owned = [held.cpus for key, held in state.owners.items() if not key.endswith("/")]
-        owned += [container.placement.own for container in ended]
-        return len(union_of([*owned, *(each.aside.cpus for each in _aside(state) if each.aside)]))
+        owned += [container.placement.exclusive for container in ended]
+        return len(
+            union_of(
+                [*owned, *(each.reserved_for_pod.cpus for each in _aside(state) if each.reserved_for_pod)]
+            )
+        )
 
     def in_pod(state: NodeState) -> int:
         return len(union_of(_owned_by(state, pod)))
@@ -120,11 +128,18 @@ def _owned_by(state: NodeState, pod: Pod) -> list[CpuSet]:
     """Return the CPUs that a pod owns, those of its containers and those that are set aside for it."""
     prefix = f"{pod.key}/"
     found = [held.cpus for key, held in state.owners.items() if key == pod.key or key.startswith(prefix)]
-    return [*found, *(each.aside.cpus for each in _aside(state) if each.key == pod.key and each.aside)]
+    return [
+        *found,
+        *(
+            each.reserved_for_pod.cpus
+            for each in _aside(state)
+            if each.key == pod.key and each.reserved_for_pod
+        ),
+    ]
 
 
 def _aside(state: NodeState) -> list[Pod]:
-    return [pod for pod in state.pods.values() if pod.aside is not None]
+    return [pod for pod in state.pods.values() if pod.reserved_for_pod is not None]
 
 
 def _owns(container: Container) -> bool:

@@ -13,7 +13,10 @@ from proxy.model.workload import Phase, Pod, Pool, Request
 
 def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
     """Return the nodes of counted memory: the container's own, or the pod's; None where there is none."""
-    bits = union(block.affinity.bits for block in blocks or (pod.aside.blocks if pod.aside else ()))
+    bits = union(
+        block.affinity.bits
+        for block in blocks or (pod.reserved_for_pod.blocks if pod.reserved_for_pod else ())
+    )
     return Mask.from_bits(bits) if bits else None
 
 

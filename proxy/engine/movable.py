@@ -49,24 +49,28 @@ def why_not_movable(state: NodeState, owner: str, cpus: CpuSet) -> str:
 
 def _fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
     """Return why the containers must stay on their CPUs."""
-    own, online = containers[0].placement.own, state.node.machine.online
+    own, online = containers[0].placement.exclusive, state.node.machine.online
     for container in containers:
         placement, pod = container.placement, container.pod
         if container.phase is not Phase.RUNNING:
             return f"{container.ref} is not running"
-        if placement.own != own or placement.instead or not own <= online:
+        if placement.exclusive != own or placement.replacement or not own <= online:
             return f"{container.ref} does not have the CPUs that it was given"
-        if placement.narrowed is not None or placement.beyond:
+        if placement.hook_cpus is not None or placement.hook_extra_cpus:
             return f"a hook has narrowed {container.ref}"
         known = state.pods.get(pod.sandbox_id) or pod
-        if known.chosen or known.aside is not None or cpus_are_named(state, container):
+        if (
+            known.cpuset_chosen_locally
+            or known.reserved_for_pod is not None
+            or cpus_are_named(state, container)
+        ):
             return f"the CPUs of {container.ref} were named for it, or chosen for its pod"
     return ""
 
 
 def _unfit(state: NodeState, container: Container, cpus: CpuSet) -> str:
     """Return why the CPUs are not like those that the owner has."""
-    node, own = state.node, container.placement.own
+    node, own = state.node, container.placement.exclusive
     if cpus == own:
         return f"it is on CPUs {listed(own)} already"
     if len(cpus) != len(own):
@@ -79,7 +83,7 @@ def _unfit(state: NodeState, container: Container, cpus: CpuSet) -> str:
 
 def _taken(state: NodeState, container: Container, cpus: CpuSet) -> str:
     """Return why the CPUs are not free."""
-    node, own = state.node, container.placement.own
+    node, own = state.node, container.placement.exclusive
     others = union(owner.cpus.bits for key, owner in state.owners.items() if key != container.owner)
     kept = node.cpu.reserved | node.withheld | state.aside(container.pod.key)
     kept |= state.promised(container.owner) | floor_cpus(state, container.pod) | CpuSet.from_bits(others)

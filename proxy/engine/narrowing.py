@@ -106,7 +106,7 @@ def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSe
     if outside:
         why += _outside(outside)
     reasons = (*placement.reasons, why)
-    return dataclasses.replace(placement, narrowed=cpus, beyond=outside, reasons=reasons), ""
+    return dataclasses.replace(placement, hook_cpus=cpus, hook_extra_cpus=outside, reasons=reasons), ""
 
 
 def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
@@ -116,9 +116,9 @@ def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
 def within_its_own(container: Container) -> Container:
     """Return a container without the CPUs that a hook gave it beyond its own."""
     placement = container.placement
-    words = _outside(placement.beyond)
+    words = _outside(placement.hook_extra_cpus)
     reasons = tuple(reason.removesuffix(words) for reason in placement.reasons)
-    placement = dataclasses.replace(placement, beyond=CpuSet(), reasons=reasons)
+    placement = dataclasses.replace(placement, hook_extra_cpus=CpuSet(), reasons=reasons)
     return dataclasses.replace(container, placement=placement)
 
 
@@ -128,7 +128,7 @@ def _outside(cpus: CpuSet) -> str:
 
 def lost(state: NodeState, container: Container) -> str:
     """Return a sentence if none of the CPUs is left that hooks named for a container; else empty."""
-    named_cpus = container.placement.narrowed
+    named_cpus = container.placement.hook_cpus
     if named_cpus is None or state.wanted(container) <= named_cpus:
         return ""
     return f"nothing is left of CPUs {listed(named_cpus)}, to which a hook has narrowed {container.ref}"

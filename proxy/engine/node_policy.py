@@ -404,7 +404,7 @@ def _owners_of_reserved(before: NodeState, after: NodeState) -> list[str]:
     new = after.node.withheld - before.node.withheld
     held: dict[str, CpuSet] = {}
     for container in after.containers.values():
-        clash = container.placement.own & new
+        clash = container.placement.exclusive & new
         if clash and container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
             held[container.ref] = clash
     return [

@@ -48,7 +48,7 @@ from proxy.pools.claims import pool_of
 
 def wants_alignment(pod: Pod) -> bool:
     """Return whether a pod asks to be aligned by itself, and the node has to decide it."""
-    undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
+    undecided = (pod.cpuset is None or pod.cpuset_chosen_locally) and pod.nodes is None and not pod.problem
     return pod.aligned is not NumaPolicy.NONE and undecided
 
 
@@ -99,7 +99,7 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
 
     found = scored_hints(requests, free, fits, policy, score)
     answers: list[Answer] = [found, *_unscored(context)]
-    tenancy = Tenancy(pod.apart, node_status(_tenants(state, pod)))
+    tenancy = Tenancy(pod.numa_exclusive, node_status(_tenants(state, pod)))
     aligned = align(policy, answers, node.nodes, tenancy)
     hint = TopologyHint(aligned.hint.affinity, aligned.hint.preferred)
     said = tuple(
@@ -170,11 +170,11 @@ def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
     for container in state.containers.values():
         if container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
             key = container.pod.key
-            owned[key] = owned.get(key, 0) | container.placement.own.bits
+            owned[key] = owned.get(key, 0) | container.placement.exclusive.bits
     bound: dict[str, Mask] = {}
     for other in state.pods.values():
-        if other.aside is not None:
-            owned[other.key] = owned.get(other.key, 0) | other.aside.cpus.bits
+        if other.reserved_for_pod is not None:
+            owned[other.key] = owned.get(other.key, 0) | other.reserved_for_pod.cpus.bits
         if other.nodes:
             bound[other.key] = other.nodes
     for key, bits in owned.items():

@@ -74,9 +74,9 @@ def owners_of(
         if placement.pool is not Pool.OWN:
             continue
         old = owners.get(container.owner)
-        cpus = placement.own | placement.instead if placement.instead else placement.own
+        cpus = placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
         cpus = cpus | old.cpus if old else cpus
-        owners[container.owner] = Owner(cpus, placement.hard or (old is not None and old.hard))
+        owners[container.owner] = Owner(cpus, placement.excludes_be or (old is not None and old.hard))
     for hold in holds:
         old = owners.get(hold.owner)
         hard = hold.hard or (old is not None and old.hard)
@@ -100,7 +100,7 @@ def _owners_known_to_kubelet(
     ours = {
         pod.uid for pod in known if pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(node, pod)[0].cpuset
     }
-    aside = [pod.aside.cpus for pod in known if pod.aside is not None]
+    aside = [pod.reserved_for_pod.cpus for pod in known if pod.reserved_for_pod is not None]
     taken = CpuSet.from_bits(
         union(cpus.bits for cpus in (*aside, *(owner.cpus for owner in owners.values())))
     )
@@ -121,7 +121,7 @@ def _owners_known_to_kubelet(
 
 def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
     """Return whether the node has to choose CPUs for a pod as a whole."""
-    undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
+    undecided = (pod.cpuset is None or pod.cpuset_chosen_locally) and pod.nodes is None and not pod.problem
     return node.static and pod.qos in STRICT and undecided
 
 

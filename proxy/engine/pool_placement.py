@@ -43,23 +43,23 @@ def pool_cpus(node: Node, pools: CpuPools, placement: Placement) -> CpuSet:
     limit, the whole BE pool within it counts.
     """
     pool = pools.of(placement.pool)
-    limit = pool_limit(node, placement.within, placement.nodes)
-    hooked = placement.narrowed
+    limit = pool_limit(node, placement.pool_cpus_limit, placement.pool_numa_limit)
+    hooked = placement.hook_cpus
     if limit is None and hooked is None:
         return pool
     whole = pools.be if placement.pool is Pool.BE else pool
     if hooked is not None:
         both = hooked if limit is None else hooked & limit
-        if found := (pool & both or whole & both) | placement.beyond & node.machine.online:
+        if found := (pool & both or whole & both) | placement.hook_extra_cpus & node.machine.online:
             return found
     return pool if limit is None else pool & limit or whole & limit or pool
 
 
 def without_hook_limits(placement: Placement) -> Placement:
     """Return a placement without the limits of hooks."""
-    if placement.narrowed is None:
+    if placement.hook_cpus is None:
         return placement
-    return dataclasses.replace(placement, narrowed=None, beyond=CpuSet())
+    return dataclasses.replace(placement, hook_cpus=None, hook_extra_cpus=CpuSet())
 
 
 @functools.lru_cache(maxsize=64)
@@ -67,7 +67,7 @@ def pool_placement(
     pool: Pool, mems: Mask, why: str, within: CpuSet | None = None, nodes: Mask | None = None
 ) -> Placement:
     """Return the placement of a container that owns no CPUs; the same value for the many that are alike."""
-    return Placement(pool, CpuSet(), mems, (why,), within=within, nodes=nodes)
+    return Placement(pool, CpuSet(), mems, (why,), pool_cpus_limit=within, pool_numa_limit=nodes)
 
 
 def unmet_limit(state: NodeState, claimed: Claim) -> str:
@@ -94,9 +94,9 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
     ):
         return claimed
     for sibling in state.in_sandbox(pod.sandbox_id):
-        if sibling.placement.nodes is not None and sibling.phase is not Phase.EXITED:
+        if sibling.placement.pool_numa_limit is not None and sibling.phase is not Phase.EXITED:
             return dataclasses.replace(
-                claimed, nodes=sibling.placement.nodes, why=f"{claimed.why}, as its pod is bound"
+                claimed, nodes=sibling.placement.pool_numa_limit, why=f"{claimed.why}, as its pod is bound"
             )
     machine = state.node.machine
     pools = {node: part.shared for node, part in state.pools.per_node(machine).items()}

@@ -116,12 +116,14 @@ def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Cpu
             for c in state.containers.values()
             if c.owner not in ("", owner)
             and c.owner in state.owners
-            and not c.placement.own.isdisjoint(clash)
+            and not c.placement.exclusive.isdisjoint(clash)
         }
         holders |= {
             f"{p.ref} (set aside)"
             for p in state.pods.values()
-            if p.aside is not None and p.key != owner and not p.aside.cpus.isdisjoint(clash)
+            if p.reserved_for_pod is not None
+            and p.key != owner
+            and not p.reserved_for_pod.cpus.isdisjoint(clash)
             if p.ref not in holders
         }
         here = {c.owner for c in state.containers.values()}

@@ -35,4 +35,4 @@ def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
 def without_quota(placement: Placement, request: Request) -> Placement:
     """Return the placement of a container whose quota is off; where it asked for one, the reasons say so."""
     said = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
-    return dataclasses.replace(placement, unlimited=True, reasons=(*placement.reasons, *said))
+    return dataclasses.replace(placement, cfs_quota_off=True, reasons=(*placement.reasons, *said))

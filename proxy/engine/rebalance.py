@@ -29,14 +29,14 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
             continue
         placement = container.placement
         alike = old is container or old.placement == placement
-        if alike and placement.pool is own and still and not placement.own.isdisjoint(online):
+        if alike and placement.pool is own and still and not placement.exclusive.isdisjoint(online):
             continue
         kind = (
             placement.pool,
-            placement.within,
-            placement.nodes,
-            placement.narrowed,
-            placement.beyond,
+            placement.pool_cpus_limit,
+            placement.pool_numa_limit,
+            placement.hook_cpus,
+            placement.hook_extra_cpus,
         )
         turn = ways.get(kind) if alike and placement.pool is not own else None
         if turn is None:

@@ -60,12 +60,12 @@ def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
         placement = container.placement
         if placement.pool is not Pool.OWN or container.phase in (Phase.EXITED, Phase.CREATING):
             continue
-        if placement.instead or not placement.own <= online:
+        if placement.replacement or not placement.exclusive <= online:
             groups.setdefault(container.owner, []).append(container)
     found = []
     for owner, group in sorted(groups.items()):
-        own = CpuSet.from_bits(union(c.placement.own.bits for c in group))
-        instead = CpuSet.from_bits(union(c.placement.instead.bits for c in group)) & online
+        own = CpuSet.from_bits(union(c.placement.exclusive.bits for c in group))
+        instead = CpuSet.from_bits(union(c.placement.replacement.bits for c in group)) & online
         found.append(MissingCpus(owner, tuple(group), own, own - online, instead))
     return found
 
@@ -101,12 +101,12 @@ def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
 
 def cpus_are_named(state: NodeState, container: Container) -> bool:
     """Return whether a scheduler, or kubelet's CPU manager, has named a container's CPUs."""
-    pod, own = container.pod, str(container.placement.own)
-    if not pod.chosen and assigned_cpus(state.node, pod):
+    pod, own = container.pod, str(container.placement.exclusive)
+    if not pod.cpuset_chosen_locally and assigned_cpus(state.node, pod):
         return True
     if container.name in state.kubelet.get(pod.uid, ()):
         return True
-    return not state.node.static and not pod.chosen and container.request.cpuset_cpus == own
+    return not state.node.static and not pod.cpuset_chosen_locally and container.request.cpuset_cpus == own
 
 
 def _whole_cores(state: NodeState, near: CpuSet, far: CpuSet, wanted: int) -> CpuSet:

@@ -127,17 +127,17 @@ class NodeState:
         # A CPU that is offline comes back, and still belongs to its owner then. An owner that has lost all
         # of them shares meanwhile: the kernel would let it run anywhere, on the CPUs of others too.
         online = self.node.machine.online
-        here = placement.own & online
-        if placement.instead and (lacking := len(placement.own) - len(here)):
-            here |= CpuSet(list(placement.instead & online)[:lacking])
+        here = placement.exclusive & online
+        if placement.replacement and (lacking := len(placement.exclusive) - len(here)):
+            here |= CpuSet(list(placement.replacement & online)[:lacking])
         here = here or self.pools.shared
-        if placement.narrowed is None:
+        if placement.hook_cpus is None:
             return here
-        return here & placement.narrowed | placement.beyond & online or here
+        return here & placement.hook_cpus | placement.hook_extra_cpus & online or here
 
     def offered(self, container: Container) -> CpuSet:
         """Return the CPUs that a container would run on without the limits of hooks."""
-        if container.placement.narrowed is None:
+        if container.placement.hook_cpus is None:
             return self.wanted(container)
         return self.wanted(dataclasses.replace(container, placement=without_hook_limits(container.placement)))
 
@@ -149,7 +149,7 @@ class NodeState:
         placement = container.placement
         if placement.pool is not Pool.OWN:
             return True
-        return (placement.own | placement.instead).isdisjoint(self.node.machine.online)
+        return (placement.exclusive | placement.replacement).isdisjoint(self.node.machine.online)
 
     def wanted_mems(self, container: Container) -> Mask:
         """Return the memory nodes of a container: those that were decided, as far as they exist."""
@@ -247,7 +247,7 @@ class NodeState:
 
     def _recomputed_for(self, *pods: Pod | None) -> NodeState:
         """Return the state with owners and pools counted again, if pods matter to what kubelet holds."""
-        if not any(pod and (pod.uid in self.kubelet or pod.aside) for pod in pods if self.kubelet):
+        if not any(pod and (pod.uid in self.kubelet or pod.reserved_for_pod) for pod in pods if self.kubelet):
             return self
         after = self._recomputed()
         return self if after.owners == self.owners else after
@@ -280,13 +280,15 @@ class NodeState:
                 if placement != each.placement:
                     changed.append(dataclasses.replace(each, placement=placement))
         after = self.changed(put=changed) if changed else self
-        aside = pod.aside if pod else None
+        aside = pod.reserved_for_pod if pod else None
         if pod is None or aside is None:
             return after
         parts = tuple(self._part_kept(part) if part.name in ended else part for part in aside.parts)
         if parts == aside.parts:
             return after
-        return after.with_pod(dataclasses.replace(pod, aside=dataclasses.replace(aside, parts=parts)))
+        return after.with_pod(
+            dataclasses.replace(pod, reserved_for_pod=dataclasses.replace(aside, parts=parts))
+        )
 
     def _part_kept(self, part: Part) -> Part:
         kept = self._kept(Grants(part.cpus, part.blocks, shares=part.shares))
@@ -315,8 +317,8 @@ class NodeState:
         """Return the CPUs that were set aside for pods other than this one."""
         bits = 0
         for pod in self.pods.values():
-            if pod.aside is not None and pod.key != pod_key:
-                bits |= pod.aside.cpus.bits
+            if pod.reserved_for_pod is not None and pod.key != pod_key:
+                bits |= pod.reserved_for_pod.cpus.bits
         return CpuSet.from_bits(bits)
 
     def promised(self, owner: str) -> CpuSet:
@@ -334,7 +336,9 @@ class NodeState:
 
     def returning(self, owner: str) -> CpuSet:
         """Return the CPUs that ended containers of others than an owner have when they come back."""
-        return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner != owner))
+        return CpuSet.from_bits(
+            union(c.placement.exclusive.bits for c in self.ended_owners() if c.owner != owner)
+        )
 
     def ended_owners(self) -> list[Container]:
         """Return the containers that owned CPUs, have ended, and may come back to them."""
@@ -345,7 +349,9 @@ class NodeState:
         held = self.owners.get(owner)
         if held is not None:
             return held.cpus
-        return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner == owner))
+        return CpuSet.from_bits(
+            union(c.placement.exclusive.bits for c in self.ended_owners() if c.owner == owner)
+        )
 
     def _may_return(self, container: Container) -> bool:
         """Return whether a container that has ended may come back to CPUs that it owned.
@@ -357,7 +363,7 @@ class NodeState:
         pod = self.pods.get(container.pod.sandbox_id)
         if pod is None or self._is_over(container):
             return False
-        if container.owner != pod.key or pod.chosen:
+        if container.owner != pod.key or pod.cpuset_chosen_locally:
             return True
         requests = {c.name: c.request for c in self.in_sandbox(pod.sandbox_id)}
         return assigned_cpus(self.node, pod, sum_requests(list(requests.values()))) is not None
@@ -376,7 +382,7 @@ class NodeState:
         if held is not None:
             return held.cpus
         ended = [c for c in self.containers.values() if c.owner == owner]
-        return max(ended, key=lambda c: c.attempt).placement.own if ended else CpuSet()
+        return max(ended, key=lambda c: c.attempt).placement.exclusive if ended else CpuSet()
 
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
         """Return the containers of a sandbox."""
@@ -385,7 +391,7 @@ class NodeState:
 
 def grants_of(placement: Placement) -> Grants:
     """Return what was granted to a container, as its placement has it."""
-    return Grants(placement.own, placement.blocks, placement.devices, placement.shares)
+    return Grants(placement.exclusive, placement.blocks, placement.devices, placement.shares)
 
 
 def with_grants(placement: Placement, grants: Grants) -> Placement:

@@ -105,12 +105,13 @@ class Pod:
         exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
         asks: What its containers request, from kubelet; None where only the CRI is known.
         source: Where ``asks`` came from, in words.
-        chosen: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
-        aside: What was decided for the pod as a whole; None where each container is decided by itself.
+        cpuset_chosen_locally: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
+        reserved_for_pod: What was decided for the pod as a whole; None where each container is decided by
+            itself.
         aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
-        apart: Whether it keeps apart from pods that span NUMA nodes (the same).
+        numa_exclusive: Whether it keeps apart from pods that span NUMA nodes (the same).
         wish_policy, wish_nodes: What Volcano's scheduler wishes for it; honoured as far as it can be.
-        reparented: A hook has named its cgroup, and kubelet knows of another.
+        cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.
         total: CPUs that its containers ask for together, as its sandbox's configuration says; None where that
             is not known. Only kept for pods whose annotation names CPUs.
     """
@@ -131,13 +132,13 @@ class Pod:
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     asks: PodRequests | None = None
     source: str = ""
-    chosen: bool = False
-    aside: SetAside | None = None
+    cpuset_chosen_locally: bool = False
+    reserved_for_pod: SetAside | None = None
     aligned: NumaPolicy = NumaPolicy.NONE
-    apart: NumaExclusive = NumaExclusive.NONE
+    numa_exclusive: NumaExclusive = NumaExclusive.NONE
     wish_policy: Policy | None = None
     wish_nodes: Mask | None = None
-    reparented: bool = False
+    cgroup_changed_by_hook: bool = False
     total: Request | None = None
 
     @property
@@ -213,41 +214,45 @@ class Placement:
 
     Attributes:
         pool: OWN for exclusive CPUs; else the pool whose CPUs the container follows as it shrinks and grows.
-        own: The exclusive CPUs; empty unless ``pool`` is OWN.
+        exclusive: The exclusive CPUs; empty unless ``pool`` is OWN.
         mems: Memory nodes.
         reasons: Sentences that say why.
-        hard: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not LSR).
+        excludes_be: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not
+            LSR).
         blocks: Memory that it was given by node; empty where memory is not tracked.
         devices: Devices that we gave it: resource and ids (kubelet gives devices on a real node).
-        within: CPUs to which its pool is narrowed for it; None where it is not.
-        nodes: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is not.
-        unlimited: True where its CFS quota is to be off.
-        instead: CPUs that stand in for those of ``own`` that are offline; it owns them too as long.
-        narrowed: CPUs to which hooks have narrowed it; None where none has.
-        beyond: Those of them that are neither its own nor its pool's: owners may be there, because the
-            configuration lets hooks give such CPUs.
+        pool_cpus_limit: CPUs to which its pool is narrowed for it; None where it is not.
+        pool_numa_limit: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is
+            not.
+        cfs_quota_off: True where its CFS quota is to be off.
+        replacement: CPUs that stand in for those of ``exclusive`` that are offline; it owns them too as long.
+        hook_cpus: CPUs to which hooks have narrowed it; None where none has.
+        hook_extra_cpus: Those of them that are neither its own nor its pool's: owners may be there, because
+            the configuration lets hooks give such CPUs.
         shares: Other resources that providers granted it.
     """
 
     pool: Pool
-    own: CpuSet
+    exclusive: CpuSet
     mems: Mask
     reasons: tuple[str, ...] = ()
-    hard: bool = False
+    excludes_be: bool = False
     blocks: Blocks = ()
     devices: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    within: CpuSet | None = None
-    nodes: Mask | None = None
-    unlimited: bool = False
-    instead: CpuSet = field(default_factory=CpuSet)
-    narrowed: CpuSet | None = None
-    beyond: CpuSet = field(default_factory=CpuSet)
+    pool_cpus_limit: CpuSet | None = None
+    pool_numa_limit: Mask | None = None
+    cfs_quota_off: bool = False
+    replacement: CpuSet = field(default_factory=CpuSet)
+    hook_cpus: CpuSet | None = None
+    hook_extra_cpus: CpuSet = field(default_factory=CpuSet)
     shares: tuple[Share, ...] = ()
 
     @property
     def narrow(self) -> bool:
         """True where it does not follow the whole of its pool."""
-        return self.within is not None or self.nodes is not None or self.narrowed is not None
+        return (
+            self.pool_cpus_limit is not None or self.pool_numa_limit is not None or self.hook_cpus is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def node_facts(
             pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
         )
         for pod in state.pods.values()
-        if pod.cpuset and not pod.chosen and permitted_claim(node, pod)[0].cpuset
+        if pod.cpuset and not pod.cpuset_chosen_locally and permitted_claim(node, pod)[0].cpuset
     }
     return NodeFacts(
         name,
@@ -70,12 +70,14 @@ def _chosen(state: NodeState) -> list[Alloc]:
     """Give what containers own by our own choice, together for each pod."""
     found: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
-        if not _owns(container) or (not container.pod.chosen and assigned_cpus(state.node, container.pod)):
+        if not _owns(container) or (
+            not container.pod.cpuset_chosen_locally and assigned_cpus(state.node, container.pod)
+        ):
             continue
         pod, own = container.pod, container.placement
         before = found.get(pod.key)
-        cpus = own.own | before.cpus if before else own.own
-        hard = own.hard or (before is not None and before.hard)
+        cpus = own.exclusive | before.cpus if before else own.exclusive
+        hard = own.excludes_be or (before is not None and before.hard)
         found[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, hard)
     return list(found.values())
 

@@ -132,7 +132,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
 def _named(pod: Pod, cpus: CpuSet) -> Claim:
     """Return the claim of a pod whose CPUs are decided."""
     why = f"{_class(pod)} pod: its resource-status annotation names CPUs {listed(cpus)}"
-    if pod.chosen:
+    if pod.cpuset_chosen_locally:
         why = f"{_class(pod)} pod: CPUs {listed(cpus)} were chosen for it when its sandbox was made"
     return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, hard=pod.qos is QosClass.LSE)
 

@@ -131,7 +131,7 @@ def pod_facts(
         spec.preferred,
         spec.exclusive,
         aligned=numa.policy,
-        apart=numa.exclusive,
+        numa_exclusive=numa.exclusive,
         wish_policy=wish.policy,
         wish_nodes=wish.nodes,
     )

@@ -88,7 +88,7 @@ def container_data(container: Container) -> Data:
         "name": container.name,
         "phase": container.phase.value,
         "pool": placement.pool.value,
-        "cpus": str(placement.own) if own else None,
+        "cpus": str(placement.exclusive) if own else None,
         "mems": str(placement.mems),
         "memory": [
             {"nodes": list(block.affinity), "resource": block.resource, "bytes": block.size}

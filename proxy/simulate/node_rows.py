@@ -90,7 +90,7 @@ def _pods(host: Host, containers: list[Container]) -> dict[int | None, set[str]]
         placement = container.placement
         nodes = Mask()
         if placement.pool is Pool.OWN:
-            nodes |= host.node.machine.nodes_of(placement.own)
+            nodes |= host.node.machine.nodes_of(placement.exclusive)
         for block in placement.blocks:
             nodes |= block.affinity
         for node in nodes:

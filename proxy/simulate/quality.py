@@ -99,8 +99,8 @@ class Judge:
         bits = 0
         wants: list[tuple[str, int]] = []
         if placement.pool is Pool.OWN:
-            bits |= node.machine.nodes_of(placement.own).bits
-            wants.append(("cpu", len(placement.own)))
+            bits |= node.machine.nodes_of(placement.exclusive).bits
+            wants.append(("cpu", len(placement.exclusive)))
         for block in placement.blocks:
             bits |= block.affinity.bits
             wants.append((block.resource, block.size))

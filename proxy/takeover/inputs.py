@@ -123,7 +123,7 @@ class TakeoverInputs:
 def owning_of(state: NodeState) -> tuple[Owning, ...]:
     """List the owners of exclusive CPUs that have not ended."""
     return tuple(
-        Owning(c.pod.uid, c.name, c.ref, c.placement.own)
+        Owning(c.pod.uid, c.name, c.ref, c.placement.exclusive)
         for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.attempt, c.id))
         if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
     )

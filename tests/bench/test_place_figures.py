@@ -31,7 +31,7 @@ def test_the_decisions_are_whole() -> None:
     assert what == "36 nodes, CPU + memory + 4 GPUs, single-numa-node"
     assert plan.container is not None
     assert plan.container.placement.mems == Mask([0])
-    assert len(plan.container.placement.own) == 16
+    assert len(plan.container.placement.exclusive) == 16
     assert [len(ids) for _, ids in plan.container.placement.devices] == [4]
     assert plan.explanation is not None
     assert [said.resource for said in plan.explanation.said] == ["nvidia.com/gpu", "cpu", "memory"]

@@ -24,7 +24,7 @@ def test_the_machine_is_full_of_all_classes() -> None:
     assert min(classes.values()) >= 17
     pools = Counter(c.placement.pool for c in there)
     assert set(pools) == set(Pool)
-    assert sum(c.placement.nodes is not None for c in there) > 200
+    assert sum(c.placement.pool_numa_limit is not None for c in there) > 200
 
 
 def test_a_change_is_held_against_its_bar_and_its_counts() -> None:
@@ -51,11 +51,11 @@ def test_what_a_change_comes_to() -> None:
     _, container = figures.arrived(state, pod, figures.WHOLE)
     came = figures.change("LSR", state, lambda: state.changed(put=(container,)))
     # LS and those without a class, the bound ones of one node among them; neither BE nor SYSTEM.
-    node = state.node.machine.nodes_of(container.placement.own)
+    node = state.node.machine.nodes_of(container.placement.exclusive)
     moving = [
         c
         for c in state.containers.values()
-        if c.placement.pool.value == "shared" and c.placement.nodes in (None, node)
+        if c.placement.pool.value == "shared" and c.placement.pool_numa_limit in (None, node)
     ]
     assert came.named == came.changed == came.written == len(moving) > 300
     calm = figures.change("nothing", state, lambda: state)

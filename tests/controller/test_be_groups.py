@@ -40,7 +40,7 @@ def one(key: str, of: Pod, pool: Pool = Pool.BE, **more: object) -> Container:
 
 
 def owner(cpus: str) -> Container:
-    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=True)
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), excludes_be=True)
     return Container(
         "own", "own", Pod("s", "own", "ns", "own"), Request(), placement, Phase.RUNNING, 0, "own"
     )

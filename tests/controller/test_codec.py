@@ -70,9 +70,9 @@ PODS = st.builds(
     st.sampled_from(BindPolicy),
     st.sampled_from(BindPolicy),
     st.sampled_from(ExclusivePolicy),
-    chosen=st.booleans(),
-    aside=st.none() | ASIDES,
-    reparented=st.booleans(),
+    cpuset_chosen_locally=st.booleans(),
+    reserved_for_pod=st.none() | ASIDES,
+    cgroup_changed_by_hook=st.booleans(),
 )
 PAGES = st.dictionaries(TEXTS, NUMBERS, max_size=2).map(lambda sizes: tuple(sizes.items()))
 CONTAINERS = st.builds(
@@ -89,10 +89,10 @@ CONTAINERS = st.builds(
         st.lists(TEXTS).map(tuple),
         st.booleans(),
         BLOCKS,
-        within=st.none() | CPUS,
-        nodes=st.none() | MASKS,
-        narrowed=st.none() | CPUS,
-        beyond=CPUS,
+        pool_cpus_limit=st.none() | CPUS,
+        pool_numa_limit=st.none() | MASKS,
+        hook_cpus=st.none() | CPUS,
+        hook_extra_cpus=CPUS,
     ),
     st.sampled_from(Phase),
     NUMBERS,
@@ -116,7 +116,11 @@ def test_containers_come_back_as_they_were(container: Container) -> None:
 
 BLOCK = Block(Mask([0, 1]), "memory", 5)
 POD = Pod(
-    "s", "u", "ns", "p", aside=SetAside(Mask([0]), True, CpuSet([1]), (BLOCK,), (Part("c", CpuSet([1])),))
+    "s",
+    "u",
+    "ns",
+    "p",
+    reserved_for_pod=SetAside(Mask([0]), True, CpuSet([1]), (BLOCK,), (Part("c", CpuSet([1])),)),
 )
 CONTAINER = Container(
     "x",
@@ -132,7 +136,7 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
     assert "'shares'" not in str(dump(CONTAINER))
     granted = Share("l3", "l3-ways", 2, Mask([1])), Share("l3", "class", 7)
     aside = SetAside(None, False, CpuSet(), parts=(Part("c", CpuSet(), shares=granted),), shares=granted[:1])
-    pod = dataclasses.replace(POD, aside=aside)
+    pod = dataclasses.replace(POD, reserved_for_pod=aside)
     placement = dataclasses.replace(CONTAINER.placement, shares=granted)
     container = dataclasses.replace(CONTAINER, pod=pod, placement=placement)
     assert load_container(json.loads(json.dumps(dump(container)))) == container
@@ -156,7 +160,7 @@ def test_records_of_the_previous_version_lack_set_asides_and_memory() -> None:
     del old["pod"]["aside"], old["request"]["huge_pages"], old["placement"]["blocks"]
     read = load_container(old)
     assert read is not None
-    assert (read.pod.aside, read.request, read.placement.blocks) == (None, Request(), ())
+    assert (read.pod.reserved_for_pod, read.request, read.placement.blocks) == (None, Request(), ())
 
 
 @pytest.mark.parametrize(

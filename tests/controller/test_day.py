@@ -259,7 +259,7 @@ def test_killed_between_shrink_and_answer(live) -> None:
         w.boot()
         await w.sync.once()
         assert w.on(ls) == "4-15", "the lost one may still turn up"
-        assert str(w.keeper.state.containers["x"].placement.own) == "0-1"
+        assert str(w.keeper.state.containers["x"].placement.exclusive) == "0-1"
         w.now += 10
         await w.sync.once()
         await w.quiet()

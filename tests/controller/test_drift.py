@@ -405,7 +405,7 @@ def test_a_new_owner_gets_other_cpus_than_those_that_are_fought_about(live: Call
         own = await w.run(
             sandbox, cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000, memory_limit_in_bytes=1
         )
-        owned = w.keeper.state.containers[own].placement.own
+        owned = w.keeper.state.containers[own].placement.exclusive
         assert owned
         assert not owned & CpuSet.parse("0-3,10")
         assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) in (0, 1)

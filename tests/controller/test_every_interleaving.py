@@ -364,7 +364,7 @@ class Day:
         keeper = self.world.keeper
         owner = keeper.state.containers["b-1"]
         target = CpuSet(list(keeper.state.pools.shared)[-1:])
-        assert target != owner.placement.own
+        assert target != owner.placement.exclusive
         await keeper.owner_moves.move(owner.owner, target)
 
     def _passed(self, task: asyncio.Task[None]) -> None:
@@ -542,7 +542,7 @@ class Day:
         """Say all that the future depends on."""
         world, keeper = self.world, self.world.keeper
         there = sorted(
-            (c.id, c.phase.value, c.placement.pool.value, str(c.placement.own))
+            (c.id, c.phase.value, c.placement.pool.value, str(c.placement.exclusive))
             for c in keeper.state.containers.values()
         )
         trips = sorted((pod, t.stage, t.call.method, t.status) for pod, t in self.trips.items())

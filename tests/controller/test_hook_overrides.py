@@ -77,12 +77,12 @@ def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(live) -> None:
         whole, smaller = w.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
         w.machine = smaller
         await w.keeper.hotplug.look()
-        await w.until(lambda: len(w.keeper.state.containers[own].placement.instead) == 2)
+        await w.until(lambda: len(w.keeper.state.containers[own].placement.replacement) == 2)
         for _ in range(4):
             await w.keeper.hotplug.mend()
             await w.quiet()
         container = w.keeper.state.containers[own]
-        assert len(container.placement.instead) == 2, (
+        assert len(container.placement.replacement) == 2, (
             "what stands in is not given back as long as it is needed"
         )
         assert w.on(own) == "0"

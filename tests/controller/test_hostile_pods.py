@@ -88,7 +88,9 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
     borrower = Pod(
         "s-be", "be", "ns", "be", 0, QosClass.BE, cpuset=wide, nodes=Mask([0, 999]), wish_nodes=Mask([77])
     )
-    within = Placement(Pool.BE, CpuSet(), Mask([0]), ("x" * 400_000,), within=wide, nodes=Mask([0, 999]))
+    within = Placement(
+        Pool.BE, CpuSet(), Mask([0]), ("x" * 400_000,), pool_cpus_limit=wide, pool_numa_limit=Mask([0, 999])
+    )
     container = Container("be-1", "c", borrower, Request(), within, Phase.RUNNING)
     owner = dataclasses.replace(
         container, id="own-1", placement=Placement(Pool.OWN, wide, Mask([0])), owner="be"
@@ -107,8 +109,8 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
         assert pods["s-evil"].problem in pods["s-evil"].defects
         assert (pods["s-be"].nodes, pods["s-be"].wish_nodes) == (None, None)
         assert list(containers) == ["be-1"], "CPUs that nobody can own are no record of an owner"
-        assert containers["be-1"].placement.within == CpuSet(range(0, 16, 2))
-        assert containers["be-1"].placement.nodes == Mask([0])
+        assert containers["be-1"].placement.pool_cpus_limit == CpuSet(range(0, 16, 2))
+        assert containers["be-1"].placement.pool_numa_limit == Mask([0])
         assert longest(dump(containers["be-1"])) <= 2000
         assert any("c/own-1" in problem["what"] for problem in w.keeper.telemetry.problems())
         assert longest(w.keeper.telemetry.problems()) <= 2000
@@ -122,7 +124,9 @@ def test_a_record_is_read_as_it_was_written_where_the_machine_has_its_ids() -> N
     pod = Pod(
         "s", "u", "ns", "p", cpuset=CpuSet([7]), nodes=Mask([1]), wish_nodes=Mask([0]), defects=(bad, worse)
     )
-    placement = Placement(Pool.BE, CpuSet(), Mask([0]), ("why",), within=CpuSet([7]), nodes=Mask([1]))
+    placement = Placement(
+        Pool.BE, CpuSet(), Mask([0]), ("why",), pool_cpus_limit=CpuSet([7]), pool_numa_limit=Mask([1])
+    )
     container = Container("c", "main", pod, Request(), placement, Phase.RUNNING)
     read = load_pod(dump(pod), bounds)
     assert read == pod

@@ -109,7 +109,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         own = await w.run(await w.pod("g"), **TWO_CPUS)
         await w.quiet()
-        had = w.keeper.state.containers[own].placement.own
+        had = w.keeper.state.containers[own].placement.exclusive
         gone = max(had)
         w.machine = without(whole, str(gone))
         w.log.clear()
@@ -184,7 +184,7 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
         whole = w.machine
         ls, be = await w.run(await w.pod("ls", "LS")), await w.run(await w.pod("be", "BE", "besteffort"))
         own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.keeper.state.containers[own].placement.own
+        had = w.keeper.state.containers[own].placement.exclusive
         assert len({whole.by_id[cpu].core for cpu in had}) == 1, "both threads of a core"
         second = CpuSet.from_bits(sum(1 << max(core) for core in whole.cores.values()))
         w.machine = without(whole, str(second))
@@ -210,7 +210,7 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
 def test_half_a_core_is_no_replacement_for_whole_cores(live) -> None:
     async def day(w: Any) -> None:
         own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.keeper.state.containers[own].placement.own
+        had = w.keeper.state.containers[own].placement.exclusive
         w.machine = without(w.machine, str(max(had)))
         await look(w)
         assert CpuSet.parse(w.on(own)) == had - CpuSet([max(had)])
@@ -224,7 +224,7 @@ def test_cpus_that_cannot_be_freed_are_no_replacement(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.keeper.state.containers[own].placement.own
+        had = w.keeper.state.containers[own].placement.exclusive
         w.machine = without(w.machine, str(max(had)))
         w.cgroups.broken.add(ls)
         await look(w)

@@ -235,8 +235,8 @@ class Day:
         """The runtime has started it."""
         ours = self.w.keeper.state.containers.get(container_id)
         if ours is not None and ours.placement.pool is Pool.OWN:
-            self.started[container_id] = ours.placement.own
-            if ours.placement.hard or ours.pod.qos is QosClass.LSE:
+            self.started[container_id] = ours.placement.exclusive
+            if ours.placement.excludes_be or ours.pod.qos is QosClass.LSE:
                 self.hard.add(container_id)
         self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
         self.w._state(container_id, "RUNNING")
@@ -405,7 +405,7 @@ class Day:
         assert violations(state) == []
         there = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
         assert {c.id for c in live} == there
-        owned = union((c.placement.own | c.placement.instead).bits for c in live)
+        owned = union((c.placement.exclusive | c.placement.replacement).bits for c in live)
         held = union(cpus.bits for names in state.kubelet.values() for cpus in names.values())
         left = state.node.shareable - CpuSet.from_bits(owned | held)
         assert left <= state.pools.shared, "what leaves returns"

@@ -32,7 +32,7 @@ async def owner(w: Any) -> tuple[str, str, CpuSet, CpuSet]:
     """Run a container that shares and an owner; gives their ids, the owner's CPUs and as many others."""
     ls = await w.run(await w.pod("ls", "LS"))
     own = await w.run(await w.pod("own"), **WHOLE)
-    mine = w.keeper.state.containers[own].placement.own
+    mine = w.keeper.state.containers[own].placement.exclusive
     near = w.keeper.state.node.machine.cpus_of(w.keeper.state.node.machine.nodes_of(mine))
     target = CpuSet(list(w.keeper.state.pools.shared & near)[-2:])
     await w.quiet()
@@ -89,7 +89,7 @@ def test_an_owner_is_moved(live: Callable[..., None]) -> None:
         assert w.log.index("ledger +m/") < w.log.index(kernel[0])
         assert w.log.index(kernel[1]) < w.log.index("ledger -m/") < w.log.index(kernel[2]), ledger
         container = w.keeper.state.containers[own]
-        assert container.placement.own == target
+        assert container.placement.exclusive == target
         assert container.placement.reasons[-1] == f"moved from CPUs {mine} to {target}"
         assert w.ledger.entries[f"c/{own}"]["placement"]["own"] == str(target)
         assert not w.keeper.state.holds
@@ -238,7 +238,7 @@ def test_a_container_that_exits_meanwhile_gives_its_cpus_back(live: Callable[...
         assert w.on(ls) == str(ALL)
         assert not w.keeper.state.owners
         assert not w.keeper.state.holds
-        assert w.keeper.state.containers[own].placement.own == mine
+        assert w.keeper.state.containers[own].placement.exclusive == mine
         assert not [i for i in w.ledger.entries if i.startswith("m/")]
 
     live(day)
@@ -290,21 +290,21 @@ def test_a_target_cpu_that_goes_offline_is_replaced_afterwards(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
         )
         moving = asyncio.create_task(w.keeper.owner_moves.move(key(w, own), target))
-        await w.until(lambda: w.keeper.state.containers[own].placement.own == target)
+        await w.until(lambda: w.keeper.state.containers[own].placement.exclusive == target)
         gone = next(iter(target))
         w.machine = without(w.machine, str(gone))
         await w.sync.once()
-        assert not w.keeper.state.containers[own].placement.instead, "its CPUs are being changed"
+        assert not w.keeper.state.containers[own].placement.replacement, "its CPUs are being changed"
         w.cgroups.sets[own] = mine
         w.wire.finished(update, 0)
         assert await moving == ""
         await w.sync.once()
         await w.quiet()
         placement = w.keeper.state.containers[own].placement
-        assert placement.own == target
-        assert len(placement.instead) == 1
-        assert CpuSet.parse(w.on(own)) == target - CpuSet([gone]) | placement.instead
-        assert CpuSet.parse(w.on(ls)) == w.machine.online - target - placement.instead
+        assert placement.exclusive == target
+        assert len(placement.replacement) == 1
+        assert CpuSet.parse(w.on(own)) == target - CpuSet([gone]) | placement.replacement
+        assert CpuSet.parse(w.on(ls)) == w.machine.online - target - placement.replacement
         assert violations(w.keeper.state) == []
 
     live(day)
@@ -325,7 +325,7 @@ def test_two_owners_move_at_the_same_time_and_a_third_is_created(live: Callable[
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         ids = [await w.run(await w.pod(name), **WHOLE) for name in ("a", "b")]
-        mine = [w.keeper.state.containers[i].placement.own for i in ids]
+        mine = [w.keeper.state.containers[i].placement.exclusive for i in ids]
         machine = w.keeper.state.node.machine
         free = [w.keeper.state.pools.shared & machine.cpus_of(machine.nodes_of(cpus)) for cpus in mine]
         targets = [CpuSet(list(free[0])[-2:]), CpuSet(list(free[1])[:2])]
@@ -336,8 +336,8 @@ def test_two_owners_move_at_the_same_time_and_a_third_is_created(live: Callable[
         new = w.finish(call, "third")
         await w.quiet()
         state = w.keeper.state
-        assert [state.containers[i].placement.own for i in ids] == targets
-        third = state.containers[new].placement.own
+        assert [state.containers[i].placement.exclusive for i in ids] == targets
+        third = state.containers[new].placement.exclusive
         assert third.isdisjoint(targets[0] | targets[1])
         assert CpuSet.parse(w.on(ls)) == ALL - targets[0] - targets[1] - third
         assert violations(state) == []
@@ -418,7 +418,7 @@ def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(live: Callab
             on, state = CpuSet.parse(w.on(own)), w.keeper.state
             ends.add(str(on))
             assert on in (mine, target)
-            assert state.containers[own].placement.own == on
+            assert state.containers[own].placement.exclusive == on
             assert [held.cpus for held in state.owners.values()] == [on]
             assert CpuSet.parse(w.on(ls)) == ALL - on
             assert w.ledger.entries[f"c/{own}"]["placement"]["own"] == str(on)

@@ -118,7 +118,7 @@ def test_what_stands_in_for_cpus_that_are_away_is_one_soon(live: Callable[..., N
         whole: Machine = w.machine
         own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
         await w.until(lambda: own in partitions.jobs.records)
-        had = w.keeper.state.containers[own].placement.own
+        had = w.keeper.state.containers[own].placement.exclusive
 
         gone = CpuSet([max(had)])
         nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in whole.nodes)

@@ -116,8 +116,8 @@ class Play:
         state = self.w.keeper.state
         for pod in state.pods.values():
             for owner, held in state.owners.items():
-                if pod.aside is not None and not owner.startswith(f"{pod.key}/"):
-                    assert held.cpus.isdisjoint(pod.aside.cpus), (owner, pod.key)
+                if pod.reserved_for_pod is not None and not owner.startswith(f"{pod.key}/"):
+                    assert held.cpus.isdisjoint(pod.reserved_for_pod.cpus), (owner, pod.key)
         if state.memory is not None:
             again = NodeState.of(state.node, state.pods.values(), state.containers.values())
             assert again.memory.assignments == state.memory.assignments
@@ -190,7 +190,7 @@ class Play:
                 return
         held = self.w.keeper.state.containers.get(container_id)
         if held is not None and held.placement.pool.value == "own":
-            self.exclusive[container_id] = (held.placement.own, held.placement.hard)
+            self.exclusive[container_id] = (held.placement.exclusive, held.placement.excludes_be)
         self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
         self.w.cpu.quotas[f"{self.w.parents[there.sandbox_id]}/{container_id}"] = -1
         self.w.runtime.limit(container_id, 0)

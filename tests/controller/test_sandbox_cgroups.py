@@ -32,7 +32,7 @@ LSR = pod("lsr", QosClass.LSR, KubeQos.GUARANTEED)
 
 
 def owner(cpus: str, *, hard: bool = False) -> Container:
-    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=hard)
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), excludes_be=hard)
     return Container("own", "own", LSR, Request(), placement, Phase.RUNNING, 0, "own")
 
 

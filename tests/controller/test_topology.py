@@ -95,7 +95,11 @@ def sandbox(uid: str, attempt: int = 0, parent: str | None = None, **total: int)
 
 
 def asides(w: Any) -> dict[str, str]:
-    return {p.uid: str(p.aside.cpus) for p in w.keeper.state.pods.values() if p.aside is not None}
+    return {
+        p.uid: str(p.reserved_for_pod.cpus)
+        for p in w.keeper.state.pods.values()
+        if p.reserved_for_pod is not None
+    }
 
 
 def records(w: Any, query: str) -> list[tuple[str, bool, bool]]:
@@ -227,7 +231,7 @@ def test_two_pods_at_once_are_not_promised_the_same_cpus(live) -> None:
         done = await asyncio.gather(*calls)
         assert sorted(call.refused is None for call in done) == [False, True, True, True]
         assert w.keeper.state.aside() == CpuSet.parse("0-5,8-13"), "the last one would have left nothing"
-        assert sum(len(p.aside.cpus) for p in w.keeper.state.pods.values()) == 12
+        assert sum(len(p.reserved_for_pod.cpus) for p in w.keeper.state.pods.values()) == 12
 
     live(day, rules=BY_POD, told=(kubelet, None))
 
@@ -283,7 +287,7 @@ def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
         assert (after.owners, after.pools, after.aside()) == (before.owners, before.pools, before.aside())
         assert after.memory == before.memory
         assert after.memory == NodeState.of(after.node, after.pods.values(), after.containers.values()).memory
-        assert after.pods[s].aside == before.pods[s].aside
+        assert after.pods[s].reserved_for_pod == before.pods[s].reserved_for_pod
 
     live(day, rules=rules, told=(kubelet, None))
 
@@ -338,7 +342,7 @@ def test_records_of_the_version_before_are_read(live) -> None:
         w.rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
         w.boot()
         await w.sync.once()
-        assert w.keeper.state.containers[container].placement.own == CpuSet.parse("0,8")
+        assert w.keeper.state.containers[container].placement.exclusive == CpuSet.parse("0,8")
         memory = w.keeper.state.memory
         assert memory is not None
         assert [n.table("memory").reserved for n in memory.nodes.values()] == [MIB, 0]  # it uses it already
@@ -397,7 +401,7 @@ def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
         assert w.keeper.state.pods[s].asks is None
         kubelet.answer = PodRequests("?", (ask("c", 3),)), "kubelet's /pods"
         container = await w.create(s, "c", **TWO_CPUS)
-        assert len(w.keeper.state.containers[container].placement.own) == 3
+        assert len(w.keeper.state.containers[container].placement.exclusive) == 3
         assert kubelet.asked == 2
 
     live(day, told=(kubelet, None))
@@ -523,11 +527,11 @@ def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> Non
     async def day(w: Any) -> None:
         s = await w.pod("a")
         first = await w.run(s, "i", **SIX)
-        had = w.keeper.state.containers[first].placement.own
+        had = w.keeper.state.containers[first].placement.exclusive
         w.cgroups.sets.pop(first)
         w._state(first, "EXITED")
         second = await w.run(s, "c", **SIX)
-        assert w.keeper.state.containers[second].placement.own == had
+        assert w.keeper.state.containers[second].placement.exclusive == had
         assert w.keeper.state.containers[first].phase is Phase.EXITED
         w.check()
 
@@ -611,7 +615,7 @@ def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(live) -> None
         s = await w.pod("a", kube="burstable", total=TWO_CPUS)
         container = await w.run(s, "c", **TWO_CPUS)
         placement = w.keeper.state.containers[container].placement
-        assert (placement.own, placement.blocks) == (CpuSet(), ())
+        assert (placement.exclusive, placement.blocks) == (CpuSet(), ())
         assert w.keeper.state.pods[s].asks.guaranteed is False
 
     live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))

@@ -67,7 +67,7 @@ def test_requests_come_from_kubelet_or_from_the_cri() -> None:
 )
 def test_memory_bound_by_another_container_is_not_given(bound: str, *, whole: bool, binds: bool) -> None:
     blocks = (Block(Mask([0]), "memory", 5),) if whole else ()
-    pod = dataclasses.replace(POD, aside=SetAside(None, True, CpuSet(), blocks))
+    pod = dataclasses.replace(POD, reserved_for_pod=SetAside(None, True, CpuSet(), blocks))
     request = Request(cpuset_mems=bound, devices=(Near("x"),))
     asked = ProviderRequest(pod, ASKS, "a", request, exclusive=False)
     context = build_context(NodeState.empty(COUNTING), asked)

@@ -50,8 +50,8 @@ def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
 
 
 def cpus_of(got: PodAdmission) -> str:
-    assert got.pod.aside is not None
-    return str(got.pod.aside.cpus)
+    assert got.pod.reserved_for_pod is not None
+    return str(got.pod.reserved_for_pod.cpus)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_where_containers_are_known_each_has_its_part(policy: Policy) -> None:
         ask("y", 0, 5),
     )
     got = admit(empty(policy, reserved_memory=RESERVED), known, whole(9, 999, GPU1))
-    aside = got.pod.aside
+    aside = got.pod.reserved_for_pod
     assert aside is not None
     assert (aside.affinity, aside.preferred, aside.blocks) == (Mask([1]), True, ())
     cpus = {part.name: part.cpus for part in aside.parts}
@@ -107,7 +107,7 @@ def test_where_containers_are_known_each_has_its_part(policy: Policy) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: Policy) -> None:
     got = admit(empty(policy, reserved_memory=RESERVED), pod("a"), whole(3, 40, GPU1))
-    aside = got.pod.aside
+    aside = got.pod.reserved_for_pod
     assert aside is not None
     assert (aside.affinity, aside.parts) == (Mask([1]), ())
     assert len(aside.cpus) == 3
@@ -117,7 +117,7 @@ def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: Policy) 
     for name, count in (("x", 2), ("y", 1)):
         plan = place(state, got.pod, name, 0, whole(count, 20), name)
         assert plan.container is not None
-        own = plan.container.placement.own
+        own = plan.container.placement.exclusive
         assert (len(own), own <= aside.cpus, own.isdisjoint(taken)) == (count, True, True)
         assert (plan.container.placement.mems, plan.container.placement.blocks) == (Mask([1]), ())
         assert "set aside for its pod" in plan.container.placement.reasons[0]
@@ -126,7 +126,7 @@ def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: Policy) 
     assert state.memory == got.state.memory, "the pod's memory is used together"
     plan = place(state, got.pod, "z", 0, whole(1), "z")
     assert plan.container is not None, "more than the sum told: somewhere else, under the pod's hint"
-    assert plan.container.placement.own.isdisjoint(aside.cpus)
+    assert plan.container.placement.exclusive.isdisjoint(aside.cpus)
 
 
 def test_containers_find_their_parts_whatever_order_they_come_in() -> None:
@@ -135,10 +135,13 @@ def test_containers_find_their_parts_whatever_order_they_come_in() -> None:
     state = got.state
     for name in "yx":
         plan = place(state, got.pod, name, 0, whole(2 if name == "x" else 4, 99), name)
-        part = got.pod.aside.part(name) if got.pod.aside else None
+        part = got.pod.reserved_for_pod.part(name) if got.pod.reserved_for_pod else None
         assert plan.container is not None
         assert part is not None
-        assert (plan.container.placement.own, plan.container.placement.blocks) == (part.cpus, part.blocks)
+        assert (plan.container.placement.exclusive, plan.container.placement.blocks) == (
+            part.cpus,
+            part.blocks,
+        )
         assert plan.container.placement.mems == Mask([0])
         state = plan.state
     assert state.memory is not None
@@ -153,14 +156,14 @@ def test_init_containers_leave_their_parts_to_those_after_them() -> None:
     state = got.state.changed(put=[first.in_phase(Phase.EXITED)])
     second = place(state, got.pod, "x", 0, whole(3), "x").container
     assert second is not None
-    assert second.placement.own < first.placement.own
+    assert second.placement.exclusive < first.placement.exclusive
 
 
 def test_a_set_aside_is_exclusive_and_pools_use_it_meanwhile() -> None:
     got = admit(empty(), pod("a"), whole(6))
     state = got.state
     assert state.pools.shared == MACHINE.online
-    assert state.aside() == state.aside("b") == got.pod.aside.cpus
+    assert state.aside() == state.aside("b") == got.pod.reserved_for_pod.cpus
     assert state.aside("a") == CpuSet()
     other = admit(state, pod("b"), whole(4))
     assert CpuSet.parse(cpus_of(other)) <= NODE1
@@ -195,7 +198,7 @@ def test_policies_refuse_what_is_not_preferred(policy: Policy, *, admitted: bool
     assert [said.resource for said in why.said] == ["cpu"]
     if admitted:
         assert len(CpuSet.parse(cpus_of(got))) == 4
-        assert why.cpus == got.pod.aside.cpus
+        assert why.cpus == got.pod.reserved_for_pod.cpus
         if known:
             assert all(step.what.startswith(("a: ", "b: ")) for step in why.steps)
         return
@@ -209,8 +212,8 @@ def test_policies_refuse_what_is_not_preferred(policy: Policy, *, admitted: bool
 
 def test_devices_alone_make_a_pod_worth_a_decision() -> None:
     got = admit(empty(), pod("a", kube_qos=KubeQos.BURSTABLE), whole(0, 0, GPU1))
-    assert got.pod.aside is not None
-    assert (got.pod.aside.affinity, got.pod.aside.cpus) == (Mask([1]), CpuSet())
+    assert got.pod.reserved_for_pod is not None
+    assert (got.pod.reserved_for_pod.affinity, got.pod.reserved_for_pod.cpus) == (Mask([1]), CpuSet())
     apart = admit(
         empty(Policy.SINGLE_NUMA_NODE), pod("a"), whole(2, 0, GPU0, dataclasses.replace(GPU1, resource="nic"))
     )
@@ -225,7 +228,7 @@ def test_the_shared_pool_is_left_a_cpu_beside_all_that_is_set_aside() -> None:
         got.verdict.message == "cannot set CPUs 6-7,14-15 aside for ns/b: the shared pool would be left empty"
     )
     assert got.state is state
-    assert got.pod.aside is None
+    assert got.pod.reserved_for_pod is None
     assert got.explanation is not None
     assert (got.explanation.verdict, got.explanation.cpus) == (got.verdict, CpuSet())
     assert admit(state, pod("b"), whole(3)).verdict.admitted
@@ -249,7 +252,7 @@ def test_memory_that_is_nowhere_refuses_the_pod_at_once() -> None:
 def test_a_part_that_cannot_be_served_refuses_the_pod() -> None:
     state = empty(options=CpuOptions(full_pcpus_only=True))
     got = admit(state, pod("a", ask("x", 2), ask("y", 3)), whole(5))
-    assert (got.verdict.reason, got.pod.aside) == ("SMTAlignmentError", None)
+    assert (got.verdict.reason, got.pod.reserved_for_pod) == ("SMTAlignmentError", None)
     assert got.verdict.message == (
         "SMTAlignmentError: SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2 (ns/a)"
     )
@@ -261,10 +264,10 @@ def test_a_sandbox_created_again_keeps_its_decision() -> None:
     first = admit(empty(), pod("a"), whole(4))
     state = admit(first.state, pod("b"), whole(2)).state
     again = admit(state, pod("a", sandbox_id="new", attempt=1), whole(7))
-    assert again.pod.aside == first.pod.aside
+    assert again.pod.reserved_for_pod == first.pod.reserved_for_pod
     assert (again.pod.sandbox_id, again.explanation) == ("new", None)
     assert set(again.state.pods) == {"s-a", "s-b", "new"}
-    assert again.state.without_pod("s-a").aside("b") == first.pod.aside.cpus
+    assert again.state.without_pod("s-a").aside("b") == first.pod.reserved_for_pod.cpus
 
 
 def test_a_forbidden_bind_policy_refuses_a_pod_that_would_own_cpus() -> None:

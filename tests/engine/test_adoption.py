@@ -31,7 +31,10 @@ def runs_on(cpus: str, count: int = 2, mems: str = "") -> Request:
 def test_a_running_owner_keeps_the_cpus_that_it_has() -> None:
     plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("5,13", mems="1"), Phase.RUNNING)
     assert plan.container is not None
-    assert (plan.container.placement.own, plan.container.placement.mems) == (CpuSet.parse("5,13"), Mask((1,)))
+    assert (plan.container.placement.exclusive, plan.container.placement.mems) == (
+        CpuSet.parse("5,13"),
+        Mask((1,)),
+    )
     assert plan.state.pools.shared == MACHINE.online - CpuSet.parse("5,13")
 
 
@@ -54,7 +57,7 @@ def test_owners_are_adopted_beside_each_other_and_sharers_move() -> None:
     for key, uid, attempt, cpus in (("a", "g", 0, "5,13"), ("b", "g", 1, "5,13"), ("c", "h", 0, "6,14")):
         plan = adopt(state, key, pod(uid), "c", attempt, runs_on(cpus), Phase.RUNNING)
         assert plan.container is not None
-        assert plan.container.placement.own == CpuSet.parse(cpus)
+        assert plan.container.placement.exclusive == CpuSet.parse(cpus)
         assert plan.shrink == (() if key == "b" else ("ls",))
         state = plan.state
 
@@ -70,7 +73,7 @@ def test_a_created_container_is_placed_as_a_new_one() -> None:
     plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.CREATED)
     assert plan.container is not None
     assert (plan.container.id, plan.container.phase) == ("id", Phase.CREATED)
-    assert len(plan.container.placement.own) == 2
+    assert len(plan.container.placement.exclusive) == 2
 
 
 def test_a_claim_that_would_be_refused_shares_and_is_reported() -> None:
@@ -154,7 +157,7 @@ def test_named_cpus_are_kept_though_their_memory_would_not_be_given_now() -> Non
     lsr = pod("l", QosClass.LSR, cpus="6,14")
     plan = adopt(state, "id", lsr, "c", 0, with_memory("6,14", "0-1"), Phase.RUNNING)
     assert plan.container is not None
-    assert (plan.container.placement.own, plan.container.placement.mems) == (
+    assert (plan.container.placement.exclusive, plan.container.placement.mems) == (
         CpuSet.parse("6,14"),
         Mask([0, 1]),
     )
@@ -162,7 +165,7 @@ def test_named_cpus_are_kept_though_their_memory_would_not_be_given_now() -> Non
     created = adopt(state, "id", lsr, "c", 0, plain, Phase.CREATED)
     assert created.container is not None
     assert created.container.placement.mems == Mask([0]), "nothing is in use yet"
-    assert created.container.placement.own == CpuSet.parse("6,14")
+    assert created.container.placement.exclusive == CpuSet.parse("6,14")
 
 
 def test_what_is_there_is_not_adopted_if_it_leaves_nothing_to_share() -> None:

@@ -50,13 +50,15 @@ def test_memory_of_bound_containers_is_counted_afterwards() -> None:
 
 def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
     blocks = (Block(Mask([0]), "memory", GIB),)
-    part = SetAside(Mask([0]), True, OWNER.placement.own, (), (Part("c", OWNER.placement.own, blocks),))
+    part = SetAside(
+        Mask([0]), True, OWNER.placement.exclusive, (), (Part("c", OWNER.placement.exclusive, blocks),)
+    )
     whole = dataclasses.replace(part, blocks=blocks, parts=())
     free = dataclasses.replace(OWNER.placement, mems=Mask([0, 1]))
     for container in (
         dataclasses.replace(OWNER, placement=dataclasses.replace(OWNER.placement, blocks=blocks)),
-        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, aside=part)),
-        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, aside=whole)),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, reserved_for_pod=part)),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, reserved_for_pod=whole)),
         dataclasses.replace(OWNER, placement=free),
         dataclasses.replace(OWNER, phase=Phase.EXITED),
         dataclasses.replace(OWNER, pod=dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)),

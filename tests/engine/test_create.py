@@ -55,7 +55,7 @@ def test_pools_shrink_by_class() -> None:
     lse = pod("lse", QosClass.LSE, cpus="0-1")
     lsr = pod("lsr", QosClass.LSR, cpus="2-3")
     state = settled((lse, SMALL), (lsr, SMALL), (pod("g"), whole(2)))
-    picked = state.containers["g/c"].placement.own
+    picked = state.containers["g/c"].placement.exclusive
     assert len(picked) == 2
     assert state.pools.shared == MACHINE.online - CpuSet.parse("0-3") - picked
     assert state.pools.be == MACHINE.online - CpuSet.parse("0-1") - picked
@@ -74,24 +74,24 @@ def test_whole_cpus_are_packed_on_one_node_in_whole_cores() -> None:
     state = empty()
     for uid in ("a", "b"):
         state = put(state, pod(uid), whole(4)).state
-        cpus = state.containers[f"{uid}/c"].placement.own
+        cpus = state.containers[f"{uid}/c"].placement.exclusive
         assert len(MACHINE.nodes_of(cpus)) == 1
         assert all(core <= cpus or core.isdisjoint(cpus) for core in MACHINE.cores.values())
-    a, b = (state.containers[f"{uid}/c"].placement.own for uid in ("a", "b"))
+    a, b = (state.containers[f"{uid}/c"].placement.exclusive for uid in ("a", "b"))
     assert MACHINE.nodes_of(a) == MACHINE.nodes_of(b), "best fit fills the node that is in use already"
 
 
 def test_a_request_that_fits_a_node_is_not_split_for_free_cores() -> None:
     # Node 0 has three CPUs left (a fuller core first would draw the packed allocator there), node 1 is empty.
     state = settled((pod("x", QosClass.LSE, cpus=str(CpuSet(list(NODE0)[:5]))), SMALL))
-    cpus = put(state, pod("g"), whole(4)).container.placement.own
+    cpus = put(state, pod("g"), whole(4)).container.placement.exclusive
     assert cpus <= NODE1
 
 
 def test_more_than_a_node_spans_nodes() -> None:
     plan = put(empty(), pod("g"), whole(10))
     assert plan.container.placement.mems == Mask((0, 1))
-    assert len(plan.container.placement.own) == 10
+    assert len(plan.container.placement.exclusive) == 10
 
 
 def test_reserved_cpus_are_never_given_but_stay_shared() -> None:
@@ -177,7 +177,7 @@ def test_cpus_are_not_given_twice() -> None:
 
 def test_only_owners_of_the_requested_cpus_are_named() -> None:
     state = settled((pod("g"), whole(2)), (pod("h"), whole(2)), (pod("ls", QosClass.LS), SMALL))
-    cpus = state.containers["g/c"].placement.own
+    cpus = state.containers["g/c"].placement.exclusive
     assert put(state, pod("x", QosClass.LSE, cpus=str(cpus))).verdict.message.endswith(
         f"CPUs {cpus} are owned by ns/g/c already"
     )
@@ -193,7 +193,7 @@ def test_all_containers_of_an_annotated_pod_own_the_same() -> None:
     state = put(empty(), lse, name="a").state
     plan = put(state, lse, name="b")
     assert plan.verdict.admitted
-    assert plan.container.placement.own == CpuSet.parse("0-3")
+    assert plan.container.placement.exclusive == CpuSet.parse("0-3")
     gone = plan.state.changed(drop=["lse/a"])
     assert gone.pools == plan.state.pools, "the other container still holds them"
     assert gone.changed(drop=["lse/b"]).pools == empty().pools
@@ -201,10 +201,10 @@ def test_all_containers_of_an_annotated_pod_own_the_same() -> None:
 
 def test_a_new_attempt_keeps_the_cpus_of_the_old_one() -> None:
     state = settled((pod("a"), whole(2)), (pod("g"), whole(3)))
-    first = state.containers["g/c"].placement.own
+    first = state.containers["g/c"].placement.exclusive
     running = dataclasses.replace(state.containers["g/c"], phase=Phase.RUNNING)
     plan = put(state.changed(put=[running]), pod("g"), whole(3), key="second")
-    assert plan.container.placement.own == first
+    assert plan.container.placement.exclusive == first
     assert plan.shrink == ()
 
 
@@ -214,28 +214,28 @@ def ended(state: NodeState, key: str) -> NodeState:
 
 def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
     state = settled((pod("a"), whole(2)), (pod("g"), whole(2)))
-    had = state.containers["g/c"].placement.own
+    had = state.containers["g/c"].placement.exclusive
     state = ended(state, "g/c").changed(drop=["a/c"])
     again = put(state, pod("g"), whole(2), key="2").container.placement
-    assert again.own == had, "although better ones are free now"
+    assert again.exclusive == had, "although better ones are free now"
     assert again.reasons == (
         "Guaranteed container with 2 whole CPUs, policy static; keeps the CPUs of its earlier attempt",
         "its CFS quota is off",
     )
-    assert len(put(state, pod("g"), whole(3), key="2").container.placement.own) == 3
+    assert len(put(state, pod("g"), whole(3), key="2").container.placement.exclusive) == 3
     taken = put(state, pod("lse", QosClass.LSE, cpus=str(had))).state
-    assert put(taken, pod("g"), whole(2), key="2").container.placement.own.isdisjoint(had)
+    assert put(taken, pod("g"), whole(2), key="2").container.placement.exclusive.isdisjoint(had)
     smaller = dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in had))
     node = Node(smaller, CpuTopology.of(smaller), static=True)
     state = NodeState.of(node, (), state.containers.values())
-    assert put(state, pod("g"), whole(2), key="2").container.placement.own <= smaller.online
+    assert put(state, pod("g"), whole(2), key="2").container.placement.exclusive <= smaller.online
 
 
 def test_cpus_that_are_promised_to_others_are_picked_last() -> None:
     state = empty().with_pod(pod("lse", QosClass.LSE, cpus="0-3,6-11,14-15"))
-    assert put(state, pod("g"), whole(3)).container.placement.own == CpuSet.parse("4-5,12")
-    assert put(state, pod("g"), whole(4)).container.placement.own == CpuSet.parse("4-5,12-13")
-    assert put(state, pod("g"), whole(6)).container.placement.own == CpuSet.parse("0-2,8-10")
+    assert put(state, pod("g"), whole(3)).container.placement.exclusive == CpuSet.parse("4-5,12")
+    assert put(state, pod("g"), whole(4)).container.placement.exclusive == CpuSet.parse("4-5,12-13")
+    assert put(state, pod("g"), whole(6)).container.placement.exclusive == CpuSet.parse("0-2,8-10")
 
 
 @pytest.mark.parametrize(("count", "where"), [(2, "0,8 on NUMA node 0"), (10, "0-4,8-12 on NUMA nodes 0-1")])
@@ -313,10 +313,11 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
             assert set(plan.shrink) == lost
             if placed.placement.pool is Pool.OWN and placed.owner not in before.owners:
                 assert all(
-                    not before.wanted(before.containers[k]).isdisjoint(placed.placement.own) for k in lost
+                    not before.wanted(before.containers[k]).isdisjoint(placed.placement.exclusive)
+                    for k in lost
                 )
             if placed.placement.pool is Pool.OWN and not the_pod.cpuset:
-                assert placed.placement.own.isdisjoint(CpuSet.parse(reserved))
+                assert placed.placement.exclusive.isdisjoint(CpuSet.parse(reserved))
             assert placed.placement.mems
         assert violations(state) == []
         assert state.pools.shared <= state.pools.be
@@ -358,25 +359,25 @@ def test_cpus_that_are_strictly_reserved_do_not_count_as_shared() -> None:
 @pytest.mark.parametrize("named", ["", "4-5"])
 def test_cpus_named_by_kubelet_and_set_asides(named: str) -> None:
     aside = SetAside(None, True, CpuSet.parse("4-7"))
-    keeps = dataclasses.replace(pod("keeps"), aside=aside)
+    keeps = dataclasses.replace(pod("keeps"), reserved_for_pod=aside)
     state = empty(static=False).with_pod(keeps)
     request = dataclasses.replace(whole(2), cpuset_cpus=named or "0-1")
     plan = put(state, pod("g"), request)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.OWN
-    own = plan.container.placement.own
+    own = plan.container.placement.exclusive
     assert own.isdisjoint(aside.cpus), "others are chosen where kubelet's are promised"
     assert (len(own), own == CpuSet.parse("0-1")) == (2, not named)
     assert plan.problem == ("CPUs 4-5 are owned by ns/keeps (set aside) already" if named else "")
     its_own = put(state, keeps, dataclasses.replace(whole(2), cpuset_cpus="4-5"))
     assert its_own.container is not None
-    assert its_own.container.placement.own == CpuSet.parse("4-5")
+    assert its_own.container.placement.exclusive == CpuSet.parse("4-5")
     all_but = put(state, pod("l", QosClass.LSR, cpus="0-3,8-15"))
     assert all_but.verdict.reason == "SharedPoolExhausted"
 
 
 def test_the_shared_pool_keeps_a_cpu_beside_set_asides() -> None:
-    keeps = dataclasses.replace(pod("keeps"), aside=SetAside(None, True, CpuSet.parse("0-3")))
+    keeps = dataclasses.replace(pod("keeps"), reserved_for_pod=SetAside(None, True, CpuSet.parse("0-3")))
     state = empty().with_pod(keeps)
     refused = put(state, pod("g"), whole(12))
     assert (refused.verdict.reason, refused.state) == ("SharedPoolExhausted", state)
@@ -393,9 +394,9 @@ def test_a_removed_quota_is_reported(keep: KeepQuota) -> None:
     state = NodeState.empty(dataclasses.replace(empty().node, keep_quota=keep))
     placement = put(state, pod("g"), whole(2)).container.placement
     off = keep is not KeepQuota.ALWAYS
-    assert placement.unlimited is off
+    assert placement.cfs_quota_off is off
     assert ("its CFS quota is off" in placement.reasons) is off
     endless = put(state, pod("lse", QosClass.LSE, cpus="2"), Request(cpu_shares=1024)).container.placement
-    assert endless.unlimited is off
+    assert endless.cfs_quota_off is off
     assert "its CFS quota is off" not in endless.reasons, "there was none"
-    assert not put(state, pod("ls", QosClass.LS), whole(2)).container.placement.unlimited
+    assert not put(state, pod("ls", QosClass.LS), whole(2)).container.placement.cfs_quota_off

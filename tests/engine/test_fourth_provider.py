@@ -82,7 +82,7 @@ class CacheWays(Provider):
         shares = [s for c in containers.values() if c.phase is not Phase.EXITED for s in c.placement.shares]
         here = {(c.pod.key, c.name) for c in containers.values() if c.phase is not Phase.EXITED}
         for pod in pods.values():
-            parts = pod.aside.parts if pod.aside else ()
+            parts = pod.reserved_for_pod.parts if pod.reserved_for_pod else ()
             shares += [s for part in parts if (pod.key, part.name) not in here for s in part.shares]
         for share in shares:
             (node,) = share.nodes or ()
@@ -98,7 +98,7 @@ class CacheWays(Provider):
         return self.ways[node] - self.taken.get(node, 0)
 
     def _mine(self, request: ProviderRequest) -> Share | None:
-        part = request.pod.aside.part(request.name) if request.pod.aside else None
+        part = request.pod.reserved_for_pod.part(request.name) if request.pod.reserved_for_pod else None
         return part.shares[0] if part and part.shares else None
 
     def wants(self, request: ProviderRequest) -> bool:
@@ -182,12 +182,12 @@ def taken(state: NodeState) -> Mapping[int, int]:
 def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: Policy, scope: Scope) -> None:
     first = arrives(empty(policy, scope), asking("a", 6))
     assert first.container is not None
-    assert first.container.placement.own <= NODE0
+    assert first.container.placement.exclusive <= NODE0
     assert first.container.placement.shares == (Share("cache", RESOURCE, 6, Mask([0])),)
     assert taken(first.state) == {0: 6}
     second = arrives(first.state, asking("b", 6))
     assert second.container is not None
-    assert second.container.placement.own <= NODE1, "its ways lie there"
+    assert second.container.placement.exclusive <= NODE1, "its ways lie there"
     assert taken(second.state) == {0: 6, 1: 6}
 
 
@@ -221,7 +221,9 @@ def test_it_is_asked_for_containers_that_share_cpus_and_without_a_policy() -> No
     owns = arrives(empty(Policy.NONE), asking("a", 3))
     assert owns.container is not None
     (share,) = owns.container.placement.shares
-    assert share.nodes == MACHINE.nodes_of(owns.container.placement.own), "it follows the CPUs granted before"
+    assert share.nodes == MACHINE.nodes_of(owns.container.placement.exclusive), (
+        "it follows the CPUs granted before"
+    )
     none_left = arrives(empty(Policy.NONE, ways=2), shares)
     assert none_left.verdict.reason == "CacheWaysError"
     assert none_left.verdict.message == "CacheWaysError: no NUMA node has 3 cache ways left (ns/a/c)"
@@ -231,7 +233,7 @@ def test_it_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
     named = asking("a", 3, qos=QosClass.LSE, cpuset=CpuSet.parse("4-5"))
     plan = arrives(empty(Policy.RESTRICTED), named)
     assert plan.container is not None
-    assert plan.container.placement.own == CpuSet.parse("4-5")
+    assert plan.container.placement.exclusive == CpuSet.parse("4-5")
     assert plan.container.placement.shares == (Share("cache", RESOURCE, 3, Mask([1])),)
 
 
@@ -242,13 +244,13 @@ def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
     ]
     pod = Pod("s-p", "p", "ns", "p", asks=PodRequests("p", tuple(asks)))
     got = admit(empty(Policy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
-    assert got.pod.aside is not None
-    assert [part.shares[0].amount for part in got.pod.aside.parts] == [2, 3]
+    assert got.pod.reserved_for_pod is not None
+    assert [part.shares[0].amount for part in got.pod.reserved_for_pod.parts] == [2, 3]
     state = got.state.with_pod(got.pod)
     assert taken(state) == {0: 5}
     plan = place(state, got.pod, "y", 0, Request(1024, 100_000, 100_000), "p/y")
     assert plan.container is not None
-    assert plan.container.placement.shares == got.pod.aside.parts[1].shares
+    assert plan.container.placement.shares == got.pod.reserved_for_pod.parts[1].shares
     assert taken(plan.state) == {0: 5}, "what was set aside is counted once"
     assert taken(plan.state.changed(drop=["p/y"]).without_pod("s-p")) == {}
 

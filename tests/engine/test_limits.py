@@ -85,11 +85,13 @@ def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
     state = state_of()
     plan = guaranteed(state, "u", 7)
     assert plan.container is not None
-    assert plan.container.placement.own.isdisjoint(state.node.floors.kept(MACHINE.online, MACHINE, CpuSet()))
+    assert plan.container.placement.exclusive.isdisjoint(
+        state.node.floors.kept(MACHINE.online, MACHINE, CpuSet())
+    )
     for node in MACHINE.nodes:
         assert len(plan.state.pools.shared & node.cpus) >= 2
     free = guaranteed(state_of(AdmissionRules()), "u", 7)
-    assert len(MACHINE.nodes_of(free.container.placement.own)) == 1, "the first choice is one NUMA node"
+    assert len(MACHINE.nodes_of(free.container.placement.exclusive)) == 1, "the first choice is one NUMA node"
     assert guaranteed(state, "v", 6).container.placement == dataclasses.replace(
         guaranteed(state_of(AdmissionRules()), "v", 6).container.placement
     ), "a choice that breaks nothing is the same as without floors"
@@ -107,8 +109,8 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
     state = state_of(policy=Policy.BEST_EFFORT, scope=scope)
     pod = pod_of("u", 12, qos=QosClass.LSR)
     admission = admit(state, pod, whole(12))
-    assert admission.pod.aside is not None
-    assert all(len(MACHINE.online - admission.pod.aside.cpus & n.cpus) >= 2 for n in MACHINE.nodes)
+    assert admission.pod.reserved_for_pod is not None
+    assert all(len(MACHINE.online - admission.pod.reserved_for_pod.cpus & n.cpus) >= 2 for n in MACHINE.nodes)
     more = admit(state, pod_of("u", 13, qos=QosClass.LSR), whole(13))
     assert (more.verdict.reason, more.limit) == ("AdmissionSharedFloor", AdmissionRule.SHARED_FLOOR)
     assert more.state == state
@@ -117,7 +119,7 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
     )
     shared = admit(sharing, pod_of("u", 13, qos=QosClass.LSR), whole(13))
     assert shared.verdict.admitted
-    assert shared.pod.aside is None
+    assert shared.pod.reserved_for_pod is None
     assert shared.limit is AdmissionRule.SHARED_FLOOR
     assert "shared-floor" in shared.problem
     plan = place(shared.state.with_pod(shared.pod), shared.pod, "c", 0, whole(13), "c1")
@@ -143,7 +145,7 @@ def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
     pod = other.state.pods["s-u"]
     again = place(other.state, pod, "c", 1, whole(6), "c-u2")
     assert again.container is not None
-    assert again.container.placement.own == CpuSet.parse("0-3,8-9")
+    assert again.container.placement.exclusive == CpuSet.parse("0-3,8-9")
     gone = ends(other.state, "c-u").without_pod("s-u")
     assert named(gone, "w", "10-11").container is not None
 
@@ -167,7 +169,7 @@ def test_an_owner_is_not_asked_again_for_what_it_has() -> None:
     pod = tight.pods["s-u"]
     beside = place(tight, pod, "d", 0, whole(15), "d-u")
     assert beside.container is not None
-    assert beside.container.placement.own == CpuSet.parse("0-14")
+    assert beside.container.placement.exclusive == CpuSet.parse("0-14")
     assert guaranteed(tight, "v", 1).container is None
     assert violations(beside.state) == []
 
@@ -198,7 +200,7 @@ def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
     plan = adopt(NodeState.empty(node), "c1", pod, "c", 0, request, phase)
     assert plan.limit is limit
     assert plan.container is not None
-    assert plan.container.placement.own == (cpus if limit is None else CpuSet())
+    assert plan.container.placement.exclusive == (cpus if limit is None else CpuSet())
     assert plan.container.placement.pool is (Pool.OWN if limit is None else Pool.SHARED)
     assert bool(plan.problem) is (limit is not None)
 
@@ -218,7 +220,9 @@ def test_what_kubelet_pinned_shares_beyond_the_floor_and_is_not_rejected() -> No
     pod = pod_of("u", 7)
     plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
     assert plan.container is not None
-    assert len(plan.container.placement.own) == 7, "others in their place, as where another pod has them"
+    assert len(plan.container.placement.exclusive) == 7, (
+        "others in their place, as where another pod has them"
+    )
     assert "other CPUs than kubelet's CPU manager named (shared-floor)" in plan.problem
 
 
@@ -332,7 +336,7 @@ class Life:
             cpuset = CpuSet(chance.sample(online, size)) or None
         kube = chance.choice([KubeQos.GUARANTEED, KubeQos.GUARANTEED, KubeQos.BURSTABLE])
         pod = pod_of(uid, count, chance.choice("ab"), qos=qos, kube_qos=kube, cpuset=cpuset)
-        others = {c.id: c.placement.own for c in self.state.containers.values()}
+        others = {c.id: c.placement.exclusive for c in self.state.containers.values()}
         admission = admit(self.state, pod, whole(count))
         if not admission.verdict.admitted:
             assert admission.state is self.state
@@ -342,8 +346,8 @@ class Life:
         self.state = plan.state
         if plan.container is not None:
             self.state = self.state.changed(put=(plan.container.in_phase(Phase.RUNNING),))
-            assert len(plan.container.placement.own) <= count
-        assert others == {i: self.state.containers[i].placement.own for i in others}
+            assert len(plan.container.placement.exclusive) <= count
+        assert others == {i: self.state.containers[i].placement.exclusive for i in others}
 
     def crashes(self) -> None:
         running = [c for c in self.state.containers.values() if c.phase is Phase.RUNNING]
@@ -398,12 +402,12 @@ class Life:
         for floor in state.node.floors.each:
             inside = pool if floor.cpus is None else pool & floor.cpus
             assert len(inside) >= floor.least, floor
-        live = [c for c in state.containers.values() if c.placement.own and c.phase is not Phase.EXITED]
+        live = [c for c in state.containers.values() if c.placement.exclusive and c.phase is not Phase.EXITED]
         by_pod: dict[str, CpuSet] = {}
         by_namespace: dict[str, CpuSet] = {}
         for pod, cpus in [
-            *((c.pod, c.placement.own) for c in live),
-            *((p, p.aside.cpus) for p in state.pods.values() if p.aside is not None),
+            *((c.pod, c.placement.exclusive) for c in live),
+            *((p, p.reserved_for_pod.cpus) for p in state.pods.values() if p.reserved_for_pod is not None),
         ]:
             by_pod[pod.uid] = by_pod.get(pod.uid, CpuSet()) | cpus
             by_namespace[pod.namespace] = by_namespace.get(pod.namespace, CpuSet()) | cpus

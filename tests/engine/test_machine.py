@@ -208,7 +208,7 @@ class Life:
             self.starts(key)
 
     def check_plan(self, container: Container, pod: Pod, before: NodeState) -> None:
-        own = container.placement.own
+        own = container.placement.exclusive
         assert container.placement.mems
         if container.placement.pool is Pool.OWN:
             assert own
@@ -247,12 +247,14 @@ class Life:
         uid = dice.choice(sorted(self.pods))
         old = self.state.pods[f"s-{uid}"]
         got = admit(
-            self.state, dataclasses.replace(old, sandbox_id=f"t-{uid}", attempt=1, aside=None), Request()
+            self.state,
+            dataclasses.replace(old, sandbox_id=f"t-{uid}", attempt=1, reserved_for_pod=None),
+            Request(),
         )
         if not got.verdict.admitted:
             return
-        if old.aside is not None:
-            assert got.pod.aside == old.aside
+        if old.reserved_for_pod is not None:
+            assert got.pod.reserved_for_pod == old.reserved_for_pod
         state = got.state.with_pod(got.pod)
         ended = [c.in_phase(Phase.EXITED) for c in state.in_sandbox(old.sandbox_id)]
         self.state = state.changed(put=ended)
@@ -297,10 +299,10 @@ class Life:
             owned |= owner.cpus
         assert state.pools.shared == state.node.shareable - owned
         for pod in state.pods.values():
-            if pod.aside is not None:
+            if pod.reserved_for_pod is not None:
                 for key, owner in state.owners.items():
                     if key != pod.key and not key.startswith(f"{pod.key}/"):
-                        assert owner.cpus.isdisjoint(pod.aside.cpus), (key, pod.key)
+                        assert owner.cpus.isdisjoint(pod.reserved_for_pod.cpus), (key, pod.key)
         again = NodeState.of(state.node, state.pods.values(), state.containers.values())
         assert accounts(state.memory) == accounts(again.memory)
         if state.memory is not None:

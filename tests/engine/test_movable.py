@@ -30,7 +30,7 @@ def without(gone: CpuSet) -> Machine:
 
 
 def owning(key: str, cpus: str, pod: Pod = POD, phase: Phase = Phase.RUNNING, **changes: Any) -> Container:
-    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=True, **changes)
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), excludes_be=True, **changes)
     return Container(key, key, pod, Request(), placement, phase, 0, f"{pod.key}/{key}")
 
 
@@ -79,9 +79,9 @@ def test_an_owner_that_hooks_have_narrowed_stays() -> None:
 
 def test_cpus_that_another_party_counts_on_stay() -> None:
     words = "the CPUs of ns/p/a were named for it, or chosen for its pod"
-    named = dataclasses.replace(POD, cpuset=MINE, chosen=True)
+    named = dataclasses.replace(POD, cpuset=MINE, cpuset_chosen_locally=True)
     assert why(state(owning("a", "0-1", named), pods=(named,))) == words
-    aside = dataclasses.replace(POD, aside=SetAside(None, preferred=True, cpus=MINE))
+    aside = dataclasses.replace(POD, reserved_for_pod=SetAside(None, preferred=True, cpus=MINE))
     assert why(state(owning("a", "0-1", aside), pods=(aside,))) == words
     held = state(owning("a", "0-1")).beside({"u": {"a": MINE}})
     assert why(held) == words

@@ -139,7 +139,7 @@ def test_naming_all_cpus_is_not_a_narrowing() -> None:
     narrow = hooked(same, "ls", wish("6-7"))
     assert hooked(narrow, "ls", wish("0-15"), seen="0-1,6-15").containers["ls"].placement == plain
     beyond = hooked(narrow, "ls", wish("0-15", owned=True))
-    assert (runs_on(beyond, "ls"), str(beyond.containers["ls"].placement.beyond)) == ("0-15", "2-5")
+    assert (runs_on(beyond, "ls"), str(beyond.containers["ls"].placement.hook_extra_cpus)) == ("0-15", "2-5")
 
 
 def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
@@ -227,7 +227,7 @@ def test_invariants_hold_over_hooks(steps: list[tuple[object, ...]], owned: bool
             given = state.wanted(container)
             # Suppression does not lead a container out of the limit of a hook.
             whole = state.suppressing(None).offered(container)
-            limit = whole | (container.placement.beyond if owned else CpuSet())
+            limit = whole | (container.placement.hook_extra_cpus if owned else CpuSet())
             assert given
             assert given <= limit
 

@@ -25,7 +25,7 @@ CALM = TopologyOptions()
 def container(name: str, cpus: str = "", phase: Phase = Phase.RUNNING) -> Container:
     pod = Pod(f"s-{name}", name, "ns", name)
     pool = Pool.OWN if cpus else Pool.SHARED
-    placement = Placement(pool, CpuSet.parse(cpus), Mask((0,)), hard=True)
+    placement = Placement(pool, CpuSet.parse(cpus), Mask((0,)), excludes_be=True)
     return Container(name, "c", pod, Request(), placement, phase, owner=f"{name}/c" if cpus else "")
 
 
@@ -87,7 +87,9 @@ def test_a_reservation_that_leaves_nothing_is_refused_until_it_does() -> None:
 def test_what_is_set_aside_counts_as_taken() -> None:
     from proxy.model.workload import SetAside
 
-    pod = Pod("s-p", "p", "ns", "p", aside=SetAside(None, preferred=False, cpus=CpuSet.parse("0-3")))
+    pod = Pod(
+        "s-p", "p", "ns", "p", reserved_for_pod=SetAside(None, preferred=False, cpus=CpuSet.parse("0-3"))
+    )
     state = NodeState.of(NODE, [pod], [])
     assert enacted(state, rules(state, "4-7")).state is state
 

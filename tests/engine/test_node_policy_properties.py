@@ -49,7 +49,7 @@ KUBELETS = st.builds(
 
 def owner(number: int, cpu: int, qos: QosClass) -> Container:
     pod = Pod(f"s-{number}", f"u{number}", "ns", f"p{number}", qos=qos)
-    placement = Placement(Pool.OWN, CpuSet((cpu,)), Mask((0,)), hard=qos is QosClass.LSE)
+    placement = Placement(Pool.OWN, CpuSet((cpu,)), Mask((0,)), excludes_be=qos is QosClass.LSE)
     return Container(f"o{number}", "c", pod, Request(), placement, Phase.RUNNING, owner=f"u{number}/c")
 
 
@@ -79,7 +79,7 @@ def test_rules_that_change_break_no_promise(owned: set[int], said: list[tuple[No
         assert state.pools.shared
         assert violations(state) == []
         assert {key: held.cpus for key, held in state.owners.items()} == {
-            c.owner: c.placement.own for c in owners
+            c.owner: c.placement.exclusive for c in owners
         }
         node = state.node
         assert (node.reservation, node.system) == (told.reservation.value, told.system.value)

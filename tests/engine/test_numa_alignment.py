@@ -61,8 +61,8 @@ def start(state: NodeState, the_pod: Pod, request: Request) -> tuple[NodeState, 
 
 def nodes_of(got: PodAdmission) -> Mask | None:
     assert got.verdict.admitted, got.verdict.message
-    assert got.pod.aside is not None
-    return got.pod.aside.affinity
+    assert got.pod.reserved_for_pod is not None
+    return got.pod.reserved_for_pod.affinity
 
 
 def test_owners_on_one_node_or_several() -> None:
@@ -103,9 +103,9 @@ def test_strategy_chooses_among_equals() -> None:
 
 def test_a_sharing_container_is_bound_to_a_part_of_its_pool() -> None:
     state, owner = add(empty(), lsr("owner", SINGLE), whole(6))
-    assert owner.placement.own <= NODES[0]
+    assert owner.placement.exclusive <= NODES[0]
     state, one = add(state, burstable("a", SINGLE), shares(4000))
-    assert (one.placement.pool, one.placement.nodes) == (Pool.SHARED, Mask((1,)))
+    assert (one.placement.pool, one.placement.pool_numa_limit) == (Pool.SHARED, Mask((1,)))
     assert state.wanted(one) == NODES[1]
     assert one.placement.mems == Mask((1,))
     assert "aligned" in one.placement.reasons[0]
@@ -130,7 +130,7 @@ def test_decided_elsewhere_or_nothing_asked() -> None:
         assert not decides_pod(state.node, decided)
     silent = admit(state, burstable("a", SINGLE), Request(cpu_shares=2))
     assert silent.verdict.admitted
-    assert silent.pod.aside is None
+    assert silent.pod.reserved_for_pod is None
     assert silent.pod.nodes is None
 
 
@@ -162,17 +162,17 @@ def test_memory_takes_part() -> None:
 
 def test_keeping_apart() -> None:
     """A pod on one node avoids nodes of pods that span several, and the other way round."""
-    required = {"apart": NumaExclusive.REQUIRED}
+    required = {"numa_exclusive": NumaExclusive.REQUIRED}
     state, wide = add(empty(), lsr("wide", RESTRICTED), whole(10))
-    assert MACHINE.nodes_of(wide.placement.own) == Mask((0, 1))
+    assert MACHINE.nodes_of(wide.placement.exclusive) == Mask((0, 1))
     assert nodes_of(admit(state, lsr("a", SINGLE), whole(2))) in (Mask((0,)), Mask((1,)))
     state, _ = add(state, lsr("a", SINGLE, **required), whole(2))
-    single = state.containers["a/c"].placement.own
+    single = state.containers["a/c"].placement.exclusive
     assert MACHINE.nodes_of(single) == Mask((2,))
     assert 2 not in (nodes_of(admit(state, lsr("b", RESTRICTED, **required), whole(9))) or ())
     beside = admit(state, lsr("b", RESTRICTED, **required), whole(15))
     assert beside.verdict.reason == "TopologyAffinityError", "all but node 2, which has a single, have 14"
-    preferred = admit(state, lsr("b", RESTRICTED, apart=NumaExclusive.PREFERRED), whole(15))
+    preferred = admit(state, lsr("b", RESTRICTED, numa_exclusive=NumaExclusive.PREFERRED), whole(15))
     assert preferred.verdict.admitted
 
 

@@ -160,10 +160,10 @@ class Account:
         only_kubelets = set(state.owners) - {c.owner for c in owning}
         self.kubelets = {key: state.owners[key].cpus for key in only_kubelets}
         theirs = union(cpus.bits for cpus in self.kubelets.values())
-        self.owned = CpuSet.from_bits(union(c.placement.own.bits for c in owning) | theirs)
-        lsr = [c for c in owning if not c.placement.hard]
+        self.owned = CpuSet.from_bits(union(c.placement.exclusive.bits for c in owning) | theirs)
+        lsr = [c for c in owning if not c.placement.excludes_be]
         hard = [c for c in owning if c not in lsr]
-        self.hard = CpuSet.from_bits(union(c.placement.own.bits for c in hard) | theirs)
+        self.hard = CpuSet.from_bits(union(c.placement.exclusive.bits for c in hard) | theirs)
         kept = node.reservation | node.system if node.system_alone else node.reservation
         if node.options.strict_cpu_reservation:
             kept |= node.reserved
@@ -174,7 +174,7 @@ class Account:
         """Give the CPUs of a live container."""
         place = container.placement
         if place.pool is Pool.OWN:
-            return place.own & self.online or self.shared
+            return place.exclusive & self.online or self.shared
         whole = pool = self.shared
         if place.pool is Pool.SYSTEM:
             whole = pool = (self.state.node.system & self.online) - self.owned or self.shared
@@ -182,9 +182,9 @@ class Account:
             whole = pool = self.usable - self.hard
             if self.state.be_limit is not None:
                 pool = pool & self.state.be_limit or pool
-        limit = place.within
-        if place.nodes is not None:
-            bits = union(n.cpus.bits for n in self.state.node.machine.nodes if n.id in place.nodes)
+        limit = place.pool_cpus_limit
+        if place.pool_numa_limit is not None:
+            bits = union(n.cpus.bits for n in self.state.node.machine.nodes if n.id in place.pool_numa_limit)
             limit = CpuSet.from_bits(bits)
         return pool if limit is None else pool & limit or whole & limit or pool
 
@@ -291,7 +291,7 @@ class Life:
             return
         placement = container.placement
         if fits:
-            assert (placement.pool, placement.own) == (Pool.OWN, named)
+            assert (placement.pool, placement.exclusive) == (Pool.OWN, named)
         elif placement.pool is Pool.OWN:
             assert named is None, "what cannot be had is shared"
             assert pod.qos in (QosClass.NONE, *STRICT)
@@ -300,13 +300,15 @@ class Life:
             bound = bool(pod.nodes) and named is None
             assert placement.pool is pool_by_the_table(pod, bound=bound)
             if pod.cpuset and pod.qos is QosClass.BE and not pod.problem:
-                assert placement.within == pod.cpuset
+                assert placement.pool_cpus_limit == pod.cpuset
             elif bound and not pod.problem:
-                assert placement.nodes == pod.nodes
+                assert placement.pool_numa_limit == pod.nodes
         if placement.pool is Pool.OWN:
             kept = before.owners.get(container.owner)  # kubelet held them for this very container
-            assert placement.own.isdisjoint(others - kept.cpus if kept else others)
-            assert placement.hard == (pod.qos is QosClass.LSE or (not named and pod.qos is QosClass.NONE))
+            assert placement.exclusive.isdisjoint(others - kept.cpus if kept else others)
+            assert placement.excludes_be == (
+                pod.qos is QosClass.LSE or (not named and pod.qos is QosClass.NONE)
+            )
 
     def enters(self, key: str, phase: Phase) -> None:
         self.move(self.state.changed(put=[self.state.containers[key].in_phase(phase)]))
@@ -400,11 +402,13 @@ class Life:
                 assert wanted.isdisjoint(account.hard)
             else:
                 assert wanted.isdisjoint(account.owned)
-            assert not placement.own
+            assert not placement.exclusive
         owners: dict[str, CpuSet] = dict(account.kubelets)
         for container in account.live:
             if container.placement.pool is Pool.OWN:
-                owners[container.owner] = owners.get(container.owner, CpuSet()) | container.placement.own
+                owners[container.owner] = (
+                    owners.get(container.owner, CpuSet()) | container.placement.exclusive
+                )
         assert {key: owner.cpus for key, owner in state.owners.items()} == owners
         for one, other in itertools.combinations(owners.values(), 2):
             assert one.isdisjoint(other)

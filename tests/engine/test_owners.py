@@ -41,15 +41,15 @@ def admitted(state: NodeState, who: Pod, asked: Request) -> PodAdmission:
 def test_the_containers_of_a_pod_own_its_cpus_together(qos: QosClass) -> None:
     got = admitted(NodeState.empty(NODE), pod(qos), total(4000))
     assert got.pod.cpuset == CpuSet.parse("0-1,8-9")
-    assert got.pod.chosen
-    assert got.pod.aside is not None
-    assert got.pod.aside.cpus == got.pod.cpuset
+    assert got.pod.cpuset_chosen_locally
+    assert got.pod.reserved_for_pod is not None
+    assert got.pod.reserved_for_pod.cpus == got.pod.cpuset
     state = got.state
     for name, milli in (("main", 3500), ("side", 500)):
         plan = place(state, got.pod, name, 0, total(milli), name)
         assert plan.container is not None
         placement = plan.container.placement
-        assert (placement.pool, placement.own, placement.mems) == (Pool.OWN, got.pod.cpuset, Mask((0,)))
+        assert (placement.pool, placement.exclusive, placement.mems) == (Pool.OWN, got.pod.cpuset, Mask((0,)))
         assert "were chosen for it when its sandbox was made" in placement.reasons[0]
         state = plan.state
     assert list(state.owners) == ["u1"]
@@ -107,8 +107,8 @@ def test_the_topology_policy_and_the_bind_policy_hold_for_it() -> None:
 def test_counted_memory_is_the_pods_as_a_whole() -> None:
     node = dataclasses.replace(NODE, reserved_memory={0: {"memory": GI}})
     got = admitted(NodeState.empty(node), pod(), total(2000, memory_limit=3 * GI))
-    assert got.pod.aside is not None
-    assert [(str(b.affinity), b.size) for b in got.pod.aside.blocks] == [("0", 3 * GI)]
+    assert got.pod.reserved_for_pod is not None
+    assert [(str(b.affinity), b.size) for b in got.pod.reserved_for_pod.blocks] == [("0", 3 * GI)]
     assert got.state.memory is not None
     assert got.state.memory.nodes[0].table("memory").reserved == 3 * GI
     plan = place(got.state, got.pod, "main", 0, total(2000, memory_limit=3 * GI), "x")
@@ -130,7 +130,7 @@ def test_a_container_that_is_not_affected() -> None:
         assert not decides_pod(NODE, who)
         assert admit(NodeState.empty(NODE), who, total(2000)).pod == who
     silent = admitted(NodeState.empty(NODE), pod(), Request(cpu_shares=2))
-    assert (silent.pod.cpuset, silent.pod.aside) == (None, None), "an old kubelet tells no sums"
+    assert (silent.pod.cpuset, silent.pod.reserved_for_pod) == (None, None), "an old kubelet tells no sums"
 
 
 def test_a_node_that_is_full_refuses_and_changes_nothing() -> None:
@@ -149,4 +149,8 @@ def test_a_sandbox_created_again_keeps_the_cpus() -> None:
     state = plan.state.changed(put=[plan.container.in_phase(Phase.EXITED)])
     again = dataclasses.replace(pod(), sandbox_id="t-9", attempt=1)
     got = admitted(state, again, total(4000))
-    assert (got.pod.cpuset, got.pod.chosen, got.pod.aside) == (first.pod.cpuset, True, first.pod.aside)
+    assert (got.pod.cpuset, got.pod.cpuset_chosen_locally, got.pod.reserved_for_pod) == (
+        first.pod.cpuset,
+        True,
+        first.pod.reserved_for_pod,
+    )

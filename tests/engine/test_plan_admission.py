@@ -124,7 +124,7 @@ def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
     later = plan.state.under(node_of(reservation=CpuSet([4])))
     again = place(later, pod, "c", 1, asked(2000), "c2")
     assert again.container is not None
-    assert again.container.placement.own == CpuSet([4, 5])
+    assert again.container.placement.exclusive == CpuSet([4, 5])
     other = dataclasses.replace(pod, uid="v", sandbox_id="s2")
     assert place(later, other, "c", 0, asked(2000), "c3").verdict.reason == "AdmissionReservedCPUs"
 
@@ -253,7 +253,7 @@ def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
     plan = place(state, pod, "c", 0, asked(100), "c1")
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
-    assert plan.container.placement.unlimited is False
+    assert plan.container.placement.cfs_quota_off is False
     assert plan.limit is AdmissionRule.REQUEST
     assert plan.problem.startswith("it owns no CPUs (request): its resource-status annotation names 31 CPUs")
     assert plan.state.pools.shared == MACHINE.online
@@ -271,20 +271,20 @@ def test_an_annotation_that_is_ignored_is_as_none(annotation: str, qos: str) -> 
         assert dataclasses.replace(seen, defects=(), total=None) == dataclasses.replace(without, total=None)
         state = NodeState.empty(node)
         one, other = (admit(state, pod, asked(4000)) for pod in (with_it, without))
-        assert (one.verdict, one.pod.aside) == (other.verdict, other.pod.aside)
+        assert (one.verdict, one.pod.reserved_for_pod) == (other.verdict, other.pod.reserved_for_pod)
 
 
 def test_an_ignored_annotation_lets_the_node_choose_for_lsr_pods() -> None:
     node = node_of(dataclasses.replace(DEFAULT, resource_status=ResourceStatusMode.IGNORE), static=True)
     pod = pod_of('{"cpuset":"30-31"}', "LSR", asked(2000), parent="/kubepods")
     admission = admit(NodeState.empty(node), pod, asked(2000))
-    assert admission.pod.aside is not None
-    assert admission.pod.chosen
-    assert admission.pod.cpuset == admission.pod.aside.cpus == admission.state.pods["s"].cpuset
+    assert admission.pod.reserved_for_pod is not None
+    assert admission.pod.cpuset_chosen_locally
+    assert admission.pod.cpuset == admission.pod.reserved_for_pod.cpus == admission.state.pods["s"].cpuset
     assert admission.pod.cpuset != CpuSet([30, 31])
     plan = place(admission.state, admission.pod, "c", 0, asked(2000), "c1")
     assert plan.container is not None
-    assert plan.container.placement.own == admission.pod.cpuset
+    assert plan.container.placement.exclusive == admission.pod.cpuset
 
 
 def test_a_claim_that_is_not_allowed_is_rejected_when_the_sandbox_comes() -> None:
@@ -326,7 +326,7 @@ def test_nothing_is_owned_by_an_annotation_that_was_not_requested(
     text = f'{{"cpuset":"{CpuSet(named)}"}}'
     pod = pod_of(text, qos, asked(milli, limit), "kube-system", parent)
     plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, asked(milli, limit), "c1")
-    own = CpuSet() if plan.container is None else plan.container.placement.own
+    own = CpuSet() if plan.container is None else plan.container.placement.exclusive
     assert len(own) <= milli // 1000
     assert own.isdisjoint(node.reserved | node.system)
     if qos in ("LSR", "LSE") and own:

@@ -81,13 +81,13 @@ def gone(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
 def test_a_pod_uses_again_what_its_init_containers_leave(policy: Policy, scope: Scope) -> None:
     got = dry_run(node(policy, scope), LONG)
     assert got.verdict.admitted
-    assert [(c.name, c.phase, len(c.placement.own)) for c in got.containers] == [
+    assert [(c.name, c.phase, len(c.placement.exclusive)) for c in got.containers] == [
         ("i", Phase.EXITED, 6),
         ("s", Phase.RUNNING, 2),
         ("c", Phase.RUNNING, 4),
     ]
     first, side, app = (c.placement for c in got.containers)
-    assert side.own | app.own == first.own
+    assert side.exclusive | app.exclusive == first.exclusive
     assert (first.devices, app.devices) == ((("gpu", ("a",)),), (("gpu", ("a",)),))
     assert got.state.memory is not None
     assert [n.table("memory").reserved // MIB for n in got.state.memory.nodes.values()] == [80, 0]

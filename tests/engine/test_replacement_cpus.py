@@ -30,7 +30,7 @@ def without(gone: CpuSet) -> Machine:
 
 def owner(name: str, own: CpuSet, **more: object) -> Container:
     pod = Pod(f"s-{name}", name, "ns", name, **more)  # type: ignore[arg-type]
-    placement = Placement(Pool.OWN, own, Mask([0]), hard=True)
+    placement = Placement(Pool.OWN, own, Mask([0]), excludes_be=True)
     return Container(name, "c", pod, Request(), placement, Phase.RUNNING, owner=f"{name}/c")
 
 
@@ -69,7 +69,9 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
         if full:
             assert all(core <= cpus or core.isdisjoint(cpus) for core in state.node.machine.cores.values())
         (holder,) = short.containers
-        given_ = dataclasses.replace(holder, placement=dataclasses.replace(holder.placement, instead=cpus))
+        given_ = dataclasses.replace(
+            holder, placement=dataclasses.replace(holder.placement, replacement=cpus)
+        )
         after = state.changed(put=(given_,))
         assert violations(after) == []
         assert len(after.wanted(given_)) == len(short.own) - short.missing + len(cpus) or not cpus
@@ -94,7 +96,7 @@ def test_near_ones_come_first() -> None:
     ("more", "count"),
     [
         ({"cpuset": CpuSet([3, 11])}, 0),
-        ({"cpuset": CpuSet([3, 11]), "chosen": True}, 1),
+        ({"cpuset": CpuSet([3, 11]), "cpuset_chosen_locally": True}, 1),
         ({"bind_required": BindPolicy.FULL_PCPUS}, 0),
         ({"bind_required": BindPolicy.SPREAD_BY_PCPUS}, 1),
     ],

@@ -121,11 +121,11 @@ def test_the_reported_amount_would_have_been_enough(there: str, wanted: int) -> 
     assert lack.nodes is not None
     room = MACHINE.nodes[lack.nodes.first()].cpus
     owner = state.containers["x/c"]
-    kept = CpuSet(sorted(owner.placement.own & room)[lack.wanted - lack.free :])
-    own = dataclasses.replace(owner.placement, own=(owner.placement.own - room) | kept)
+    kept = CpuSet(sorted(owner.placement.exclusive & room)[lack.wanted - lack.free :])
+    own = dataclasses.replace(owner.placement, exclusive=(owner.placement.exclusive - room) | kept)
     freed = state.changed(put=[dataclasses.replace(owner, placement=own)])
     assert place(freed, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted
-    tight = CpuSet(sorted(owner.placement.own & room)[lack.wanted - lack.free - 1 :])
-    own = dataclasses.replace(owner.placement, own=(owner.placement.own - room) | tight)
+    tight = CpuSet(sorted(owner.placement.exclusive & room)[lack.wanted - lack.free - 1 :])
+    own = dataclasses.replace(owner.placement, exclusive=(owner.placement.exclusive - room) | tight)
     short = state.changed(put=[dataclasses.replace(owner, placement=own)])
     assert not place(short, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted

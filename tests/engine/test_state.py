@@ -20,7 +20,7 @@ ALL = Mask((0, 1))
 
 
 def owning(key: str, owner: str, cpus: str, phase: Phase = Phase.RUNNING, **more: object) -> Container:
-    placement = Placement(Pool.OWN, CpuSet.parse(cpus), ALL, hard=bool(more.pop("hard", True)))
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), ALL, excludes_be=bool(more.pop("hard", True)))
     fields = {"pod": POD, "attempt": 0} | more
     return Container(key, "c", request=Request(), placement=placement, phase=phase, owner=owner, **fields)
 
@@ -112,7 +112,7 @@ def test_kube_classes_without_a_label_share_by_class() -> None:
 
 
 def narrowed(key: str, within: str, pool: Pool = Pool.SHARED) -> Container:
-    placement = Placement(pool, CpuSet(), ALL, within=CpuSet.parse(within))
+    placement = Placement(pool, CpuSet(), ALL, pool_cpus_limit=CpuSet.parse(within))
     return Container(key, key, POD, Request(), placement, Phase.RUNNING)
 
 
@@ -153,7 +153,12 @@ def test_what_owners_have_of_the_system_cpus_is_theirs() -> None:
 
 def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
     bound = Container(
-        "x", "x", POD, Request(), Placement(Pool.SHARED, CpuSet(), ALL, nodes=Mask((0,))), Phase.RUNNING
+        "x",
+        "x",
+        POD,
+        Request(),
+        Placement(Pool.SHARED, CpuSet(), ALL, pool_numa_limit=Mask((0,))),
+        Phase.RUNNING,
     )
     state = NodeState.of(NODE, (), [bound, sharing("y")])
     assert state.wanted(bound) == CpuSet.parse("0-3,8-11")
@@ -187,11 +192,11 @@ def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
 
 
 def test_a_container_that_is_bound_elsewhere_does_not_move() -> None:
-    bound = Placement(Pool.SHARED, CpuSet(), ALL, nodes=Mask((1,)))
+    bound = Placement(Pool.SHARED, CpuSet(), ALL, pool_numa_limit=Mask((1,)))
     near, far = (dataclasses.replace(sharing(key), placement=bound) for key in ("near", "far"))
-    far = dataclasses.replace(far, placement=dataclasses.replace(bound, nodes=Mask((0,))))
+    far = dataclasses.replace(far, placement=dataclasses.replace(bound, pool_numa_limit=Mask((0,))))
     named = dataclasses.replace(
-        sharing("named"), placement=Placement(Pool.BE, CpuSet(), ALL, within=CpuSet((0,)))
+        sharing("named"), placement=Placement(Pool.BE, CpuSet(), ALL, pool_cpus_limit=CpuSet((0,)))
     )
     state = NodeState.of(NODE, (), [near, far, named, sharing("z")])
     after = state.changed(put=[owning("x", "a/c", "4-5")])

@@ -80,10 +80,10 @@ def test_policies(policy: Policy, scope: Scope, *, known: bool, split: bool, apa
     state = empty(policy, scope)
     easy = arrives(state, pod("p", 4, known=known), whole(4))
     assert easy.container is not None
-    assert easy.container.placement.own == CpuSet.parse("0-1,8-9")
+    assert easy.container.placement.exclusive == CpuSet.parse("0-1,8-9")
     near = arrives(state, pod("p", 4, known=known), whole(4, 0, GPU1))
     assert near.container is not None
-    assert near.container.placement.own == CpuSet.parse("4-5,12-13")
+    assert near.container.placement.exclusive == CpuSet.parse("4-5,12-13")
     assert near.container.placement.mems == Mask([1])
     over_two = arrives(halves(state), pod("p", 4, known=known), whole(4))
     assert over_two.verdict.admitted is split
@@ -138,7 +138,7 @@ def test_memory_that_is_counted_binds_and_is_kept(policy: Policy, *, known: bool
     other = arrives(plan.state, pod("q", 2, known=known, mib=60), whole(2, 60))
     assert other.container is not None
     assert other.container.placement.mems == Mask([1])
-    assert (other.container.placement.own <= NODE1) is (policy is not Policy.NONE)
+    assert (other.container.placement.exclusive <= NODE1) is (policy is not Policy.NONE)
     full = arrives(other.state, pod("r", 2, known=known, mib=60), whole(2, 60))
     assert not full.verdict.admitted
     assert full.verdict.reason == "UnexpectedAdmissionError"
@@ -148,7 +148,10 @@ def test_memory_that_is_counted_binds_and_is_kept(policy: Policy, *, known: bool
         ended.with_pod(plan.container.pod), plan.container.pod, "c", 1, whole(2, 60), "again"
     ).container
     assert again is not None
-    assert (again.placement.own, again.placement.mems) == (plan.container.placement.own, Mask([0]))
+    assert (again.placement.exclusive, again.placement.mems) == (
+        plan.container.placement.exclusive,
+        Mask([0]),
+    )
 
 
 def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
@@ -159,7 +162,7 @@ def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
         fresh = NodeState.of(node, filled.pods.values(), filled.containers.values())
         near = arrives(fresh, pod("p"), whole(2, 30, GPU1))
         assert near.container is not None
-        assert near.container.placement.own <= NODE1
+        assert near.container.placement.exclusive <= NODE1
         assert near.container.placement.mems == mems
         too_much = arrives(fresh, pod("p"), whole(2, 120, GPU1))
         assert not too_much.verdict.admitted
@@ -191,7 +194,7 @@ def test_whole_cores_only(policy: Policy, *, known: bool) -> None:
     plan = arrives(state, pod("p", 8, known=known), whole(8))
     if policy is Policy.SINGLE_NUMA_NODE:
         assert plan.container is not None
-        assert plan.container.placement.own == NODE1
+        assert plan.container.placement.exclusive == NODE1
     first = arrives(state, pod("p", 6, known=known), whole(6)).container
     assert first is not None
     second = arrives(state.changed(put=[first]), pod("q", 6, known=known), whole(6))
@@ -201,22 +204,22 @@ def test_whole_cores_only(policy: Policy, *, known: bool) -> None:
     ended = second.state.with_pod(first.pod).changed(put=[first.in_phase(Phase.EXITED)])
     again = place(ended, first.pod, "c", 1, whole(6), "again")
     assert again.container is not None, "its own CPUs are not free, and are its own"
-    assert again.container.placement.own == first.placement.own
+    assert again.container.placement.exclusive == first.placement.exclusive
     assert "keeps the CPUs of its earlier attempt" in again.container.placement.reasons[0]
     assert again.explanation is not None
-    assert again.explanation.steps == (AllocationStep("cpu", f"keeps CPUs {first.placement.own}"),)
+    assert again.explanation.steps == (AllocationStep("cpu", f"keeps CPUs {first.placement.exclusive}"),)
 
 
 def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
     aside = SetAside(Mask([1]), True, CpuSet())
     for policy in POLICIES[1:]:
-        held = pod("p", aside=aside)
+        held = pod("p", reserved_for_pod=aside)
         plan = place(empty(policy, Scope.POD).with_pod(held), held, "c", 0, whole(2), "t")
         assert plan.container is not None
-        assert plan.container.placement.own <= NODE1
+        assert plan.container.placement.exclusive <= NODE1
         assert plan.explanation is not None
         assert [said.provider for said in plan.explanation.said] == ["cpu", "pod"]
-    anywhere = pod("p", aside=dataclasses.replace(aside, affinity=None))
+    anywhere = pod("p", reserved_for_pod=dataclasses.replace(aside, affinity=None))
     plan = place(empty(Policy.RESTRICTED, Scope.POD).with_pod(anywhere), anywhere, "c", 0, whole(2), "t")
     assert plan.explanation is not None
     assert [said.provider for said in plan.explanation.said] == ["cpu"]
@@ -236,7 +239,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
         plan = arrives(empty(Policy.RESTRICTED, scope, devices=devices), known, whole(2))
         assert plan.container is not None
         assert plan.container.placement.devices == (("gpu", ("b", "c")),)
-        assert plan.container.placement.own <= NODE1
+        assert plan.container.placement.exclusive <= NODE1
         assert plan.explanation is not None
         assert plan.explanation.devices == ("gpu=b", "gpu=c")
         second = arrives(plan.state, dataclasses.replace(known, sandbox_id="s", uid="q"), whole(2))
@@ -259,13 +262,13 @@ def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
         plan = arrives(state, lsr, whole(2, 60))
         assert plan.container is not None
         placement = plan.container.placement
-        assert (placement.own, placement.mems) == (CpuSet.parse("4,12"), Mask([1]))
+        assert (placement.exclusive, placement.mems) == (CpuSet.parse("4,12"), Mask([1]))
         assert [(b.affinity, b.size) for b in placement.blocks] == [(Mask([1]), 60 * MIB)]
         assert placement.devices == (("gpu", ("b",)),)
         twin = dataclasses.replace(lsr, sandbox_id="t", uid="t", cpuset=CpuSet.parse("5,13"))
         second = arrives(plan.state.with_pod(lsr), twin, whole(2, 60)).container
         assert second is not None
-        assert second.placement.own == CpuSet.parse("5,13")
+        assert second.placement.exclusive == CpuSet.parse("5,13")
         assert second.placement.mems == Mask([0]), "near is full"
         third = dataclasses.replace(lsr, sandbox_id="u", uid="u", cpuset=CpuSet.parse("6,14"))
         assert not arrives(plan.state.changed(put=[second]), third, whole(2, 60)).verdict.admitted

@@ -37,7 +37,7 @@ def put(state: NodeState, the_pod: Pod, cpus: int) -> Plan:
 def own(plan: Plan) -> CpuSet:
     assert plan.container is not None, plan.verdict.message
     assert plan.container.placement.pool is Pool.OWN
-    return plan.container.placement.own
+    return plan.container.placement.exclusive
 
 
 def taken(state: NodeState, cpus: str) -> NodeState:
@@ -100,8 +100,8 @@ def test_scope_pod() -> None:
     assert got.verdict.admitted
     assert "policy single-numa-node" in got.problem
     met = admit(state, pod("a", wish_nodes=Mask((1,))), Request(4096, 400_000, 100_000))
-    assert met.pod.aside is not None
-    assert met.pod.aside.cpus <= NODE1
+    assert met.pod.reserved_for_pod is not None
+    assert met.pod.reserved_for_pod.cpus <= NODE1
     assert not met.problem
 
 

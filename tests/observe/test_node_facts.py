@@ -32,7 +32,7 @@ OWN = Pod("s-2", "u2", "ns", "chosen")
 
 
 def owner(key: str, pod: Pod, cpus: str, phase: Phase = Phase.RUNNING, *, hard: bool = True) -> Container:
-    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=hard)
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), excludes_be=hard)
     return Container(key, key, pod, Request(), placement, phase, owner=f"{pod.key}/{key}")
 
 

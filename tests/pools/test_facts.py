@@ -164,7 +164,7 @@ def test_what_schedulers_wish_for() -> None:
         DECISION: '{"numa": {"1": {"cpu": "2"}}}',
     }
     pod = pod_facts("s", "u", "ns", "n", 0, {}, annotations, "")
-    assert (pod.aligned, pod.apart) == (NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED)
+    assert (pod.aligned, pod.numa_exclusive) == (NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED)
     assert (pod.wish_policy, pod.wish_nodes) == (Policy.SINGLE_NUMA_NODE, Mask([1]))
 
 

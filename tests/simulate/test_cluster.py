@@ -169,7 +169,7 @@ def test_sums_hold_whatever_comes(
         assert host.offers["cpu"] - host.free["cpu"] == sum(r.guest.needs.get("cpu", 0) for r in here)
         assert host.free["cpu"] >= 0
         own = [c for r in here for c in r.containers if c.placement.pool is Pool.OWN]
-        assert len(host.owned) == sum(len(c.placement.own) for c in own)
+        assert len(host.owned) == sum(len(c.placement.exclusive) for c in own)
         assert not host.owned & host.ownable
     for result in results:
         fits = [h for h in cluster.hosts if not h.lacks(result.guest.needs)]

@@ -160,7 +160,7 @@ class Takeovers(RuleBasedStateMachine):
             self.state = self.state.without_pod(pod.sandbox_id)
             self.kubelet.forget(uid)
             return
-        own = plan.container.placement.own
+        own = plan.container.placement.exclusive
         if self.writer.record.stage is TakeoverStage.NONE and named:
             assert own == named, "what kubelet gives is adopted as it is"
         if plan.container.placement.pool is Pool.OWN:
@@ -264,7 +264,7 @@ class Takeovers(RuleBasedStateMachine):
         assert violations(self.state) == []
         owned = CpuSet()
         for container in self.state.containers.values():
-            own = container.placement.own
+            own = container.placement.exclusive
             assert own.isdisjoint(owned), "nobody's CPUs are given twice"
             owned |= own
             if own:

@@ -91,7 +91,7 @@ def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> 
             and container.phase is not Phase.EXITED
             and container.pod.key != pod.key
         ):
-            taken = taken.add(placement.own, container.pod.exclusive)
+            taken = taken.add(placement.exclusive, container.pod.exclusive)
     return Binding(request, taken, architecture)
 
 

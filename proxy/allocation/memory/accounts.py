@@ -28,16 +28,16 @@ def entries_of(pods: Iterable[Pod], containers: Iterable[Container]) -> set[Entr
     """Return the entries that these pods and containers may have, or may end."""
     found = {(c.pod.key, c.name) for c in containers if _may_hold(c)}
     for pod in pods:
-        if pod.aside is not None:
-            found |= {(pod.key, part.name) for part in pod.aside.parts if part.blocks}
-            if pod.aside.blocks:
+        if pod.reserved_for_pod is not None:
+            found |= {(pod.key, part.name) for part in pod.reserved_for_pod.parts if part.blocks}
+            if pod.reserved_for_pod.blocks:
                 found.add((pod.key, ""))
     return found
 
 
 def _may_hold(container: Container) -> bool:
     """Return whether a container may hold memory, or end what an earlier attempt or its pod held for it."""
-    if container.placement.blocks or container.pod.aside is not None:
+    if container.placement.blocks or container.pod.reserved_for_pod is not None:
         return True
     return container.pod.kube_qos is KubeQos.GUARANTEED
 
@@ -118,9 +118,9 @@ def _held(
     found: dict[Entry, Blocks] = {}
     divided: set[str] = set()
     for pod in pods.values():
-        if pod.aside is not None and pod.key in keys:
-            found[pod.key, ""] = pod.aside.blocks
-            found.update({(pod.key, part.name): part.blocks for part in pod.aside.parts})
+        if pod.reserved_for_pod is not None and pod.key in keys:
+            found[pod.key, ""] = pod.reserved_for_pod.blocks
+            found.update({(pod.key, part.name): part.blocks for part in pod.reserved_for_pod.parts})
             divided.add(pod.key)
     attempts: dict[Entry, int] = {}
     known: dict[str, PodRequests] = {}

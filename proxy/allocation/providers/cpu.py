@@ -143,7 +143,7 @@ class CpuProvider(Provider):
         if pod.asks is not None:
             reusable = _ended(view, request, mine) & every
         reusable = CpuSet.from_bits(reusable.bits & ~others & ~avoid.bits)
-        part = pod.aside.part(name) if pod.aside is not None else None
+        part = pod.reserved_for_pod.part(name) if pod.reserved_for_pod is not None else None
         had = mine.pop(name, None) or (part.cpus if part else view.had(f"{key}/{name}"))
         taken = others
         for cpus in mine.values():
@@ -155,8 +155,8 @@ class CpuProvider(Provider):
             return CpuState(default, {key: {**mine, name: had}}, reusing=key, reusable=reusable - had)
         default = CpuSet.from_bits(free & ~reusable.bits)
         spare = default - view.promised(f"{key}/{name}")
-        if pod.aside is not None and len(default & pod.aside.cpus) >= wanted:
-            default &= pod.aside.cpus
+        if pod.reserved_for_pod is not None and len(default & pod.reserved_for_pod.cpus) >= wanted:
+            default &= pod.reserved_for_pod.cpus
         elif len(spare - self.policy.reserved) + len(reusable) >= wanted:
             default = spare
         return CpuState(default, {key: mine}, reusing=key, reusable=reusable)
@@ -178,10 +178,10 @@ def _ended(view: NodeView, request: ProviderRequest, mine: dict[str, CpuSet]) ->
     kinds = {ask.name: ask.kind for ask in request.asks.containers}
     free = CpuSet()
     for container in sorted(view.in_sandbox(request.pod.sandbox_id), key=lambda c: -c.attempt):
-        if container.phase is not Phase.EXITED or not container.placement.own:
+        if container.phase is not Phase.EXITED or not container.placement.exclusive:
             continue
         if kinds.get(container.name) is ContainerKind.INIT:
-            free |= container.placement.own
+            free |= container.placement.exclusive
         else:
-            mine.setdefault(container.name, container.placement.own)
+            mine.setdefault(container.name, container.placement.exclusive)
     return free

@@ -197,8 +197,8 @@ class Hotplug:
         context, state = self._context, self._context.state
         used = CpuSet()
         for container in short.containers:
-            used |= state.offered(container) & container.placement.instead
-        if all(container.placement.instead == used for container in short.containers):
+            used |= state.offered(container) & container.placement.replacement
+        if all(container.placement.replacement == used for container in short.containers):
             return
         ids = [container.id for container in short.containers]
         done = await context.kernel.run(context.enforcer.enforce, ids)
@@ -240,7 +240,7 @@ class Hotplug:
         """Have it in the state and in the ledger what stands in for whom."""
         context = self._context
         changed = [
-            dataclasses.replace(c, placement=dataclasses.replace(c.placement, instead=instead))
+            dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=instead))
             for c in self._living(ids)
         ]
         after, records = context.state.changed(put=changed), {f"c/{c.id}": c for c in changed}

@@ -69,15 +69,15 @@ def lacking(state: NodeState, container: Container) -> HardwareLoss | None:
     Memory nodes matter to those that are bound to some: who has all nodes has those that there are.
     """
     machine, placement = state.node.machine, container.placement
-    away = placement.own - machine.online
+    away = placement.exclusive - machine.online
     nodes = placement.mems - machine.memory_nodes
     follows = placement.pool is Pool.OWN and state.node.follow_mems
-    bound = follows or bool(placement.blocks) or placement.nodes is not None
+    bound = follows or bool(placement.blocks) or placement.pool_numa_limit is not None
     if container.phase in (Phase.EXITED, Phase.CREATING) or not (away or (nodes and bound)):
         return None
     here = state.wanted(container)
     mems = state.wanted_mems(container)
-    return HardwareLoss(away, here & placement.instead, here, nodes if bound else Mask(), mems)
+    return HardwareLoss(away, here & placement.replacement, here, nodes if bound else Mask(), mems)
 
 
 class Shortage:

@@ -176,7 +176,7 @@ class Jobs:
 
 def shared_with(state: NodeState, container: Container, cpus: CpuSet) -> str:
     """Tell who else may run on an owner's CPUs, in words; empty where nobody may."""
-    if container.placement.beyond & cpus:
+    if container.placement.hook_extra_cpus & cpus:
         return "a hook has given it CPUs that are not its own"
     if cpus & state.pools.shared:
         return "it has none of its own CPUs now"
@@ -185,9 +185,9 @@ def shared_with(state: NodeState, container: Container, cpus: CpuSet) -> str:
     for other in state.containers.values():
         if other.id == container.id or other.phase is Phase.EXITED:
             continue
-        if not other.placement.beyond.isdisjoint(cpus):
+        if not other.placement.hook_extra_cpus.isdisjoint(cpus):
             return f"a hook lets {other.ref} run on its CPUs"
-        if other.placement.pool is Pool.OWN and other.placement.own & cpus:
+        if other.placement.pool is Pool.OWN and other.placement.exclusive & cpus:
             return f"{other.ref} has these CPUs too"
     return ""
 

@@ -110,7 +110,7 @@ class OwnerQuotas(Observer):
         asked = container.request.cpu_quota
         # Another of its pod may have come since the request went on: then it is put back at once.
         owns = container.placement.pool is Pool.OWN
-        if owns and asked > 0 and self.active and (container.placement.unlimited or self.off(container)):
+        if owns and asked > 0 and self.active and (container.placement.cfs_quota_off or self.off(container)):
             self._keep(CONTAINER + container.id, QuotaRecord(asked))
         self.stir()
 

@@ -38,7 +38,7 @@ class CreateCalls:
         message = pb.CreateContainerFacts.FromString(call.body)
         config, sandbox_id = message.config, text(message.pod_sandbox_id)
         pod = self.keeper.state.pods.get(sandbox_id)
-        if pod is None or not (pod.cgroup_parent or pod.reparented):
+        if pod is None or not (pod.cgroup_parent or pod.cgroup_changed_by_hook):
             known = pod
             pieces = message.sandbox_config
             raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -49,9 +49,9 @@ class CreateCalls:
                 )
             if pod.uid:
                 self._learned(pod)
-        elif pod.cpuset is not None and not pod.chosen:
+        elif pod.cpuset is not None and not pod.cpuset_chosen_locally:
             pod = self._renewed(pod, message)
-        if pod.reparented:
+        if pod.cgroup_changed_by_hook:
             from proxy.frontends.cri.hook_bridge.adjust import with_cgroup_parent
 
             call.change(with_cgroup_parent(call.body, pod.cgroup_parent))
@@ -122,7 +122,7 @@ class CreateCalls:
         placement = container.placement
         if placement.pool is Pool.OWN:
             self._hold(call, self._create_owner(call, container))
-        elif placement.narrowed is not None:
+        elif placement.hook_cpus is not None:
             self._hold(call, self._create_narrowed(call, container))
         else:
             self._share(call, container)

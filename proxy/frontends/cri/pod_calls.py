@@ -68,7 +68,7 @@ class PodCalls:
             return
         # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.
         trip = call.state = Trip(pod=pod, token=pod.sandbox_id)
-        if pod.aside is not None:
+        if pod.reserved_for_pod is not None:
             await keeper.journal.flush()
         if not call.done:
             self._goes(call, trip)

@@ -36,7 +36,7 @@ def cpus(node: Node, count: int, **wishes: object) -> str:
     plan = on(NodeState.empty(node), pod("a", **wishes), count)
     assert plan.container is not None, plan.verdict
     assert plan.container.placement.pool is Pool.OWN
-    return str(plan.container.placement.own)
+    return str(plan.container.placement.exclusive)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_nodes_strategy_says_which_numa_node_is_filled(strategy: NumaStrateg
         assert cpus(node, 12) == "0-2,4-6,8-10,12-14", "what needs two nodes takes the same of both"
     plan = on(state, pod("second"), 4)
     assert plan.container is not None
-    assert str(plan.container.placement.own) == expected
+    assert str(plan.container.placement.exclusive) == expected
 
 
 def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
@@ -97,15 +97,15 @@ def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
     for uid, expected in (("a", "0-1"), ("b", "2-3")):
         plan = on(state, pod(uid, **shy), 2)
         assert plan.container is not None
-        assert str(plan.container.placement.own) == expected
+        assert str(plan.container.placement.exclusive) == expected
         state = plan.state.changed(put=[plan.container.in_phase(Phase.RUNNING)])
     bold = on(state, pod("c", bind_preferred=SPREAD), 2).container
     assert bold is not None
-    assert str(bold.placement.own) == "8-9", "only those of the same wish are shunned"
+    assert str(bold.placement.exclusive) == "8-9", "only those of the same wish are shunned"
     gone = state.changed(put=[c.in_phase(Phase.EXITED) for c in state.containers.values()])
     again = on(gone, pod("d", **shy), 8).container
     assert again is not None
-    assert len(again.placement.own) == 8
+    assert len(again.placement.exclusive) == 8
 
 
 def test_numa_nodes_that_were_decided_on_come_first() -> None:
@@ -113,7 +113,7 @@ def test_numa_nodes_that_were_decided_on_come_first() -> None:
     gpu = Near("g0", "gpu", Mask((1,)))
     plan = on(NodeState.empty(node), pod("a"), 4, devices=(gpu,))
     assert plan.container is not None
-    assert str(plan.container.placement.own) == "4-7"
+    assert str(plan.container.placement.exclusive) == "4-7"
     told = [step.what for step in plan.explanation.steps if step.provider == "cpu"]  # type: ignore[union-attr]
     assert told[0] == "bind policy SpreadByPCPUs, required"
     few = dataclasses.replace(node, policy=Policy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
@@ -129,7 +129,7 @@ def test_a_restart_keeps_the_cpus_whatever_the_policy_says_today() -> None:
     spread = dataclasses.replace(ended, node=dataclasses.replace(NODE, bind=NodeBindPolicy.SPREAD_BY_PCPUS))
     again = place(spread, pod("a"), "c", 1, whole(4), "t2")
     assert again.container is not None
-    assert again.container.placement.own == first.container.placement.own
+    assert again.container.placement.exclusive == first.container.placement.exclusive
 
 
 BURST = {"bind_preferred": BindPolicy.CONSTRAINED_BURST, "kube_qos": KubeQos.BURSTABLE}
@@ -187,7 +187,7 @@ def test_arm_binds_whole_cores_only_and_says_so() -> None:
     node = on_arm(NODE)
     plan = on(NodeState.empty(node), pod("a", bind_preferred=SPREAD), 4)
     assert plan.container is not None
-    assert str(plan.container.placement.own) == "0-1,8-9", "0-3 elsewhere"
+    assert str(plan.container.placement.exclusive) == "0-1,8-9", "0-3 elsewhere"
     assert plan.explanation is not None
     steps = [step.what for step in plan.explanation.steps]
     assert "FullPCPUs instead of SpreadByPCPUs: aarch64 offers nothing else" in steps

@@ -205,7 +205,7 @@ def aside(*parts: tuple[str, int], whole: int = 0) -> SetAside:
 
 
 def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
-    pod = dataclasses.replace(POD, aside=aside(("init", 20), ("app", 60)))
+    pod = dataclasses.replace(POD, reserved_for_pod=aside(("init", 20), ("app", 60)))
     state = NodeState.empty(NODE).with_pod(pod)
     assert (held(state), reserved(state)) == ({INIT: [("0", 20)], APP: [("0", 60)]}, (80, 0))
     state = state.changed(put=[holding(pod, "init", 20)])
@@ -214,9 +214,9 @@ def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
     assert reserved(state) == (80, 0), "the parts are what is left of them already"
     state = run(state, "p-app-0")
     assert (held(state), reserved(state)) == ({APP: [("0", 60)]}, (60, 0))
-    assert state.pods["s-p"].aside.part("init").blocks == ()
-    assert state.pods["s-p"].aside.part("app").blocks != ()
-    whole = NodeState.empty(NODE).with_pod(dataclasses.replace(POD, aside=aside(whole=70)))
+    assert state.pods["s-p"].reserved_for_pod.part("init").blocks == ()
+    assert state.pods["s-p"].reserved_for_pod.part("app").blocks != ()
+    whole = NodeState.empty(NODE).with_pod(dataclasses.replace(POD, reserved_for_pod=aside(whole=70)))
     assert held(whole) == {("p", ""): [("0", 70)]}
     assert reserved(whole.without_pod("s-p")) == (0, 0)
 
@@ -260,7 +260,9 @@ def test_devices_are_held_until_the_pod_is_gone() -> None:
 
 def test_a_part_ends_with_its_container_whatever_its_class() -> None:
     """kubelet's word and the cgroup parent may contradict each other."""
-    pod = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT, aside=aside(("init", 20), ("app", 60)))
+    pod = dataclasses.replace(
+        POD, kube_qos=KubeQos.BEST_EFFORT, reserved_for_pod=aside(("init", 20), ("app", 60))
+    )
     state = NodeState.empty(NODE).with_pod(pod)
     plan = place(state, pod, "app", 0, Request(cpu_shares=2), "t")
     again = NodeState.of(NODE, plan.state.pods.values(), plan.state.containers.values())

@@ -74,7 +74,7 @@ def cpu(state: NodeState, name: str, wanted: int, pod: Pod = POD) -> CpuState:
 
 
 def test_cpus_of_others_and_set_aside_for_others_are_not_offered() -> None:
-    far = dataclasses.replace(OTHER, aside=aside("4-5"))
+    far = dataclasses.replace(OTHER, reserved_for_pod=aside("4-5"))
     lsr = dataclasses.replace(owning("c", "0-1", pod=Pod("s-l", "l", "ns", "l")), owner="l")
     state = NodeState.of(NODE, [POD, far], [lsr, owning("b", "2-3")])
     got = cpu(state, "a", 2)
@@ -136,13 +136,13 @@ def test_what_is_promised_to_others_is_offered_last() -> None:
 
 
 def test_parts_and_what_is_set_aside_come_first() -> None:
-    known = dataclasses.replace(POD, aside=aside("0-7", ("a", "0-1"), ("b", "2-3")))
+    known = dataclasses.replace(POD, reserved_for_pod=aside("0-7", ("a", "0-1"), ("b", "2-3")))
     state = NodeState.of(NODE, [known], [])
     assert cpu(state, "a", 2, known).assigned == {"p": {"a": CpuSet.parse("0-1")}}
     assert cpu(state, "a", 3, known).default == CpuSet.parse("0-7")
     assert cpu(state, "x", 8, known).default == CpuSet.parse("0-7")
     assert cpu(state, "x", 9, known).default == MACHINE.online
-    whole = dataclasses.replace(BARE, aside=aside("0-3"))
+    whole = dataclasses.replace(BARE, reserved_for_pod=aside("0-3"))
     state = NodeState.of(NODE, [whole], [owning("b", "0-1", pod=whole)])
     assert cpu(state, "a", 2, whole).default == CpuSet.parse("2-3")
     assert cpu(state, "a", 3, whole).default == CpuSet.parse("2-15")
@@ -173,4 +173,4 @@ def test_an_init_container_without_a_seen_end_is_not_counted_twice() -> None:
     request = Request(2048, 200_000, 100_000)
     plan = place(state, POD, "a", 0, request, "t")
     assert plan.container is not None
-    assert plan.container.placement.own.isdisjoint(CpuSet.parse("0-3"))
+    assert plan.container.placement.exclusive.isdisjoint(CpuSet.parse("0-3"))

@@ -53,7 +53,7 @@ def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
     wanted = request(60)
     named = dataclasses.replace(wanted, cri=Request(cpuset_mems="0"))
     together = SetAside(None, True, CpuSet(), (Block(Mask([0]), "memory", 5),))
-    whole = dataclasses.replace(wanted, pod=dataclasses.replace(wanted.pod, aside=together))
+    whole = dataclasses.replace(wanted, pod=dataclasses.replace(wanted.pod, reserved_for_pod=together))
     for each in (named, whole):
         provider = PROVIDER.prepare(VIEW, each)
         assert (provider.bound, provider.hints(each), provider.explain_shortfall(each, 0)) == (True, None, ())

@@ -239,7 +239,7 @@ def test_an_oom_score_that_an_update_does_not_say_stays() -> None:
 
 
 def test_the_decision_of_an_owner() -> None:
-    container = owning("c1", own("0-1", unlimited=True))
+    container = owning("c1", own("0-1", cfs_quota_off=True))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert (decision.pool, decision.reasons, decision.unlimited) == ("own", ("chosen",), True)
     assert decision.cpus == decision.own == decision.allowed == cpus("0-1")
@@ -262,7 +262,7 @@ def test_an_owner_whose_cpus_are_offline_owns_nothing_of_the_pool() -> None:
 
 
 def test_cpus_that_stand_in_are_owned() -> None:
-    container = owning("c1", own("1,21", instead=cpus("5")))
+    container = owning("c1", own("1,21", replacement=cpus("5")))
     state = NodeState.of(NODE, [POD], [container])
     decision = decision_of(state, container)
     assert decision.own == decision.cpus == cpus("1,5")
@@ -279,7 +279,7 @@ def test_owned_cpus_may_be_chosen_where_the_configuration_lets_hooks() -> None:
 
 
 def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
-    container = owning("c1", own("0-3", narrowed=cpus("2-3")))
+    container = owning("c1", own("0-3", hook_cpus=cpus("2-3")))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert decision.cpus == decision.own == cpus("2-3")
     assert decision.allowed == cpus("0-3")
@@ -301,7 +301,7 @@ def test_nodes_that_the_engine_leaves_are_none() -> None:
 
 def test_the_pools() -> None:
     containers = [
-        owning("c1", dataclasses.replace(own("0-1"), hard=True)),
+        owning("c1", dataclasses.replace(own("0-1"), excludes_be=True)),
         owning("c2", own("4")),
         owning("token", own("5"), Phase.CREATING),
         owning("gone", own("6"), Phase.EXITED),

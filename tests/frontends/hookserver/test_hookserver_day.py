@@ -49,7 +49,7 @@ def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any)
             assert node.saved(pod.container_id).cpuset_cpus in (cpus, ""), qos
             assert node.cpus(pod.container_id) == cpus, qos
         whole = await beside(node.peer.launch, DemoPod("whole", "", KubeQos.GUARANTEED, cpus=2))
-        assert len(node.keeper.state.containers[whole.container_id].placement.own) == 2
+        assert len(node.keeper.state.containers[whole.container_id].placement.exclusive) == 2
 
     live(day)
 

@@ -92,7 +92,7 @@ def test_a_sandbox_that_fails_gives_back_what_was_set_aside(
     async def day(node: Any) -> None:
         await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
         (pod,) = node.keeper.state.pods.values()
-        assert len(pod.aside.cpus) == 2
+        assert len(pod.reserved_for_pod.cpus) == 2
         await node.until(lambda: not node.keeper.state.pods)
         assert not node.under_way.pods
 
@@ -116,7 +116,7 @@ def test_a_sandbox_that_comes_again_keeps_what_was_set_aside(live: Callable[...,
         for _ in range(3):
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
             (pod,) = node.keeper.state.pods.values()
-            assert str(pod.aside.cpus) == "0,8"
+            assert str(pod.reserved_for_pod.cpus) == "0,8"
         assert len(node.keeper.sandboxes.arriving) == 1
 
     live(day, ASIDE)
@@ -131,7 +131,7 @@ def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], 
         with CriClient(str(node.folder / "cri.sock")) as client:
             request = cri.RunPodSandboxRequest(config=config)
             made = (await beside(client.call, "RunPodSandbox", request)).pod_sandbox_id
-            assert str(node.keeper.state.pods[made].aside.cpus) == "0,8"
+            assert str(node.keeper.state.pods[made].reserved_for_pod.cpus) == "0,8"
             await node.until(lambda: set(node.keeper.state.pods) == {made})
             # Made anew while the old one is still there: it is not taken for the new one.
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
@@ -141,7 +141,7 @@ def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], 
             config.metadata.attempt = 1
             again = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
             await node.until(lambda: set(node.keeper.state.pods) == {again})
-            assert str(node.keeper.state.pods[again].aside.cpus) == "0,8"
+            assert str(node.keeper.state.pods[again].reserved_for_pod.cpus) == "0,8"
         assert not node.keeper.sandboxes.arriving
 
     live(day, ASIDE)

@@ -81,8 +81,8 @@ def judged(node: Any) -> list[str]:
         cpus = CpuSet.parse(node.cpus(container.id) or "")
         others = CpuSet()
         for owner in state.containers.values():
-            if owner.placement.own and owner.owner != container.owner and owner.phase != "exited":
-                others |= owner.placement.own
+            if owner.placement.exclusive and owner.owner != container.owner and owner.phase != "exited":
+                others |= owner.placement.exclusive
         hard = container.placement.pool != "be"  # LSR's are shared with BE
         if hard and cpus & others:
             bad.append(f"{container.ref} runs on {cpus & others}")

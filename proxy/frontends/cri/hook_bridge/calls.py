@@ -273,4 +273,4 @@ def _renewed(before: Pod, pod: Pod) -> Pod:
     """Give a pod that hooks have changed; Kubernetes' class is what kubelet's own cgroup says."""
     if pod.cgroup_parent == before.cgroup_parent:
         return pod
-    return dataclasses.replace(pod, kube_qos=before.kube_qos, reparented=True)
+    return dataclasses.replace(pod, kube_qos=before.kube_qos, cgroup_changed_by_hook=True)

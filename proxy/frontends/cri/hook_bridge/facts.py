@@ -183,7 +183,7 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
     """
     placement, machine = container.placement, state.node.machine
     cpus = state.wanted(container)
-    offered = cpus if placement.narrowed is None else state.offered(container)
+    offered = cpus if placement.hook_cpus is None else state.offered(container)
     own = _own(placement, cpus) if placement.pool is Pool.OWN else _NO_CPUS
     mems = state.wanted_mems(container) if placement.mems else None
     return Decision(
@@ -191,7 +191,7 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
         cpus,
         own,
         mems,
-        placement.unlimited,
+        placement.cfs_quota_off,
         placement.reasons,
         offered | machine.online - state.node.reserved - state.node.withheld if owned_cpus else offered,
         mems if mems is not None and placement.blocks else machine.memory_nodes,
@@ -211,4 +211,6 @@ def pools_of(state: NodeState) -> Pools:
 
 def _own(placement: Placement, cpus: CpuSet) -> CpuSet:
     """Give those of an owner's CPUs that it runs on: without what is offline, or left out by hooks."""
-    return cpus & (placement.own | placement.instead if placement.instead else placement.own)
+    return cpus & (
+        placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
+    )
