@@ -40,7 +40,7 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
             assert call.refused is None
             w.finish(call, f"odd-{w.keeper.news.number}")
         assert counted(w) == {"qos-class": 1}
-        assert told(w, "label koordinator.sh/qosClass: 'LSX' is no class", "ns/odd")
+        assert told(w, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
         assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
 
         first = await w.run(await w.pod("first", "LSE", "", "2-3"))
