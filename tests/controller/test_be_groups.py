@@ -95,14 +95,14 @@ def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, vers
 
 def test_a_container_that_is_bound_elsewhere_keeps_its_set(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/poda/c")
-    state = NodeState.of(NODE, [pod("a")], [one("c", pod("a"), within=CpuSet.parse("3"))])
+    state = NodeState.of(NODE, [pod("a")], [one("c", pod("a"), pool_cpus_limit=CpuSet.parse("3"))])
     Enforcer(cgroups, lambda: state).enforce_all()
     assert (on(cgroups, f"{ROOT}/poda/c"), on(cgroups, f"{ROOT}/poda")) == ("3", "0-7")
 
 
 def test_a_container_that_is_to_start_finds_room_in_its_ancestors(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb")
-    given = one("c", pod("a"), narrowed=CpuSet((1,)), beyond=CpuSet((1,))).in_phase(Phase.CREATED)
+    given = one("c", pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,))).in_phase(Phase.CREATED)
     state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
     modes = [NodeMode.RELEASED]
     ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].is_leaving)

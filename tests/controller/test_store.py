@@ -214,19 +214,19 @@ def test_the_state_cannot_be_assigned() -> None:
 
 def test_no_part_of_the_controller_knows_the_controller() -> None:
     """Parts take the context and the parts that they use; only what shows the whole node takes the whole."""
-    folder = Path(proxy.__file__).parent / "keeper"
+    folder = Path(proxy.__file__).parent / "controller"
     importing = {
         str(path.relative_to(folder))
         for path in folder.rglob("*.py")
         for tree in ast.walk(ast.parse(path.read_text()))
         if isinstance(tree, ast.ImportFrom) and tree.module == "proxy.controller.controller"
     }
-    assert importing == {"page.py"}
+    assert importing == {"status_data.py"}
 
 
 def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         names = [type(observer).__name__ for observer in w.keeper.store._observers]
-        assert names == ["KernelWrites", "HookOverrides", "Quotas"]
+        assert names == ["KernelWrites", "HookOverrides", "OwnerQuotas"]
 
     live(day)

@@ -68,13 +68,13 @@ def test_an_owner_whose_cpus_are_being_changed_stays() -> None:
 
 def test_an_owner_with_replaced_or_offline_cpus_stays() -> None:
     words = "ns/p/a does not have the CPUs that it was given"
-    assert why(state(owning("a", "0-1", instead=CpuSet.parse("7")))) == words
+    assert why(state(owning("a", "0-1", replacement=CpuSet.parse("7")))) == words
     away = NODE.on(without(CpuSet.parse("1")))
     assert why(state(owning("a", "0-1"), node=away)) == words
 
 
 def test_an_owner_that_hooks_have_narrowed_stays() -> None:
-    assert why(state(owning("a", "0-1", narrowed=CpuSet.parse("0")))) == "a hook has narrowed ns/p/a"
+    assert why(state(owning("a", "0-1", hook_cpus=CpuSet.parse("0")))) == "a hook has narrowed ns/p/a"
 
 
 def test_cpus_that_another_party_counts_on_stay() -> None:

@@ -216,7 +216,7 @@ def test_a_call_that_cannot_be_refused_continues(scene: Any) -> None:
 
 @pytest.mark.parametrize("policy", [HookFailurePolicy.FAIL, HookFailurePolicy.IGNORE])
 @pytest.mark.parametrize(
-    "where", ["slots.Seat.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
+    "where", ["slots.HookSlots.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
 )
 def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
     scene: Any, monkeypatch: pytest.MonkeyPatch, policy: HookFailurePolicy, where: str
