@@ -57,7 +57,7 @@ def wait(condition: Any, seconds: float = 20.0) -> None:
 
 def send(daemon: Any, path: bytes, body: bytes) -> bytes:
     """Make one call on a connection of its own; gives all that came back."""
-    from tests.cri import attacks
+    from tests.frontends.cri import attacks
 
     client = attacks.Client(daemon.sock)
     client.end.settimeout(SECONDS)
@@ -90,7 +90,7 @@ def create() -> bytes:
 
 @pytest.mark.parametrize("behind", [None, b"\x00\x00\x00"], ids=["a second message", "three bytes"])
 def test_what_follows_the_message_is_reported_and_compared_at_once(daemon: Any, behind: bytes | None) -> None:
-    from tests.cri import attacks
+    from tests.frontends.cri import attacks
 
     before = page(daemon)
     message = attacks.grpc(create())
@@ -104,7 +104,7 @@ def test_what_follows_the_message_is_reported_and_compared_at_once(daemon: Any, 
 
 
 def test_a_path_without_its_first_slash_is_placed(daemon: Any) -> None:
-    from tests.cri import attacks
+    from tests.frontends.cri import attacks
 
     usual = send(daemon, attacks.CREATE, attacks.grpc(create()))
     bare = send(daemon, attacks.CREATE[1:], attacks.grpc(create()))
