@@ -38,6 +38,7 @@ LIMITS = {
     "proxy.controller.history.History._gone": 500,
     "proxy.controller.history.History._named": 500,
     "proxy.telemetry.problems.Problems._known": 100,
+    "proxy.telemetry.problems.Problem.keys": 800,  # of all problems together
     "proxy.controller.bad_input.BadInput._seen": 4096,
     "proxy.controller.change_sequence.ChangeSequence._left": 2048,
     "proxy.controller.retries.Retries._open": 256,
