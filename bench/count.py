@@ -67,7 +67,7 @@ def counts(commit: str) -> dict[str, Counter[str]]:
     """Count by package; what is generated is left out."""
     found: dict[str, Counter[str]] = {}
     for name, source in sources(commit):
-        if "/pb/" in name:
+        if "/pb/" in name or name.startswith("proxy/api/"):
             continue
         parts = name.split("/")
         package = parts[1] if len(parts) > 2 else "(top)"

@@ -26,7 +26,7 @@ RENAMES = {
 
 def modules() -> Iterator[tuple[str, str]]:
     for path in sorted(PROXY.rglob("*.py")):
-        if "pb" not in path.parts:
+        if PROXY / "api" not in path.parents:  # generated
             yield str(path.relative_to(PROXY)), path.read_text()
 
 
