@@ -209,7 +209,7 @@ def checkout(name: str, root: Path) -> Target:
         BenchError: There are none, or others would be run.
     """
     more = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": ""}
-    argv = [sys.executable, "-c", "import proxy.process; print(proxy.__file__)"]
+    argv = [sys.executable, "-c", "import proxy.daemon; print(proxy.__file__)"]
     env = environment(malloc=False) | more
     done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
