@@ -27,8 +27,9 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
     Only Guaranteed pods have such whose place another container of the pod could take; and where kubelet told
     of the pod's containers, it is known without asking who has ended (``Sandboxes.moved_on``).
     """
-    nobody = not state.owners and state.memory is None
-    if nobody or pod.asks is not None or pod.kube_qos is not KubeQos.GUARANTEED:
+    if pod.asks is not None or pod.kube_qos is not KubeQos.GUARANTEED:
+        return []
+    if not state.owners and state.memory is None:
         return []
     return [
         c.id

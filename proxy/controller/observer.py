@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from proxy.engine.state import NodeState
 from proxy.model.workload import Container, Phase, Pod
@@ -18,9 +18,8 @@ class Follow(Enum):
     CALLER = "none: the caller writes the kernel itself, because it waits for the result"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One change of the state.
+class Change(NamedTuple):
+    """One change of the state. A named tuple, as several are made for each create.
 
     Attributes:
         before: The state that was replaced.

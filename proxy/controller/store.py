@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Concatenate, ParamSpec
 
 from proxy.controller.change_sequence import ChangeSequence
@@ -79,6 +79,7 @@ class NodeStore:
         self.journal = journal
         self._fault = fault
         self._observers: list[Observer] = []
+        self._handlers: dict[str, tuple[Callable[..., None], ...]] = {}
         self._due: deque[tuple[str, tuple[object, ...]]] = deque()
         self._notifies = False
         self.saved: dict[str, CpuSet] = {}
@@ -108,6 +109,7 @@ class NodeStore:
     def subscribe(self, observer: Observer) -> None:
         """Notify an observer from now on, after those that have subscribed before."""
         self._observers.append(observer)
+        self._handlers.clear()
 
     def change(
         self,
@@ -145,20 +147,31 @@ class NodeStore:
             none: No arguments are given by name.
         """
         assert not none
+        if event.__name__ not in self._handlers:
+            self._handlers[event.__name__] = tuple(self._handled(event))
+        if not self._handlers[event.__name__]:
+            return  # no observer does anything about it
         self._due.append((event.__name__, args))
         if self._notifies:
             return
         self._notifies = True
         try:
             while self._due:
-                name, told = self._due.popleft()
-                for observer in self._observers:
+                name, values = self._due.popleft()
+                for handler in self._handlers[name]:
                     try:
-                        getattr(observer, name)(*told)
+                        handler(*values)
                     except Exception as error:  # noqa: BLE001  the other observers must follow
                         self._fault(error)
         finally:
             self._notifies = False
+
+    def _handled(self, event: Callable[..., None]) -> Iterator[Callable[..., None]]:
+        """Give the methods that do something about an event, in the order of the observers."""
+        for observer in self._observers:
+            handler = getattr(observer, event.__name__)
+            if getattr(handler, "__func__", None) is not getattr(Observer, event.__name__):
+                yield handler
 
     def settle_later(self, container_id: str) -> None:
         """Have the runtime sent the CPUs of a container, some time."""
