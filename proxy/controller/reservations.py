@@ -374,12 +374,7 @@ class Reservations:
     def _written(self, one: Reservation, done: Enforced) -> Event:
         self._writes.moved(done)
         refused = [seen.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
-        return seen.CpusetsWritten(tuple(refused), tuple(done.errors), self._contested(one))
-
-    def _contested(self, one: Reservation) -> tuple[seen.ContestedCpus, ...]:
-        context = self._context
-        there, contested = context.state.containers, self._drift.contested(one.cpus)
-        return tuple(seen.ContestedCpus(there[i].ref, cpus) for i, cpus in contested.items() if i in there)
+        return seen.CpusetsWritten(tuple(refused), tuple(done.errors), self._drift.contested(one.cpus))
 
     async def _read(self, one: Reservation, container_ids: tuple[str, ...]) -> Event:
         context = self._context
@@ -393,7 +388,7 @@ class Reservations:
             for i, cpus in held.items()
             if i in there or not container_ids
         ]
-        return seen.CpusetsRead(tuple(found), self._contested(one))
+        return seen.CpusetsRead(tuple(found), self._drift.contested(one.cpus))
 
     def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.controller.drift import attribution
 from proxy.controller.drift.detection import Drift
-from proxy.controller.drift.write_conflicts import LONGEST_S, QUIET_S
 from proxy.controller.runtime_ports import RuntimeDetail
+from proxy.engine.write_conflicts import LONGEST_S, QUIET_S
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode

@@ -164,7 +164,7 @@ class TestCreate:
             playbook >> InflightLanded() << StartDeadline() << WriteSharers()
         reason = AbortReason("busy", NEW, public="busy with one")
         assert playbook >> late << WithdrawPlacement() << Abort(reason)
-        assert playbook.reservation.containers == (f"call-{ELSEWHERE - 1}",)
+        assert playbook.state.containers == (f"call-{ELSEWHERE - 1}",)
 
     def test_without_other_cpus_the_reason_stays(self) -> None:
         reason = AbortReason("busy", REST, public="busy with one")
@@ -243,7 +243,7 @@ class TestCreate:
     def test_a_fault_leaves_the_placement_to_the_caller(self, event: Interrupted) -> None:
         playbook = at_barrier(ReservationKind.CREATE) >> event
         assert playbook
-        assert playbook.reservation.phase is ReservationPhase.ABORTED
+        assert playbook.state.phase is ReservationPhase.ABORTED
 
     def test_an_exit_says_nothing_of_a_container_that_is_being_created(self) -> None:
         assert at_barrier(ReservationKind.CREATE) >> ContainersExited() >> CpusetsWritten() << Commit()
@@ -427,7 +427,7 @@ class TestMove:
         assert playbook << RecordSoon() << ReleaseHold() << Abort()
         playbook = drained() >> Cancelled()
         assert playbook
-        assert playbook.reservation.is_over
+        assert playbook.state.is_over
 
 
 class TestRestoration:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from proxy.controller.drift.likely_writer import Author
+from proxy.engine.likely_writer import Author
 from proxy.telemetry import metrics
 from proxy.telemetry.exposition import family
 from proxy.telemetry.kinds import Counter, Gauge, Histogram

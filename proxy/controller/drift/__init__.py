@@ -1,1 +1,1 @@
-"""Writes of others to cpusets: found, told, put back."""
+"""Writes of other programs to cpusets: detected, attributed, repaired and reported."""

@@ -1,32 +1,37 @@
-"""Drift: somebody else wrote a container's cpuset. It is found, put back, told, and fought within reason.
+"""Drift: another program wrote a container's cpuset. It is detected, repaired and reported.
 
-Theory.
+Theory of operation.
 
-* Found: as soon as the kernel tells of a write (``watch``) or somebody suspects one (``suspect``: a
-  reload of systemd); right after each start and update that passed, as part of landing it (updates that left
-  nothing else to do wait for each other, ``GATHER_S``); and on timers: in each comparison with the runtime,
-  and where writes are not told, twice as often.
+* Detected: as soon as the kernel reports a write (``watch``) or a part suspects one (``suspect``: a reload of
+  systemd); right after each start and update that passed, as part of landing it (updates that left nothing
+  else to do wait for each other, ``GATHER_S``); and on timers: in each comparison with the runtime, and where
+  writes are not reported, twice as often.
 * It is drift if the kernel holds something else than what was last written there for the same wanted set.
-  What a call in flight brings is not; it is looked at when that has landed.
-* Put back at once, unless somebody comes again and again: see ``repairs``, where it is also told.
+  What a call in flight brings is not; it is compared when that has landed.
+* Repaired at once, unless the same program comes again and again (``engine.write_conflicts``).
 
-Suspicions come in bursts (a reload writes every unit). The first is looked into at once, and what is
-suspected meanwhile, or within ``GATHER_S`` after, is looked into together.
+Suspicions come in bursts (a reload writes every unit). The first is compared at once. What is suspected
+meanwhile, or within ``GATHER_S`` after, is compared together.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Container as Holder
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.controller.context import NodeContext
-from proxy.controller.drift.likely_writer import Author
+from proxy.controller.drift import reporting
+from proxy.controller.drift.attribution import Attribution
 from proxy.controller.drift.watch import WriteWatch
 from proxy.controller.enforce import Enforced
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.engine import write_conflicts as conflicts
+from proxy.engine.events import ContestedCpus
+from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.write_conflicts import DriftEvent, WriteConflicts
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
@@ -34,22 +39,19 @@ from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.controller.drift.ports import Writes
-    from proxy.controller.drift.repairs import Repairs
 
-UNKNOWN = "unknown"
+UNKNOWN = Author.UNKNOWN
 GATHER_S = 0.02
 AT_ONCE = 64
-"""Containers that are compared before somebody else may use the kernel's worker."""
+"""Containers that are compared before another job may use the kernel's worker."""
 
 
 class Drift:
-    """Looks into what somebody else may have written.
+    """Compares what other programs may have written.
 
     Attributes:
-        watch: Has the kernel tell of writes.
-        repairs: What was put back, by whom it was written, and who does so again and again. None until
-            something was: most nodes need not have it in memory.
-        hints: By container id, who was seen that may write its set, and when; by an empty id, everybody's.
+        watch: Has the kernel report writes.
+        known: What is known about writes of other programs; replaced on the event loop only.
     """
 
     def __init__(
@@ -59,29 +61,29 @@ class Drift:
         beside: BesideKubelet,
         reports: Writes | None = None,
     ) -> None:
-        """Look into nothing yet.
+        """Compare nothing yet.
 
         Args:
-            context: Whose containers.
+            context: Has the containers.
             writes: Has the kernel follow, from now on by ``enforce``.
             beside: Knows which sets kubelet's CPU manager would write.
             reports: Reports writes of the kernel; None where nothing does.
         """
         self._context = context
         self._writes = writes
+        self._attribution: Attribution | None = None
         self._beside = beside
         writes.write_with(self.enforce)
         writes.subscribe(self.note)
         self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
-        self.repairs: Repairs | None = None
-        self.hints: dict[str, tuple[str, float]] = {}
+        self.known = WriteConflicts()
         self._suspected: set[str] = set()
         self._looks = False
         for author in Author:
             context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)
 
     def start(self) -> None:
-        """Begin to listen, and to compare by the clock."""
+        """Begin to listen, and to compare on a timer."""
         if self._context.store.mode.enforces:
             self.watch.start()
             self._context.tend(self._tick)
@@ -90,24 +92,24 @@ class Drift:
         """Compare some containers with what they should have, at once; callable from the event loop only.
 
         Args:
-            author: Who may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
-            ids: Whose sets; all containers' if None.
+            author: What may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
+            ids: The containers; all if None.
         """
         if not self._context.store.mode.enforces:
-            return  # nobody would look, and those who are suspected would gather
+            return  # nothing would compare them, and they would gather
         there = self._context.state.containers
         some = list(there) if ids is None else [i for i in ids if i in there]
-        self.hint(author, ("",) if ids is None else some)
+        self.hint(author, (ALL,) if ids is None else some)
         self._suspected.update(some)
         if self._suspected and not self._looks:
             self._looks = True
             self._context.spawn(self._look())
 
     def hint(self, author: str, ids: Iterable[str]) -> None:
-        """Somebody was seen who may write the sets of some containers now; an empty id stands for all."""
+        """A program was seen that may write the sets of some containers now; see ``likely_writer.ALL``."""
         if author != UNKNOWN:
-            now = self._context.clock()
-            self.hints.update((container_id, (author, now)) for container_id in ids)
+            hint = WriterHint(Author(author), self._context.clock())
+            self.known = conflicts.seen(self.known, hint, tuple(ids))
 
     async def _look(self) -> None:
         try:
@@ -120,7 +122,7 @@ class Drift:
             self._looks = False
 
     async def _tick(self) -> None:
-        """Compare by the clock where writes are not told of."""
+        """Compare on a timer where writes are not reported."""
         while True:
             await asyncio.sleep(self._context.options.reconcile_period / 2)
             live = [c.id for c in self._live()]
@@ -134,12 +136,12 @@ class Drift:
     # -- in the kernel's worker ---------------------------------------------------------------------------
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
-        """Write the sets of some containers; those that are fought about only when it is due."""
+        """Write the sets of some containers; contested ones only when it is due."""
         enforcer, there = self._context.enforcer, self._context.state.containers
         live = [c for i in ids if (c := there.get(i)) is not None and enforcer.is_live(c)]
         self._arm(live)
         found = self._found(live)
-        left = self.repairs.not_due(found) if self.repairs is not None else {}
+        left = self._not_due(found)
         done = enforcer.enforce([c.id for c in live if c.id not in left])
         if new := self._arm(live):
             late = enforcer.enforce(new)  # what was written between finding a group and watching it
@@ -149,18 +151,21 @@ class Drift:
         return done
 
     def enforce_all(self) -> Enforced:
-        """Write the sets of all containers; those that are fought about only when it is due."""
+        """Write the sets of all containers; contested ones only when it is due."""
         live = self._live()
         self._arm(live, again=True)
         found = self._found(live)
-        left = self.repairs.not_due(found) if self.repairs is not None else {}
+        left = self._not_due(found)
         done = self._context.enforcer.enforce_all(left)
         self._arm(live)
         done.found, done.left = found, left
         return done
 
+    def _not_due(self, found: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+        return conflicts.not_due(self.known, self._context.state, found, self._context.clock())
+
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
-        """Watch the groups that are known; gives whose are watched from now on."""
+        """Watch the groups that are known; gives the containers that are watched from now on."""
         enforcer, fought = self._context.enforcer, self.fought()
         if self._context.store.mode.is_leaving or self.watch.writes is None:
             return []
@@ -168,7 +173,7 @@ class Drift:
         return self.watch.arm(groups, again=again)
 
     def _found(self, live: list[Container]) -> dict[str, CpuSet]:
-        """Read who has something else than what he was given, and is still to have."""
+        """Read which containers have something else than what they were given, and are still to have."""
         enforcer, state = self._context.enforcer, self._context.state
         found: dict[str, CpuSet] = {}
         for container in live:
@@ -178,7 +183,7 @@ class Drift:
             try:
                 cpus = enforcer.cgroups.cpus(path)
             except CgroupError:
-                continue  # who writes tells what is wrong
+                continue  # the write reports what is wrong
             if cpus != want:
                 found[container.id] = cpus
         return found
@@ -186,43 +191,70 @@ class Drift:
     # -- on the loop --------------------------------------------------------------------------------------
 
     async def compare_all(self) -> Enforced:
-        """Do a comparison's part that is about the kernel."""
+        """Compare all containers with the kernel."""
         live = {c.id for c in self._live()}
         self.watch.keep(live)
-        self.hints = {i: hint for i, hint in self.hints.items() if i in live or not i}
-        if self.repairs is not None:
-            self.repairs.keep(live)
+        self.known = conflicts.keep(self.known, live, self._context.clock())
         return await self._context.kernel.run(self.enforce_all)
 
     def note(self, done: Enforced) -> None:
-        """Take note of what an enforcement put back, and of what it left."""
-        if not done.drifted and not done.left:
-            return
-        if self.repairs is None:
-            from proxy.controller.drift.attribution import Blame
-            from proxy.controller.drift.repairs import Repairs
+        """Take note of what an enforcement repaired, and of what it left."""
+        if done.drifted or done.left:
+            self._context.telemetry.count(metrics.CPUSETS_REPAIRED, len(done.drifted))
+            repaired = {i: done.found.get(i) for i in done.drifted}
+            self._step(conflicts.CpusetsRepaired(self._context.clock(), repaired, done.left))
 
-            blame = Blame(self._context, self._beside, lambda: self.hints)
-            self.repairs = Repairs(self._context, self._writes, self.watch, blame)
-        self.repairs.note(done)
+    def _step(self, event: DriftEvent) -> None:
+        context = self._context
+        self.known, effects = conflicts.step(self.known, event)
+        for effect in effects:
+            match effect:
+                case conflicts.FindWriters(found):
+                    context.spawn(self._find_writers(found))
+                case conflicts.CheckCpusets(ids, seconds):
+                    context.spawn(self._check(ids, seconds))
+                case conflicts.ReportDrift():
+                    reporting.report_repairs(context, effect)
+                    reporting.report_conflicts(context, effect.began)
+                case conflicts.EndConflict(container_id, conflict):
+                    self.watch.drop(container_id)
+                    reporting.report_end(context, container_id, conflict)
+
+    async def _find_writers(self, found: Mapping[str, CpuSet | None]) -> None:
+        if self._attribution is None:
+            self._attribution = Attribution(self._context, self._beside)
+        writers: Mapping[str, Author] = {}
+        try:
+            writers = await self._attribution.authors(found, self.known.hints)
+        except Exception as error:  # noqa: BLE001  the next repairs must be attributed
+            self._context.broken(error)
+        self._step(conflicts.WritersFound(writers))
+
+    async def _check(self, ids: Iterable[str], seconds: float) -> None:
+        try:
+            await self._writes.follow(list(ids))
+        except Exception as error:  # noqa: BLE001  the next check must come
+            self._context.broken(error)
+        await asyncio.sleep(seconds)
+        self._step(conflicts.ConflictsDue(self._context.clock()))
 
     def fought(self) -> Holder[str]:
-        """Give ids of containers that a war is about; callable from any thread."""
-        return self.repairs.wars if self.repairs is not None else ()
+        """Give ids of containers that a write conflict is about; callable from any thread."""
+        return self.known.conflicts
 
-    def contested(self, mine: CpuSet) -> dict[str, CpuSet]:
-        """Give whom somebody, in a war, puts onto CPUs that are to be one's own, and all CPUs of each."""
-        return self.repairs.contested(mine) if self.repairs is not None else {}
+    def contested(self, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
+        """Give the containers that another program puts onto some of these CPUs."""
+        return conflicts.contested(self.known, self._context.state, cpus)
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows."""
         counted = self._context.telemetry.registry.values(metrics.DRIFT_REPAIRED)
         by = {key[0]: n for key, n in counted.items() if n}
-        wars = self.repairs.page() if self.repairs is not None else []
-        return {**self.watch.page(), "by": by, "writeConflicts": wars, "wars": wars}
+        page = reporting.conflicts_page(self._context, self.known)
+        return {**self.watch.page(), "by": by, "writeConflicts": page, "wars": page}
 
     async def close(self) -> None:
         """Listen no more; the kernel's worker has ended."""
         self.watch.close()
-        if self.repairs is not None:
-            await asyncio.to_thread(self.repairs.close)
+        if self._attribution is not None:
+            await asyncio.to_thread(self._attribution.close)

@@ -1,4 +1,4 @@
-"""Being told of writes by others; what the keeper needs of the kernel beside ``kernel_ports``."""
+"""What the controller needs of the kernel to notice writes of other programs, beside ``kernel_ports``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Writes(Protocol):
-    """Tells when somebody, we too, writes a group's cpuset. Paths are as in ``Cgroups``.
+    """Reports when any program, also ours, writes a group's cpuset. Paths are as in ``Cgroups``.
 
     ``watch`` is called in the kernel's worker, the rest on the loop; none of it waits.
     """
@@ -31,10 +31,10 @@ class Writes(Protocol):
         """Give the groups that are watched."""
 
     def taken(self) -> set[str] | None:
-        """Take what was told since the last time: the groups that were written.
+        """Take what was reported since the last time: the groups that were written.
 
         Returns:
-            None where more was told than could wait: anything may have been written.
+            None where more was reported than could wait: anything may have been written.
         """
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""Being told of writes to the cpusets of live containers, and having drift look into them.
+"""Reports of the kernel that cpusets of live containers were written, which are then compared.
 
 Each live container's group is watched; on cgroup v2 also those above it, whose sets bound what takes effect.
-Whether a write was ours is not asked: the value is compared, and one that is right costs a read. After
-something was told nothing more is taken for a moment, so that many writes cost one comparison, unless a
-container is confined (``proxy.controller.confinement``); and a group is
-not watched while a war is on about all that is below it (``wars``): then it is looked at by the clock.
+Whether a write was ours does not matter: the value is compared, and one that is right costs a read. After a
+report no more are taken for a moment, so that many writes cost one comparison, unless a container is confined
+(``proxy.controller.confinement``). A group is not watched while there is a write conflict about all that is
+below it (``engine.write_conflicts``): then it is compared on a timer.
 
-Where the kernel refuses to watch, comparisons on timers do it; that is told once.
+Where the kernel refuses to watch, comparisons on timers do it; that is reported once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WriteWatch:
     """Watches groups of containers.
 
     Attributes:
-        writes: Who tells; nobody if None.
+        writes: Reports writes; None where nothing does.
         refused: Why some are not watched; empty where all are.
     """
 
@@ -41,11 +41,11 @@ class WriteWatch:
         fought: Callable[[], Container[str]],
         writes: Writes | None = None,
     ) -> None:
-        """Prepare; nothing is told before ``start``.
+        """Prepare; nothing is reported before ``start``.
 
         Args:
-            context: Whose containers.
-            suspect: Told which containers' sets may have been written; None for all.
+            context: Has the containers.
+            suspect: Called with the containers that may have been written; None for all.
             fought: Gives ids of containers that a write conflict is about.
             writes: Reports writes of the kernel; None where nothing does.
         """
@@ -54,9 +54,9 @@ class WriteWatch:
         self._fought = fought
         self._first: Callable[[Iterable[str]], bool] = lambda ids: False
         self.writes = writes
-        self.refused = "the kernel does not tell of writes" if writes is None else ""
+        self.refused = "the kernel does not report writes" if writes is None else ""
         self._paths: dict[str, str] = {}
-        self._whom: dict[str, str] = {}
+        self._containers: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._later: asyncio.TimerHandle | None = None
 
@@ -87,8 +87,8 @@ class WriteWatch:
                 continue
             if not known:
                 self._forget(container_id)
-            # Known before it is watched: what is told of a group that nobody knows is not watched any longer.
-            self._paths[container_id], self._whom[path] = path, container_id
+            # Known before it is watched: a group that is reported and not known is not watched any longer.
+            self._paths[container_id], self._containers[path] = path, container_id
             try:
                 there = self._watch(writes, path, above)
             except CgroupError as error:
@@ -113,7 +113,7 @@ class WriteWatch:
     def _forget(self, container_id: str) -> str | None:
         path = self._paths.pop(container_id, None)
         if path is not None:
-            self._whom.pop(path, None)
+            self._containers.pop(path, None)
         return path
 
     def _bounds(self, path: str) -> list[str]:
@@ -134,53 +134,52 @@ class WriteWatch:
         """Begin to listen."""
         if self.writes is not None and self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self.writes, self._told)
+            self._loop.add_reader(self.writes, self._written)
 
     def _listen(self) -> None:
         self._later = None
         if self.writes is not None and self._loop is not None:
-            self._loop.add_reader(self.writes, self._told)
+            self._loop.add_reader(self.writes, self._written)
 
-    def _told(self) -> None:
-        """Something was written."""
+    def _written(self) -> None:
+        """Some cpusets were written."""
         writes, loop = self.writes, self._loop
         if writes is None or loop is None:
             return
-        told = writes.taken()
-        whose = None if told is None else self._whose(writes, told)
-        there = whose if whose is not None else self._context.flights.confined()
-        if not self._first(there):
+        groups = writes.taken()
+        some = None if groups is None else self._affected(writes, groups)
+        if not self._first(some if some is not None else self._context.flights.confined()):
             loop.remove_reader(writes)
             self._later = loop.call_later(MOMENT_S, self._listen)
-        if whose is None:
+        if some is None:
             self._context.telemetry.count(metrics.CPUSET_WATCH_OVERFLOWS)
-        if whose is None or whose:
-            self._suspect(whose)
+        if some is None or some:
+            self._suspect(some)
 
-    def _whose(self, writes: Writes, told: Collection[str]) -> list[str]:
+    def _affected(self, writes: Writes, groups: Collection[str]) -> list[str]:
         """Give the containers whose sets a write to some groups may have changed."""
-        fought, whose = self._fought(), list[str]()
-        for group in told:
-            own = self._whom.get(group)
+        fought, affected = self._fought(), list[str]()
+        for group in groups:
+            own = self._containers.get(group)
             below = [own] if own is not None else [i for i, p in self._there() if p.startswith(f"{group}/")]
             some = [container_id for container_id in below if container_id not in fought]
-            whose += some
+            affected += some
             if not some:
                 writes.unwatch(group)
-        return whose
+        return affected
 
     def _there(self) -> list[tuple[str, str]]:
-        """Give who is watched, and where; another thread may add some meanwhile."""
+        """Give the watched containers and their groups; another thread may add some meanwhile."""
         return list(self._paths.items())
 
     def drop(self, container_id: str) -> None:
-        """Stop watching a container's group; who arms it again begins anew."""
+        """Stop watching a container's group, until it is armed again."""
         path = self._forget(container_id)
         if path is not None and self.writes is not None:
             self.writes.unwatch(path)
 
     def keep(self, there: Collection[str]) -> None:
-        """Stop watching whoever is not there."""
+        """Stop watching all containers but these."""
         for container_id in [i for i, _ in self._there() if i not in there]:
             self.drop(container_id)
         if self.writes is not None:
@@ -189,7 +188,7 @@ class WriteWatch:
                 self.writes.unwatch(group)
 
     def covers(self, ids: Iterable[str]) -> bool:
-        """Tell whether all these containers are watched."""
+        """Report whether all these containers are watched."""
         return self.writes is not None and all(container_id in self._paths for container_id in ids)
 
     def page(self) -> dict[str, object]:

@@ -28,13 +28,13 @@ import errno
 from collections.abc import Callable, Iterable
 
 from proxy.controller.context import NodeContext
-from proxy.controller.drift.likely_writer import Author
 from proxy.controller.inflight import Flight
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.systemd.masks import Masks, UnitMask
 from proxy.controller.systemd.ports import Fences, UnitNews, Units, UnitSets
 from proxy.controller.worker import Worker
+from proxy.engine.likely_writer import Author
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Pool

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.controller.drift.likely_writer import NEXT, Author, Evidence, likely
+from proxy.engine.likely_writer import ADVICE, ALL, HINT_S, Author, Evidence, WriterHint, hinted, likely
 from proxy.model.idset import CpuSet
 
 HINTS = {"": Author.UNKNOWN, "k": Author.KUBELET, "s": Author.SYSTEMD, "r": Author.RUNC}
 
 CASES = {
-    # found, saved at the runtime (- for not known), kubelet's sets, who was at work: who it was
+    # found, saved at the runtime (- for not known), kubelet's sets, the program seen: the likely writer
     "a shell": ("0-1", "4-7", "", "", Author.UNKNOWN),
     "a shell, the runtime was not asked": ("0-1", "-", "", "", Author.UNKNOWN),
     "what the runtime has saved": ("0-1", "0-1", "", "", Author.RUNC),
@@ -39,4 +39,13 @@ def test_the_container_itself(case: str) -> None:
 
 
 def test_each_container_has_a_next_step() -> None:
-    assert set(NEXT) == set(Author)
+    assert set(ADVICE) == set(Author)
+
+
+def test_the_program_that_was_seen_last_and_lately_is_the_hint() -> None:
+    hints = {"c": WriterHint(Author.KUBELET, 1.0), ALL: WriterHint(Author.SYSTEMD, 2.0)}
+    assert hinted(hints, "c", 2.0 + HINT_S) is Author.SYSTEMD
+    assert hinted(hints, "other", 2.0) is Author.SYSTEMD
+    assert hinted(hints, "c", 2.1 + HINT_S) is Author.UNKNOWN, "it was long ago"
+    assert hinted({**hints, "c": WriterHint(Author.KUBELET, 3.0)}, "c", 4.0) is Author.KUBELET
+    assert hinted({}, "c", 0.0) is Author.UNKNOWN

@@ -1,0 +1,109 @@
+"""The likely writer of a cpuset that another program has changed.
+
+The kernel does not report which process writes (fanotify would, for CAP_SYS_ADMIN, which a writer of cpusets
+should not have). So the writer is inferred from what was going on and from the value:
+
+1. kubelet holds that very set for the container, or as its default: no other program has a reason to write
+   it. (kubelet 1.36, CPU manager: it reconciles by UpdateContainerResources. What passes through us carries
+   our set, so this is a kubelet at the runtime's own socket.)
+2. systemd has just reloaded: it writes to each unit what its properties say, which under its driver is the
+   last set that runc sent it.
+3. the runtime has saved that very set: runc writes the whole of its saved resources at each update of
+   anything, so the last set that it was sent comes back; or a client updated the container at the runtime's
+   socket.
+4. an update by kubelet has just passed through us: the result differs from what it carried.
+
+Otherwise it is unknown: a shell, an agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager
+from proxy.model.workload import Container
+
+HINT_S = 3.0
+"""How long a write may follow its cause."""
+ALL = ""
+"""The key of a hint that concerns all containers."""
+
+
+class Author(StrEnum):
+    """The programs that write cpusets on a node beside us."""
+
+    KUBELET = "kubelet"
+    SYSTEMD = "systemd"
+    RUNC = "runc"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class WriterHint:
+    """A program was seen that may write a cpuset.
+
+    Attributes:
+        author: The program.
+        at: When, in seconds of a clock that never jumps.
+    """
+
+    author: Author
+    at: float
+
+
+_NO_HINT = WriterHint(Author.UNKNOWN, float("-inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known around a write.
+
+    Attributes:
+        found: What the kernel held.
+        saved: What the runtime has saved for the container; None where that is not known.
+        kubelet: Sets that kubelet's CPU manager would write for it.
+        hint: The program that was seen just before.
+    """
+
+    found: CpuSet
+    saved: CpuSet | None = None
+    kubelet: Collection[CpuSet] = ()
+    hint: Author = Author.UNKNOWN
+
+
+def likely(evidence: Evidence) -> Author:
+    """Return the likely writer."""
+    if evidence.found in evidence.kubelet:
+        return Author.KUBELET
+    if evidence.hint is Author.SYSTEMD:
+        return Author.SYSTEMD
+    if evidence.saved is not None and evidence.found == evidence.saved:
+        return Author.RUNC
+    return evidence.hint
+
+
+def hinted(hints: Mapping[str, WriterHint], container_id: str, now: float) -> Author:
+    """Return the program that was seen last, and recently, that may have written a container's cpuset."""
+    seen = (hints.get(container_id, _NO_HINT), hints.get(ALL, _NO_HINT))
+    last = max(seen, key=lambda hint: hint.at)
+    return last.author if now - last.at <= HINT_S else Author.UNKNOWN
+
+
+def kubelet_sets(manager: CpuManager, container: Container) -> list[CpuSet]:
+    """Return the sets that kubelet's CPU manager would write for a container."""
+    if manager.policy != "static":
+        return []
+    assigned = manager.held.get(container.pod.uid, {}).get(container.name)
+    return [cpus for cpus in (assigned, manager.default) if cpus]
+
+
+ADVICE = {
+    Author.KUBELET: "have kubelet use our socket, or set its cpuManagerPolicy to none",
+    Author.SYSTEMD: "look for AllowedCPUs= on the container's scope and the slices above it",
+    Author.RUNC: "look for who updates containers at the runtime's own socket",
+    Author.UNKNOWN: "look for an agent on this node that writes cpuset.cpus",
+}
+"""What an operator can do about each writer."""

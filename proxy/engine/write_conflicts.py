@@ -1,0 +1,298 @@
+"""Write conflicts: another program writes a container's cpuset again and again.
+
+Theory of operation. ``step`` takes what is known about writes of other programs and an event; it returns what
+is known then and the effects, in order. Times are seconds of a clock that never jumps. A cpuset that another
+program has written is repaired at once: most of what writes cpusets (a reload, an update at the runtime's own
+socket) does so once. A program that comes back is another matter. A repair costs a write under a lock that
+the whole kernel shares, and moves every thread of the container, and so does the write of the other program:
+
+    no conflict   repaired at once; the MANY-th time within WINDOW_S begins a conflict
+    conflict      repaired when it is due: after FIRST_S, then twice as long each time, up to LONGEST_S;
+                  where exclusive CPUs are at stake never later than URGENT_S. It never stops
+    over          the cpuset was right for QUIET_S
+
+A program that is fast enough to begin a conflict, with a write each WINDOW_S / 2, is seen again long before
+QUIET_S have passed. One that is slow enough to end a conflict does not begin the next. So nothing flaps.
+
+Two effects are waited for, each one at a time; their results come back as events:
+
+    CpusetsRepaired -> FindWriters  -> WritersFound   reported: each repair, or the conflict when it begins
+    CpusetsRepaired -> CheckCpusets -> ConflictsDue   until no conflict is left: its writes are not watched
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from proxy.engine.events import ContestedCpus
+from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.state import NodeState
+from proxy.model.backoff import Backoff
+from proxy.model.idset import CpuSet, union
+from proxy.model.persistent_map import PersistentMap
+from proxy.model.workload import Pool
+
+MANY = 3
+WINDOW_S = QUIET_S = 30.0
+FIRST_S, LONGEST_S, URGENT_S = 0.5, 60.0, 1.0
+GAPS = Backoff(FIRST_S, LONGEST_S, tolerated=MANY - 1)
+SOONEST_S, LATEST_S = 0.25, 1.0
+"""Seconds between two checks of contested cpusets."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteConflict:
+    """A conflict about one container's cpuset.
+
+    Attributes:
+        began: When the first of its writes was repaired.
+        times: How often the cpuset was repaired since.
+        repaired: When that was last done.
+        wrong: When the cpuset was last seen to be wrong.
+        found: What the kernel held that time; empty where that was not read.
+        author: The likely writer; None until it has been looked for.
+    """
+
+    began: float
+    times: int
+    repaired: float
+    wrong: float
+    found: CpuSet
+    author: Author | None = None
+
+    def due(self, *, urgent: bool) -> float:
+        """Return the time from which the cpuset may be repaired."""
+        gap = GAPS.delay(self.times)
+        return self.repaired + (min(gap, URGENT_S) if urgent else gap)
+
+
+@dataclass(frozen=True, slots=True)
+class UnattributedRepairs:
+    """Repairs of one container's cpuset whose writer has not been looked for.
+
+    Attributes:
+        times: How many.
+        found: What the kernel held before the last of them; None where that was not read.
+    """
+
+    times: int
+    found: CpuSet | None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteConflicts:
+    """What is known about writes of other programs, by container id. May be read from any thread.
+
+    Attributes:
+        conflicts: The conflicts.
+        recent: When cpusets without a conflict were repaired.
+        repairs: Repairs whose writer is to be looked for.
+        finding: Repairs whose writer is being looked for.
+        is_checking: Whether contested cpusets are being checked.
+        hints: The programs that were seen lately.
+    """
+
+    conflicts: Mapping[str, WriteConflict] = field(default_factory=dict)
+    recent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    repairs: Mapping[str, UnattributedRepairs] = field(default_factory=dict)
+    finding: Mapping[str, UnattributedRepairs] = field(default_factory=dict)
+    is_checking: bool = False
+    hints: PersistentMap[WriterHint] = field(default_factory=PersistentMap)
+
+
+# -- events and effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CpusetsRepaired:
+    """Cpusets that other programs had written were repaired, or left because a repair was not due.
+
+    Attributes:
+        at: When.
+        repaired: What the kernel held before, by container id; None where that was not read.
+        left: What the kernel holds, of those that were left.
+    """
+
+    at: float
+    repaired: Mapping[str, CpuSet | None]
+    left: Mapping[str, CpuSet] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WritersFound:
+    """The result of ``FindWriters``; a container that is missing was not found out about."""
+
+    writers: Mapping[str, Author]
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictsDue:
+    """The time of ``CheckCpusets`` has passed."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FindWriters:
+    """Find the likely writers of what the kernel held."""
+
+    found: Mapping[str, CpuSet | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCpusets:
+    """Compare cpusets with what they should be, and come back after some seconds."""
+
+    ids: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDrift:
+    """Count repairs by their writer, and report those that belong to no conflict, and conflicts that began.
+
+    Attributes:
+        repairs: The repairs and their writers, by container id.
+        began: Conflicts that have begun.
+        contested: The containers that a conflict is about.
+    """
+
+    repairs: Mapping[str, tuple[UnattributedRepairs, Author]]
+    began: Mapping[str, WriteConflict]
+    contested: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EndConflict:
+    """Watch the writes to a cpuset again, and report that a conflict is over."""
+
+    container_id: str
+    conflict: WriteConflict
+
+
+DriftEvent = CpusetsRepaired | WritersFound | ConflictsDue
+DriftEffect = FindWriters | CheckCpusets | ReportDrift | EndConflict
+DriftStep = tuple[WriteConflicts, tuple[DriftEffect, ...]]
+
+
+# -- transitions --------------------------------------------------------------------------------------------
+
+
+def step(known: WriteConflicts, event: DriftEvent) -> DriftStep:
+    """Return what is known after an event, and what is to be done about it."""
+    match event:
+        case CpusetsRepaired():
+            return _repaired(known, event)
+        case WritersFound(writers):
+            return _found(known, writers)
+        case ConflictsDue(at):
+            return _check(known, at)
+
+
+def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:
+    conflicts, recent, repairs, at = {**known.conflicts}, {**known.recent}, {**known.repairs}, event.at
+    for container_id, cpus in event.left.items():
+        if container_id in conflicts:
+            conflicts[container_id] = dataclasses.replace(conflicts[container_id], wrong=at, found=cpus)
+    for container_id, found in event.repaired.items():
+        before = repairs.get(container_id)
+        repairs[container_id] = UnattributedRepairs(before.times + 1 if before else 1, found)
+        conflict = conflicts.get(container_id)
+        if conflict is not None:
+            conflicts[container_id] = dataclasses.replace(
+                conflict, times=conflict.times + 1, repaired=at, wrong=at, found=found or conflict.found
+            )
+            continue
+        times = (*(time for time in recent.pop(container_id, ()) if at - time <= WINDOW_S), at)
+        if len(times) < MANY:
+            recent[container_id] = times
+        else:
+            conflicts[container_id] = WriteConflict(times[0], MANY, at, at, found or CpuSet())
+    known = dataclasses.replace(known, conflicts=conflicts, recent=recent, repairs=repairs)
+    known, find = _find(known)
+    known, check = (known, ()) if known.is_checking else _check(known, at)
+    return known, (*find, *check)
+
+
+def _find(known: WriteConflicts) -> DriftStep:
+    if known.finding or not known.repairs:
+        return known, ()
+    find = FindWriters({i: repairs.found for i, repairs in known.repairs.items()})
+    return dataclasses.replace(known, repairs={}, finding=known.repairs), (find,)
+
+
+def _found(known: WriteConflicts, writers: Mapping[str, Author]) -> DriftStep:
+    found = {i: author for i, author in writers.items() if i in known.finding}
+    before = {i: known.conflicts[i] for i in found if i in known.conflicts}
+    named = {i: dataclasses.replace(conflict, author=found[i]) for i, conflict in before.items()}
+    began = {i: conflict for i, conflict in named.items() if before[i].author is None}
+    report = ReportDrift({i: (known.finding[i], found[i]) for i in found}, began, tuple(named))
+    known, more = _find(dataclasses.replace(known, conflicts={**known.conflicts, **named}, finding={}))
+    return known, (report, *more)
+
+
+def _check(known: WriteConflicts, at: float) -> DriftStep:
+    over = {i: one for i, one in known.conflicts.items() if at - one.wrong >= QUIET_S}
+    left = {i: one for i, one in known.conflicts.items() if i not in over}
+    known = dataclasses.replace(known, conflicts=left, is_checking=bool(left or over))
+    if not known.is_checking:
+        return known, ()
+    soon = min((one.due(urgent=True) - at for one in left.values()), default=0.0)
+    check = CheckCpusets(
+        (*left, *over), min(LATEST_S, max(SOONEST_S, soon))
+    )  # writes to the latter are watched
+    return known, (*(EndConflict(i, one) for i, one in over.items()), check)
+
+
+def seen(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) -> WriteConflicts:
+    """A program was seen that may write the cpusets of some containers; see ``likely_writer.ALL``."""
+    hints = known.hints
+    for container_id in ids:
+        hints = hints.put(container_id, hint)
+    return dataclasses.replace(known, hints=hints)
+
+
+def keep(known: WriteConflicts, live: Collection[str], at: float) -> WriteConflicts:
+    """Forget all containers but these."""
+    return dataclasses.replace(
+        known,
+        conflicts={i: conflict for i, conflict in known.conflicts.items() if i in live},
+        recent={i: times for i, times in known.recent.items() if i in live and at - times[-1] <= WINDOW_S},
+        hints=PersistentMap({i: hint for i, hint in known.hints.items() if i in live or i == ALL}),
+    )
+
+
+# -- questions ----------------------------------------------------------------------------------------------
+
+
+def not_due(
+    known: WriteConflicts, state: NodeState, found: Mapping[str, CpuSet], now: float
+) -> dict[str, CpuSet]:
+    """Return those of some wrong cpusets that may not be repaired yet."""
+    conflicts = ((i, cpus, known.conflicts.get(i)) for i, cpus in found.items())
+    return {
+        i: cpus
+        for i, cpus, conflict in conflicts
+        if conflict is not None and now < conflict.due(urgent=is_urgent(state, i, cpus))
+    }
+
+
+def is_urgent(state: NodeState, container_id: str, found: CpuSet) -> bool:
+    """Return whether exclusive CPUs are at stake while the kernel holds this cpuset for a container."""
+    container = state.containers.get(container_id)
+    if container is None or container.placement.pool is Pool.OWN:
+        return container is not None
+    owned = union(owner.cpus.bits for owner in state.owners.values())
+    return bool((found - state.wanted(container)).bits & owned)
+
+
+def contested(known: WriteConflicts, state: NodeState, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
+    """Return the containers that another program puts onto some of these CPUs, with all CPUs of each."""
+    there = ((state.containers.get(i), conflict.found) for i, conflict in known.conflicts.items())
+    return tuple(
+        ContestedCpus(container.ref, found)
+        for container, found in there
+        if container is not None and (found - state.wanted(container)) & cpus
+    )

@@ -1,0 +1,195 @@
+"""Write conflicts: when they begin and end, how often cpusets are repaired; and the effects in order."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.write_conflicts import (
+    FIRST_S,
+    LATEST_S,
+    LONGEST_S,
+    MANY,
+    QUIET_S,
+    SOONEST_S,
+    URGENT_S,
+    WINDOW_S,
+    CheckCpusets,
+    ConflictsDue,
+    CpusetsRepaired,
+    EndConflict,
+    FindWriters,
+    ReportDrift,
+    UnattributedRepairs,
+    WriteConflict,
+    WriteConflicts,
+    WritersFound,
+    keep,
+    seen,
+    step,
+)
+from proxy.model.idset import CpuSet
+from tests.testkit.playbook import Playbook
+
+WRONG = CpuSet.parse("0-3")
+
+
+def repaired(known: WriteConflicts, now: float, container: str = "c") -> WriteConflicts:
+    return step(known, CpusetsRepaired(now, {container: WRONG}))[0]
+
+
+def after(*times: float, container: str = "c", known: WriteConflicts | None = None) -> WriteConflicts:
+    """What is known after repairs at some times."""
+    known = known or WriteConflicts()
+    for now in times:
+        known = repaired(known, now, container)
+    return known
+
+
+def contested(
+    period: float, seconds: float, *, urgent: bool = False
+) -> tuple[list[float], list[tuple[str, float]]]:
+    """Play a program that writes with a period; gives the repairs, and when conflicts began and ended."""
+    known, repairs, turns = WriteConflicts(), list[float](), list[tuple[str, float]]()
+    pause = 0.25
+    wrong, now, next_write = False, 0.0, 0.0
+    while now <= seconds:
+        if next_write <= now:
+            wrong, next_write = True, next_write + period
+        conflict = known.conflicts.get("c")
+        if wrong and (conflict is None or now >= conflict.due(urgent=urgent)):
+            wrong = False
+            repairs.append(now)
+            known = repaired(known, now)
+            turns += [("began", now) for _ in known.conflicts if conflict is None]
+        elif wrong:
+            known = step(known, CpusetsRepaired(now, {}, {"c": WRONG}))[0]
+        known, effects = step(known, ConflictsDue(now))
+        turns += [("over", now) for effect in effects if isinstance(effect, EndConflict)]
+        now += pause
+    return repairs, turns
+
+
+class TestStory:
+    def test_a_single_write_is_attributed_and_reported(self) -> None:
+        one = UnattributedRepairs(1, WRONG)
+        assert (
+            Playbook(WriteConflicts(), step)
+            >> CpusetsRepaired(1, {"c": WRONG}) << FindWriters({"c": WRONG})
+            >> WritersFound({"c": Author.RUNC}) << ReportDrift({"c": (one, Author.RUNC)}, {}, ())
+        )  # fmt: skip
+
+    def test_repairs_that_come_while_writers_are_looked_for_are_attributed_next(self) -> None:
+        one, two = UnattributedRepairs(1, WRONG), UnattributedRepairs(2, None)
+        assert (
+            Playbook(WriteConflicts(), step)
+            >> CpusetsRepaired(1, {"a": WRONG}) << FindWriters({"a": WRONG})
+            >> CpusetsRepaired(2, {"b": WRONG})
+            >> CpusetsRepaired(3, {"b": None})
+            >> WritersFound({"a": Author.RUNC})
+            << ReportDrift({"a": (one, Author.RUNC)}, {}, ()) << FindWriters({"b": None})
+            >> WritersFound({"b": Author.UNKNOWN}) << ReportDrift({"b": (two, Author.UNKNOWN)}, {}, ())
+        )  # fmt: skip
+
+    def test_a_failed_attribution_holds_up_nothing(self) -> None:
+        assert (
+            Playbook(WriteConflicts(), step)
+            >> CpusetsRepaired(1, {"c": WRONG}) << FindWriters({"c": WRONG})
+            >> WritersFound({}) << ReportDrift({}, {}, ())
+            >> CpusetsRepaired(2, {"c": WRONG}) << FindWriters({"c": WRONG})
+        )  # fmt: skip
+
+    def test_a_conflict_is_reported_once_checked_and_ended(self) -> None:
+        many = UnattributedRepairs(MANY - 1, WRONG)
+        playbook = Playbook(after(0), step) >> CpusetsRepaired(1, {"c": WRONG})
+        playbook >> CpusetsRepaired(2, {"c": WRONG}) << CheckCpusets(("c",), FIRST_S)
+        playbook >> WritersFound({"c": Author.RUNC})
+        one = UnattributedRepairs(1, WRONG)
+        began = {"c": WriteConflict(0, MANY, 2, 2, WRONG, Author.RUNC)}
+        playbook << ReportDrift({"c": (one, Author.RUNC)}, began, ("c",)) << FindWriters({"c": WRONG})
+        playbook >> WritersFound({"c": Author.SYSTEMD})
+        playbook << ReportDrift({"c": (many, Author.SYSTEMD)}, {}, ("c",))
+        playbook >> CpusetsRepaired(3, {}, {"c": CpuSet([7])})
+        playbook >> ConflictsDue(3) << CheckCpusets(("c",), SOONEST_S)
+        playbook >> ConflictsDue(3 + QUIET_S - 0.01) << CheckCpusets(("c",), SOONEST_S)
+        ended = WriteConflict(0, MANY, 2, 3, CpuSet([7]), Author.SYSTEMD)
+        playbook >> ConflictsDue(3 + QUIET_S) << EndConflict("c", ended) << CheckCpusets(("c",), SOONEST_S)
+        assert playbook >> ConflictsDue(4 + QUIET_S)
+        assert not playbook.state.is_checking
+        playbook >> CpusetsRepaired(40, {"c": WRONG}) << FindWriters({"c": WRONG})
+        assert playbook, "a write that comes then is none again"
+        assert not playbook.state.conflicts
+
+    def test_checks_are_never_further_apart_than_the_latest(self) -> None:
+        known = after(*[0.5 * time for time in range(20)])
+        _, (check,) = step(known, ConflictsDue(9.5))
+        assert isinstance(check, CheckCpusets)
+        assert SOONEST_S <= check.seconds <= LATEST_S
+
+
+def test_two_writes_are_not_a_conflict_and_the_third_is() -> None:
+    assert not after(0, 1).conflicts
+    conflict = after(0, 1, 2).conflicts["c"]
+    assert (conflict.began, conflict.times, conflict.found) == (0, MANY, WRONG)
+
+
+def test_writes_that_are_far_apart_never_make_a_conflict() -> None:
+    repairs, turns = contested(WINDOW_S / 2 + 1, 600)
+    assert turns == []
+    assert len(repairs) == 600 // (WINDOW_S / 2 + 1) + 1, "each of them is repaired at once"
+
+
+def test_a_busy_program_is_repaired_ever_more_slowly_and_never_given_up() -> None:
+    repairs, turns = contested(0.25, 1000)
+    assert turns == [("began", 0.5)], "and it goes on"
+    gaps = [b - a for a, b in itertools.pairwise(repairs)][2:]
+    assert gaps[:4] == [FIRST_S, FIRST_S * 2, FIRST_S * 4, FIRST_S * 8]
+    assert set(gaps[8:]) == {LONGEST_S}
+
+
+def test_a_container_on_owned_cpus_is_repaired_soon_for_ever() -> None:
+    repairs, _ = contested(0.25, 200, urgent=True)
+    gaps = [b - a for a, b in itertools.pairwise(repairs)]
+    assert max(gaps) == URGENT_S
+
+
+def test_a_container_that_is_gone_is_forgotten() -> None:
+    known = WriteConflicts()
+    for container in ("a", "b"):
+        known = after(0, 1, 2, container=container, known=known)
+        known = after(2, container=f"{container}-once", known=known)
+        known = seen(known, WriterHint(Author.RUNC, 2), (container, ALL))
+    known = keep(known, {"a", "a-once"}, 3)
+    assert list(known.conflicts) == ["a"]
+    assert sorted(known.hints) == [ALL, "a"]
+    for container in ("a-once", "b-once"):
+        known = after(3, 4, container=container, known=known)
+    assert sorted(known.conflicts) == ["a", "a-once"]
+
+
+@given(st.floats(0.25, 40), st.booleans())
+def test_nothing_flaps_and_waits_stay_within_the_limit(period: float, urgent: bool) -> None:
+    repairs, turns = contested(period, 400, urgent=urgent)
+    assert len(turns) <= 1, "a writer that is steady has no conflict or one that does not end"
+    assert not turns or turns[0][0] == "began"
+    bound = URGENT_S if urgent else LONGEST_S
+    gaps = [b - a for a, b in itertools.pairwise(repairs)]
+    assert max(gaps, default=0) <= bound + period + 0.25
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.booleans()), max_size=60))
+def test_a_conflict_needs_so_many_within_the_window(steps: list[tuple[float, bool]]) -> None:
+    known, now, times = WriteConflicts(), 0.0, list[float]()
+    for pause, ask in steps:
+        now += pause
+        if ask:
+            known = keep(known, {"c"}, now)
+        if "c" in known.conflicts:
+            known = repaired(known, now)
+            continue
+        times.append(now)
+        known = repaired(known, now)
+        assert ("c" in known.conflicts) is (len(times) >= MANY and now - times[-MANY] <= WINDOW_S)
