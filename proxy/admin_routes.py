@@ -88,9 +88,10 @@ class Pages:
                 "events": self._keeper.watching.hearing.value,
             }
             if self._suppression is not None:
-                from proxy.controller.be.page import page as suppression_page
+                from proxy.controller.be.page import suppression_page
 
-                page["beSuppress"] = suppression_page(self._suppression, self._keeper.state)
+                doing = self._suppression
+                page["beSuppress"] = suppression_page(doing.known, doing.settings, self._keeper.state)
             if self._takeover is not None:
                 page.update(self._takeover.page())
             if self._leaving is not None:
@@ -124,12 +125,13 @@ class Pages:
             return ""
         if lacks := self._keeper.hotplug.shortage.explained(container_id):
             return lacks
-        if self._suppression is None:
+        doing, state = self._suppression, self._keeper.state
+        container = state.containers.get(container_id)
+        if doing is None or container is None:
             return ""
-        from proxy.controller.be.page import note_of
+        from proxy.engine.suppression import suppression_note
 
-        container = self._keeper.state.containers.get(container_id)
-        return "" if container is None else note_of(self._suppression, self._keeper.state, container)
+        return suppression_note(doing.known, doing.settings, state, container)
 
     def report(self, params: Mapping[str, str]) -> dict[str, object]:
         """Give what ``topoproxy report`` prints."""

@@ -216,8 +216,8 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
     if config.mode is not Mode.ENFORCE or (asked.mode is SuppressMode.OFF and not record):
         return None
     from proxy.backends.cgroup.cpu_usage import open_usage
-    from proxy.controller.be.quota import BeQuota
-    from proxy.controller.be.suppression import Settings, Suppression
+    from proxy.controller.be.suppression import Suppression
+    from proxy.engine.suppression import SuppressionSettings
 
     usage = groups = None
     try:
@@ -227,10 +227,8 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
             groups = open_cpu_groups(config.cgroup_root)
     except CgroupError as error:
         keeper.telemetry.problem("cannot suppress BE pods", err=error)
-    settings = Settings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
-    return Suppression(
-        keeper, keeper.writes, settings, usage, lambda worker: BeQuota(keeper, groups, worker, record)
-    )
+    settings = SuppressionSettings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
+    return Suppression(keeper, keeper.writes, settings, usage, groups, record)
 
 
 def _node_object(config: Config) -> NodeObject | None:

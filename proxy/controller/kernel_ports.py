@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from proxy.controller.runtime_ports import RuntimeDetail
+from proxy.engine.be_usage import UsageGroup, UsageReading
 from proxy.model.idset import CpuSet, Mask
 
 
@@ -113,39 +114,11 @@ class Cgroups(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class UsageGroup:
-    """Whose CPU time is asked for.
-
-    Attributes:
-        parent: ``cgroup_parent`` as the CRI gives it; empty where the client gave none.
-        containers: Ids of the containers, for pods without a group of their own.
-    """
-
-    parent: str
-    containers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class UsageReading:
-    """The kernel's counters of CPU time at one moment.
-
-    Attributes:
-        at: Nanoseconds of a clock that never jumps.
-        node: CPU time of the whole node, in nanoseconds.
-        groups: By key of who was asked for: path of a group to its CPU time in nanoseconds.
-    """
-
-    at: int
-    node: int
-    groups: Mapping[str, Mapping[str, int]]
-
-
 class UsageSource(Protocol):
     """Counters of CPU time."""
 
     def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:
-        """Read the counters of the node and of some groups; who has none is left out.
+        """Read the counters of the node and of some groups; those without one are left out.
 
         Raises:
             CgroupError: They cannot be read.
@@ -165,21 +138,8 @@ class UsageSource(Protocol):
         """Close what is open."""
 
 
-class CpuGroups(Protocol):
-    """The cpu controller's tree. Paths are relative to the hierarchy's root, without a leading slash."""
-
-    def find(self, parent: str, container_id: str) -> str | None:
-        """Find a container's cgroup, as ``Cgroups.find`` does."""
-
-    def pod_group(self, parent: str) -> str | None:
-        """Find a pod's own cgroup.
-
-        Args:
-            parent: ``cgroup_parent`` as the CRI gives it.
-
-        Returns:
-            The path; None where there is none, or where its name is not that of one pod.
-        """
+class GroupQuotas(Protocol):
+    """CFS quotas of groups. Paths are relative to the hierarchy's root, without a leading slash."""
 
     def quota(self, path: str) -> int:
         """Read a CFS quota: microseconds, -1 for none.
@@ -197,6 +157,23 @@ class CpuGroups(Protocol):
         Raises:
             CgroupError: The group is gone (ENOENT), or the kernel refused: on v1 with EINVAL where the quota
                 does not go with those above and below.
+        """
+
+
+class CpuGroups(GroupQuotas, Protocol):
+    """The cpu controller's tree."""
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Find a container's cgroup, as ``Cgroups.find`` does."""
+
+    def pod_group(self, parent: str) -> str | None:
+        """Find a pod's own cgroup.
+
+        Args:
+            parent: ``cgroup_parent`` as the CRI gives it.
+
+        Returns:
+            The path; None where there is none, or where its name is not that of one pod.
         """
 
 

@@ -54,7 +54,7 @@ class LazyRelease:
         return self._made
 
     def _is_idle(self) -> bool:
-        return self._suppression is None or not self._suppression.quota.written
+        return self._suppression is None or not self._suppression.known.written
 
     def routes(self) -> Mapping[str, Route]:
         """Return what the admin socket answers."""

@@ -106,7 +106,7 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
     suppression = suppression_of(config, keeper, entries.get("b/suppress"))
     sync = keeper.sync
     sync.recover(entries)
-    going = Release(keeper, lambda: suppression is None or not suppression.quota.written)
+    going = Release(keeper, lambda: suppression is None or not suppression.known.written)
     comparing: asyncio.Task[None] | None = None
     try:
         await going.begin()

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cpu_usage import CgroupUsage, open_usage
-from proxy.controller.be.rates import rates
-from proxy.controller.kernel_ports import UsageGroup
+from proxy.engine.be_usage import UsageGroup, rates
 from proxy.model.errors import CgroupError
 
 MOUNT = Path("/sys/fs/cgroup")

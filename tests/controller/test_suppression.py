@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from proxy.controller.be.page import note_of, page
-from proxy.controller.be.quota import KEY, BeQuota
-from proxy.controller.be.suppression import PATIENCE, Settings, Suppression
-from proxy.controller.be.usage import asked_of
-from proxy.controller.kernel_ports import UsageGroup, UsageReading
+from proxy.controller.be.page import suppression_page
+from proxy.controller.be.suppression import KEY, Suppression
+from proxy.engine.be_usage import UsageGroup, UsageReading, usage_query
+from proxy.engine.suppression import PATIENCE, SuppressionSettings, suppression_note
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
@@ -100,9 +99,10 @@ class Bed:
         self.it = Suppression(
             keeper,
             keeper.writes,
-            Settings(SuppressMode(mode), **{"period": 0.01, **settings}),
+            SuppressionSettings(SuppressMode(mode), **{"period": 0.01, **settings}),
             self.meter,
-            lambda worker: BeQuota(keeper, self.quotas, worker, record),
+            self.quotas,
+            record,
         )
 
     async def rounds(self, count: int = 1) -> None:
@@ -124,7 +124,7 @@ class Bed:
 
     @property
     def page(self) -> Any:
-        found = page(self.it, self.world.keeper.state)
+        found = suppression_page(self.it.known, self.it.settings, self.world.keeper.state)
         assert json.loads(json.dumps(found)) == found
         return found
 
@@ -375,15 +375,15 @@ def test_a_quota_of_before_rises_though_all_be_pods_are_gone(live: Any) -> None:
 def test_pods_that_share_a_parent_are_be_only_if_all_are(live: Any) -> None:
     async def day(w: Any) -> None:
         await w.pod("x", "BE", "burstable", sandbox="s-be")
-        assert asked_of(w.keeper.state).be == {"/kubepods/burstable/podx"}
+        assert usage_query(w.keeper.state).be == {"/kubepods/burstable/podx"}
         await w.pod("x", "LS", "burstable", sandbox="s-ls")
         await w.pod("be")
-        asked = asked_of(w.keeper.state)
+        asked = usage_query(w.keeper.state)
         parents = {"/kubepods/burstable/podx", "/kubepods/podbe"}
         assert {group.parent for group in asked.groups.values()} == parents
         assert asked.be == frozenset()
         await be_pod(w, "be", sandbox="s-other")
-        assert asked_of(w.keeper.state).be == {"/kubepods/besteffort/podbe"}
+        assert usage_query(w.keeper.state).be == {"/kubepods/besteffort/podbe"}
 
     live(day)
 
@@ -526,14 +526,15 @@ def test_without_counters(live: Any) -> None:
         bed.it = Suppression(
             w.keeper,
             w.keeper.writes,
-            Settings(SuppressMode.CPUSET),
+            SuppressionSettings(SuppressMode.CPUSET),
             None,
-            lambda worker: BeQuota(w.keeper, None, worker, {"quota": "broken"}),
+            None,
+            {"quota": "broken"},
         )
         await be_pod(w)
         await bed.rounds(PATIENCE + 1)
         (problem,) = w.keeper.telemetry.problems()
-        assert "nobody counts" in str(problem["what"])
+        assert "nothing counts" in str(problem["what"])
         w.check()
 
     live(day)
@@ -560,22 +561,24 @@ def test_problems_are_worded_for_users(live: Any) -> None:
         bed = Bed(w)
         be, ls = await be_pod(w), await w.run(await w.pod("ls", "LS", "burstable"), **PART)
         state = w.keeper.state
-        assert note_of(bed.it, state, state.containers[be]) == ""
+        assert suppression_note(bed.it.known, bed.it.settings, state, state.containers[be]) == ""
         bed.meter.pods = {"ls": 8.0}
         await bed.rounds(2)
         state = w.keeper.state
-        said = note_of(bed.it, state, state.containers[be])
+        said = suppression_note(bed.it.known, bed.it.settings, state, state.containers[be])
         assert said.startswith(
             f"BE is suppressed: it runs on {bed.be} now, of 0-15; the budget is 2.4 CPUs: "
         )
         assert "65 % of 16 are 10.4, other pods use 8.0" in said
-        assert note_of(bed.it, state, state.containers[ls]) == ""
+        assert suppression_note(bed.it.known, bed.it.settings, state, state.containers[ls]) == ""
         change = bed.page["last_change"]
         assert (change["before"], change["after"]) == ("CPUs 0-15", f"CPUs {bed.be}")
         assert w.keeper.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1
         bed.begin("cfs-quota")
         await bed.rounds(2)
-        said = note_of(bed.it, w.keeper.state.suppressing(None), state.containers[be])
+        said = suppression_note(
+            bed.it.known, bed.it.settings, w.keeper.state.suppressing(None), state.containers[be]
+        )
         assert "all BE pods together have a CFS quota of 2.40 CPUs" in said
 
     live(day)

@@ -8,7 +8,7 @@ counts interrupts, which no group does.
 
 Counters are read a few hundred at a time, every second, so their files stay open and are read in place
 (``pread``). A file of a group that is gone gives ENODEV; then it is closed, and the group is looked for
-again. What can be done with two readings is in ``proxy.controller.be.rates``.
+again. What can be done with two readings is in ``proxy.engine.be_usage``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from proxy.backends.cgroup import group_names
 from proxy.backends.cgroup.hierarchies import elsewhere, mounted
 from proxy.backends.cgroup.v2_values import cpu_usage
-from proxy.controller.kernel_ports import UsageGroup, UsageReading
+from proxy.engine.be_usage import UsageGroup, UsageReading
 from proxy.model.errnos import ABSENT
 from proxy.model.errors import CgroupError
 

@@ -1,1 +1,1 @@
-"""BE containers: suppression, and the groups above them."""
+"""BE (best effort) containers: suppression, and the groups above them."""

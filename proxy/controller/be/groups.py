@@ -1,11 +1,11 @@
-"""The groups above BE containers: that of Kubernetes' class BestEffort, and those of its pods.
+"""The groups above BE containers: that of the Kubernetes QoS class BestEffort, and those of its pods.
 
 Where requests of BE containers are erased (``beCpuset: erase``), a container starts with what its pod's group
-has, so these groups hold the BE pool: whoever is in them and has no set of his own, such as a pod's sandbox,
+has, so these groups hold the BE pool. What is in them without a cpuset of its own, such as a pod's sandbox,
 follows it too. A pod that runs elsewhere (class LS in a BestEffort cgroup) makes the groups above it as wide
-as it needs. They are looked at whenever containers are written, and before one below them starts: a new pod's
-are made with all CPUs, and on v1 no container can have more than they do. The order of writes is that of
-``proxy.pools.write_order``. Runs in the kernel worker's thread.
+as it needs. They are compared whenever containers are written, and before a container below them starts: a
+new pod's groups are made with all CPUs, and on v1 no container can have more than they do. The order of
+writes is that of ``proxy.pools.write_order``. Runs in the kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.model.workload import KubeQos, Phase, Pool
 from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
 
 CLASS = ("besteffort", "-besteffort.slice")
-"""How the group of the class is called: by cgroupfs, and at the end by systemd."""
+"""The name of the group of the class: with cgroupfs, and its end with systemd."""
 
 
 class BeGroups:
@@ -48,11 +48,11 @@ class BeGroups:
                 continue
             try:
                 groups = list(self._groups(root))
-                shall = _shall(state, own, paths, groups)
-                for step in steps(groups, shall):
+                wanted = _wanted(state, own, paths, groups)
+                for step in steps(groups, wanted):
                     self._cgroups.write(step.path, step.cpus, None, inner=False)
             except CgroupError as error:
-                if error.errno not in GONE:  # else it is looked at again with the next write
+                if error.errno not in GONE:  # else it is compared again with the next write
                     errors.append(str(error))
         return errors
 
@@ -69,12 +69,12 @@ class BeGroups:
             level = below
 
 
-def _shall(
+def _wanted(
     state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
 ) -> dict[str, CpuSet]:
-    """Tell what each group is to have."""
+    """Give what each group is to have."""
     pool = state.pools.of(Pool.BE)
-    shall = {group.path: pool for group in groups}
+    wanted = {group.path: pool for group in groups}
     root = groups[0].path
     for container in state.containers.values():
         pod = own.get(container.pod.cgroup_parent)
@@ -82,9 +82,9 @@ def _shall(
             continue
         want = state.wanted(container)
         path = paths.get(container.id) or container.cgroup or f"{pod}/{container.id}"
-        if path in shall:
-            shall[path] = want
+        if path in wanted:
+            wanted[path] = want
         for above in (pod, root):
-            if above in shall:
-                shall[above] |= want
-    return shall
+            if above in wanted:
+                wanted[above] |= want
+    return wanted

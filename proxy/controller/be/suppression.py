@@ -1,139 +1,113 @@
-"""BE suppression at work: BE pods live on what the others leave, up to a threshold of the node.
+"""BE suppression at work: reads counters each period, and performs what ``proxy.engine.suppression`` decides.
 
-Every period the counters of CPU time are read; two readings make the CPUs in use, these the budget of BE pods
-(``proxy.pools.be_suppression``), and the budget is put into force in one of two ways:
+* A narrowed BE pool is a change of the state, which the containers in it follow by kernel writes only: a set
+  that changes every second is not made lasting (``proxy.controller.runtime_sync``). New containers get the
+  narrowed set. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above containers are
+  narrowed only where requests are erased (``proxy.controller.be.groups``).
+* A quota is recorded in the ledger before it is written, so that it can be removed after a crash. The quota
+  in effect is read before each decision: kubelet sets its own values now and then.
 
-* ``cpuset``: the state's BE pool is narrowed. Whoever is in it follows, by kernel writes only: a set that
-  changes every second is not made lasting (``proxy.controller.runtime_sync``). Containers that come get the
-  narrowed set by themselves. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
-  containers are narrowed only where requests are erased (``proxy.controller.be.groups``).
-* ``cfs-quota``: the group above all BE pods gets a quota (``proxy.controller.be.quota``).
-
-Everything is given back when the daemon stops, when the other way (or none) is configured, and when nobody
-can tell the usage for a while: BE pods must not starve on a figure that is no longer true. After a crash the
-next start gives back: narrowed sets because a fresh state has none, quotas by the ledger.
+Everything is given back when the daemon stops, when the other way (or none) is configured, and when usage
+cannot be read for a while. After a crash the next start gives back: narrowed sets because a fresh state has
+none, quotas by the ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import dataclasses
+import errno
+from collections.abc import Mapping
 
-from proxy.controller.be.quota import BeQuota
-from proxy.controller.be.rates import rates
-from proxy.controller.be.text import quota_words, reason
-from proxy.controller.be.usage import ABOVE, UsageQuery, asked_of, usage_of
 from proxy.controller.context import NodeContext
-from proxy.controller.kernel_ports import UsageGroup, UsageReading, UsageSource
+from proxy.controller.kernel_ports import GroupQuotas, UsageSource
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.store import Follow
 from proxy.controller.worker import Worker
+from proxy.engine import suppression as engine
+from proxy.engine.be_usage import ABOVE, UsageGroup, UsageQuery, UsageReading, usage_query
+from proxy.engine.suppression import (
+    PATIENCE,
+    BeSuppression,
+    LimitQuota,
+    SuppressionChange,
+    SuppressionSettings,
+    quota_words,
+)
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
-from proxy.model.workload import Pool, QosClass
-from proxy.pools.be_suppression import THRESHOLD, Usage, budget, how_many, suppressed
-from proxy.pools.cpu_location import CpuLocation, seats_of
+from proxy.model.workload import Pool
+from proxy.pools.be_suppression import quota_for
 from proxy.pools.quota import UNLIMITED
-from proxy.pools.shared import AnnotatedCpus, Withheld
 from proxy.telemetry import metrics
 
-PATIENCE = 10
-"""Rounds without a figure after which everything is given back."""
-SLACK_MILLI = 250
-"""By how much a budget must be beyond whole CPUs to add one: else BE pods would move with every flutter."""
+KEY = "b/suppress"
+"""The ledger's record of the quotas that have to be removed."""
 READ_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 LONGEST_WAIT_S = 60.0
-"""Between two attempts to give back what an earlier run took, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is configured.
-
-    Attributes:
-        mode: How BE pods are suppressed.
-        threshold: Percent of the node's CPUs that all may use together.
-        least: Percent of the node's CPUs that BE pods have in any case; None for nothing.
-        period: Seconds between rounds.
-    """
-
-    mode: SuppressMode = SuppressMode.OFF
-    threshold: int = THRESHOLD
-    least: int | None = None
-    period: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class SuppressionChange:
-    """A change of what BE pods have: seconds since the epoch, and both in words."""
-
-    when: float
-    before: str
-    after: str
-    why: str
+"""Between two attempts to remove the quotas of an earlier run, at most."""
 
 
 class Suppression:
-    """The controller."""
+    """Keeps BE pods within what the others leave.
+
+    Attributes:
+        settings: What is configured.
+        known: What is known; replaced on the event loop only.
+    """
 
     def __init__(
         self,
         context: NodeContext,
         writes: KernelWrites,
-        settings: Settings,
+        settings: SuppressionSettings,
         usage: UsageSource | None,
-        quota: Callable[[Worker], BeQuota],
+        groups: GroupQuotas | None,
+        record: Mapping[str, object] | None,
     ) -> None:
         """Prepare; ``run`` begins.
 
         Args:
-            context: Whose BE containers.
+            context: Has the BE containers.
             writes: Has the kernel follow.
             settings: What is configured.
-            usage: Reads CPU time; None where nobody counts it.
-            quota: Makes the one who writes quotas, with the worker given.
+            usage: Reads CPU time; None where nothing counts it.
+            groups: Reads and writes quotas; None where there is no such controller.
+            record: What the ledger holds under ``KEY``: what an earlier run has written.
         """
         self._context = context
         self._writes = writes
         self.settings = settings
         self._usage = usage
+        self._groups = groups
         self._worker = Worker("suppress", context.broken)
         context.health.watch(self._worker)
-        self.quota = quota(self._worker)
-        self._last: UsageReading | None = None
-        self._reading: asyncio.Future[UsageReading] | None = None
-        self._failures = 0
-        self.above = min(self.quota.written, default="")
-        """The group above all BE pods, once it is known."""
-        self._seats: tuple[object, tuple[CpuLocation, ...]] = (None, ())
-        self.figures: tuple[int, Usage] | None = None
-        """The budget of the last round in milli-CPUs, and what it came from."""
-        self.change: SuppressionChange | None = None
+        self._reading: asyncio.Future[tuple[str, UsageReading]] | None = None
+        self.known = BeSuppression.load((record or {}).get("quota"))
 
     async def run(self) -> None:
-        """Suppress for ever; or, where nothing is to be suppressed, give back what an earlier run took."""
+        """Suppress for ever; where nothing is to be suppressed, remove what an earlier run has written."""
         settings, synced = self.settings, self._context.synced
         waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
         waited = 0
         while True:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
-                    await self.quota.give_back()
+                    await self._remove_quotas()
                 if not self._context.store.mode.enforces:
                     await self._give_back("the node is released")
                 elif settings.mode is SuppressMode.OFF:
-                    if not self.quota.written:
+                    if not self.known.written:
                         return
                     wait = waits.next()
                 elif synced.is_set():
                     waited = 0
                     await self.once()
                 else:
-                    waited += 1  # nobody knows yet which pods there are
+                    waited += 1  # which pods there are is not known yet
             except Exception as error:  # noqa: BLE001  whatever it is, the next round must come
                 self._context.broken(error)
             await asyncio.sleep(wait)
@@ -142,82 +116,45 @@ class Suppression:
         """Make one round."""
         context = self._context
         context.telemetry.count(metrics.BE_SUPPRESS_ROUNDS)
-        asked = asked_of(context.state)
+        query = usage_query(context.state)
         try:
-            reading = await self._read(asked)
+            above, reading = await self._read(query)
         except (TopoproxyError, TimeoutError, OSError) as error:
-            await self._cannot(str(error) or "it takes too long")
-            return
-        before, self._last = self._last, reading
-        if before is None:
-            return
-        found = rates(before, reading, len(context.state.node.machine.online))
-        if found is None:
-            await self._cannot("the counters went backwards")
-            return
-        self._failures = 0
-        usage = usage_of(context.state, asked, found)
-        milli = budget(usage, self.settings.threshold, self.settings.least)
-        self.figures = (milli, usage)
-        if self.settings.mode is SuppressMode.CPUSET:
-            await self._narrow(milli)
+            self.known, effects = engine.unreadable(self.known, str(error) or "it takes too long")
         else:
-            await self._follow_quota(milli, len(asked.inside))
+            known = dataclasses.replace(self.known, above=above)
+            self.known, effects = engine.measured(known, self.settings, context.state, query, reading)
+        for effect in effects:
+            match effect:
+                case engine.LimitPool(cpus, why):
+                    await self._limit(cpus, why)
+                case engine.LimitQuota():
+                    await self._limit_quota(effect)
+                case engine.ReportUnreadable(cause, lasts):
+                    context.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
+                    if lasts:
+                        context.telemetry.problem(
+                            "cannot suppress BE pods: they have all CPUs of their pool meanwhile", err=cause
+                        )
+                case engine.GiveBack(why):
+                    await self._give_back(why)
 
-    async def _read(self, asked: UsageQuery) -> UsageReading:
+    async def _read(self, query: UsageQuery) -> tuple[str, UsageReading]:
         """Read the counters; a reading that hangs is waited for again, not joined by more of them."""
         if self._usage is None:
-            raise CgroupError("cannot read the CPU time of pods: nobody counts it")
+            raise CgroupError("cannot read the CPU time of pods: nothing counts it")
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._worker.run(self._look, self._usage, asked))
+            self._reading = asyncio.ensure_future(self._worker.run(self._look, self._usage, query))
         done, _ = await asyncio.wait([self._reading], timeout=READ_LIMIT_S)
         if not done:
             raise TimeoutError(f"cannot read the CPU time of pods: nothing came for {READ_LIMIT_S:g} s")
         reading, self._reading = self._reading, None
         return reading.result()
 
-    def _look(self, usage: UsageSource, asked: UsageQuery) -> UsageReading:
-        """Runs in the worker."""
-        self.above = usage.best_effort(asked.parents) or self.above
-        groups = dict(asked.groups)
-        if self.above:
-            groups[ABOVE] = UsageGroup(self.above)
-        return usage.read(groups)
-
-    async def _cannot(self, why: str) -> None:
-        """There is no figure this time."""
-        context = self._context
-        context.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
-        self._failures += 1
-        if self._failures < PATIENCE:
-            return
-        context.telemetry.problem(
-            "cannot suppress BE pods: they have all CPUs of their pool meanwhile", err=why
-        )
-        self.figures = None
-        if self._failures == PATIENCE or self.quota.written:
-            await self._give_back("their usage cannot be read")
-
-    # -- CPUs ---------------------------------------------------------------------------------------------
-
-    async def _narrow(self, milli: int) -> None:
-        state = self._context.state
-        pool, now, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
-        if self._seats[0] is not machine:
-            self._seats = (machine, seats_of(machine))
-        limit: CpuSet | None = None
-        count = how_many(milli, len(now), len(machine.online))
-        if count > len(now) >= how_many(milli - SLACK_MILLI, len(now), len(machine.online)):
-            return
-        if count < len(pool):
-            lsr = [
-                AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard
-            ]
-            withheld = Withheld(reserved=machine.online - pool)
-            limit = suppressed(self._seats[1], lsr, withheld, milli, now)
-            if not limit:
-                return
-        await self._limit(limit, self._why())
+    def _look(self, usage: UsageSource, query: UsageQuery) -> tuple[str, UsageReading]:
+        """Find the group above all BE pods, and read; runs in the worker."""
+        above = usage.best_effort(query.parents) or self.known.above
+        return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
 
     async def _limit(self, limit: CpuSet | None, why: str) -> None:
         """Narrow the BE pool (None: no longer) and have the kernel follow."""
@@ -233,41 +170,77 @@ class Suppression:
         else:  # groups above BE containers may hold the pool too
             await context.kernel.run(context.enforcer.enforce, ())
 
-    # -- quota --------------------------------------------------------------------------------------------
+    # -- quotas -------------------------------------------------------------------------------------------
 
-    async def _follow_quota(self, milli: int, pods: int) -> None:
-        if not self.above:
-            if pods:
-                self._context.telemetry.problem(
-                    "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
-                )
-            return
-        was = self.quota.in_force
+    async def _limit_quota(self, limit: LimitQuota) -> None:
+        telemetry, was = self._context.telemetry, self.known.quota
         try:
-            written = await self.quota.follow(self.above, milli, len(self._context.state.node.machine.online))
+            if self.known.above and await self._write_quota(self.known.above, limit.milli):
+                self._changed(quota_words(was), quota_words(self.known.quota), limit.why)
         except CgroupError as error:
-            if pods:
-                self._context.telemetry.problem("cannot write the CFS quota of BE pods", err=error)
-            return
-        if written:
-            self._changed(quota_words(was), quota_words(self.quota.in_force), self._why())
+            if limit.matters:
+                telemetry.problem("cannot write the CFS quota of BE pods", err=error)
+        if limit.matters and not self.known.above:
+            telemetry.problem(
+                "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
+            )
 
-    def _why(self) -> str:
-        return reason(self.figures, self.settings.threshold)
+    async def _write_quota(self, path: str, milli: int) -> bool:
+        """Have a group keep to a budget; gives whether its quota was written."""
+        groups, worker = self._groups, self._worker
+        if groups is None:
+            raise CgroupError("cannot set a CFS quota: the cpu controller is not there")
+        await self._remove_quotas(but=path)
+        now = await worker.run(groups.quota, path)
+        wanted = quota_for(milli, len(self._context.state.node.machine.online), now)
+        before = self.known.written
+        self.known = dataclasses.replace(self.known, quota=now)
+        if wanted is None or wanted == now:
+            return False
+        self.known = dataclasses.replace(self.known, written=before | {path})
+        await self._record(before)
+        await worker.run(groups.set_quota, path, wanted)
+        self.known = dataclasses.replace(self.known, quota=wanted)
+        return True
+
+    async def _remove_quotas(self, but: str = "") -> None:
+        """Remove all quotas of ours but one."""
+        before = self.known.written
+        for path in sorted(before - {but}):
+            try:
+                if self._groups is None:
+                    continue
+                await self._worker.run(self._groups.set_quota, path, UNLIMITED)
+            except CgroupError as error:
+                if error.errno != errno.ENOENT:
+                    telemetry = self._context.telemetry
+                    telemetry.problem("cannot write the CFS quota of BE pods", path=path, err=error)
+                    continue
+            self.known = engine.removed(self.known, path)
+        await self._record(before)
+
+    async def _record(self, before: frozenset[str]) -> None:
+        """Have the ledger hold the groups with a quota of ours, where they are others than before."""
+        written, journal = self.known.written, self._context.journal
+        if written != before:
+            journal.put(KEY, {"quota": sorted(written)} if written else None)
+            await journal.flush()
 
     def _changed(self, before: str, after: str, why: str) -> None:
         context = self._context
         context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
-        self.change = SuppressionChange(context.wall(), before, after, why)
+        change = SuppressionChange(context.wall(), before, after, why)
+        self.known = dataclasses.replace(self.known, change=change)
         context.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
 
     # -- giving back --------------------------------------------------------------------------------------
 
     async def _give_back(self, why: str) -> None:
         await self._limit(None, why)
-        had = self.quota.in_force
-        if self.quota.written and await self.quota.give_back():
-            self._changed(quota_words(had), quota_words(UNLIMITED), why)
+        had = self.known
+        await self._remove_quotas()
+        if had.written and not self.known.written:
+            self._changed(quota_words(had.quota), quota_words(UNLIMITED), why)
 
     async def stop(self) -> None:
         """Give everything back; ``run`` has ended."""

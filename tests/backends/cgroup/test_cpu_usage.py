@@ -10,7 +10,7 @@ import pytest
 
 from proxy.backends.cgroup import cpu_usage as module
 from proxy.backends.cgroup.cpu_usage import V1, V2, CgroupUsage, open_usage
-from proxy.controller.kernel_ports import UsageGroup, UsageReading
+from proxy.engine.be_usage import UsageGroup, UsageReading
 from proxy.model.errors import CgroupError
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -13,7 +13,7 @@ from proxy.backends.cgroup.cpu_usage import V1, CgroupUsage
 from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.backends.cgroup.fences import KernelFences
 from proxy.backends.cgroup.files import OsFiles, read_whole
-from proxy.controller.kernel_ports import UsageGroup
+from proxy.engine.be_usage import UsageGroup
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 

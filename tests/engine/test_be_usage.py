@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.controller.be.rates import Rates, gone, rates
-from proxy.controller.kernel_ports import UsageReading
+from proxy.engine.be_usage import Rates, UsageReading, gone, rates
 
 S = 1_000_000_000
 CPUS = 16

@@ -1,0 +1,185 @@
+"""The CPU time that matters to BE suppression: which counters are read, and what follows from two readings.
+
+A pod counts as BE by its label or by its Kubernetes QoS class. Pods that share a cgroup parent (a sandbox
+that was made again; clients that give all pods one parent) are one here, and BE only if all of them are.
+
+A rate is what a counter grew by, divided by the time between two readings. Groups come and go meanwhile:
+
+* a group that was not there before, or whose counter has gone backwards (it was removed and made again), has
+  counted from zero. If it shows more than the machine could do in that time, it is older than what is known
+  about it, and nothing is known about it for one round;
+* what a group used before it was removed is only in the counters of the groups above it. So the group above
+  all BestEffort pods is read too. What it has used beyond the pods that exist was used by pods that are gone,
+  and counts as BE: else it would look like the system's, and the pods that stay would be narrowed for it.
+
+The node's counter going backwards, or two readings at one moment, make no rates at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from proxy.engine.state import NodeState
+from proxy.model.workload import KubeQos
+from proxy.pools.be_suppression import Usage, is_be
+
+ABOVE = "above BE"
+_GONE = "gone BE"
+LEAST_NS = 10_000_000
+"""Readings closer than this carry no information: the node's own counter moves in steps of so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageGroup:
+    """A pod or group whose CPU time is read.
+
+    Attributes:
+        parent: ``cgroup_parent`` as the CRI gives it; empty where the client gave none.
+        containers: Ids of the containers, for pods without a group of their own.
+    """
+
+    parent: str
+    containers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReading:
+    """The kernel's counters of CPU time at one moment.
+
+    Attributes:
+        at: Nanoseconds of a clock that never jumps.
+        node: CPU time of the whole node, in nanoseconds.
+        groups: By key of the query: path of a group to its CPU time in nanoseconds.
+    """
+
+    at: int
+    node: int
+    groups: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuery:
+    """The counters that are read.
+
+    Attributes:
+        groups: By key.
+        be: Keys of BE pods.
+        inside: Keys of pods below the group of BestEffort pods.
+        parents: ``cgroup_parent`` of the latter, for finding that group.
+    """
+
+    groups: Mapping[str, UsageGroup]
+    be: frozenset[str]
+    inside: frozenset[str]
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """CPUs in use between two readings.
+
+    Attributes:
+        node: On the whole node.
+        groups: By key of the query, as far as they are known.
+    """
+
+    node: float
+    groups: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """CPUs in use, for people."""
+
+    node: float
+    be: float
+    others: float
+    system: float
+
+
+def usage_query(state: NodeState) -> UsageQuery:
+    """Return the counters to read for the pods of a node."""
+    groups: dict[str, UsageGroup] = {}
+    be: set[str] = set()
+    others: set[str] = set()
+    inside: set[str] = set()
+    for pod in state.pods.values():
+        key = pod.cgroup_parent or pod.sandbox_id
+        if pod.cgroup_parent:
+            groups[key] = UsageGroup(pod.cgroup_parent)
+        else:
+            groups[key] = UsageGroup("", tuple(c.id for c in state.in_sandbox(pod.sandbox_id)))
+        (be if is_be(pod.qos, pod.kube_qos) else others).add(key)
+        if pod.cgroup_parent and pod.kube_qos is KubeQos.BEST_EFFORT:
+            inside.add(key)
+    return UsageQuery(groups, frozenset(be - others), frozenset(inside), tuple(sorted(inside)))
+
+
+def rates(before: UsageReading, after: UsageReading, cpus: int) -> Rates | None:
+    """Compute the CPUs in use.
+
+    Args:
+        before: The earlier reading.
+        after: The later one.
+        cpus: How many CPUs there are: nothing can use more.
+
+    Returns:
+        The rates; None where the readings carry no information.
+    """
+    elapsed = after.at - before.at
+    if elapsed < LEAST_NS or after.node < before.node:
+        return None
+    most = elapsed * cpus
+    found: dict[str, float] = {}
+    for key, counters in after.groups.items():
+        earlier = before.groups.get(key, {})
+        grown = [_growth(earlier.get(path), now, most) for path, now in counters.items()]
+        known = [each for each in grown if each is not None]
+        if known:
+            found[key] = min(sum(known), most) / elapsed
+    return Rates(min(after.node - before.node, most) / elapsed, found)
+
+
+def _growth(before: int | None, now: int, most: int) -> int | None:
+    if before is not None and now >= before:
+        return now - before
+    return now if now <= most else None
+
+
+def gone(above: float | None, inside: Collection[str], groups: Mapping[str, float]) -> float:
+    """Return what pods used that are no longer there.
+
+    Args:
+        above: CPUs in use in the group above them all; None where that is not known.
+        inside: Keys of those below it that are there.
+        groups: CPUs in use by key.
+    """
+    return 0.0 if above is None else max(0.0, above - sum(groups.get(key, 0.0) for key in inside))
+
+
+def usage_of(state: NodeState, query: UsageQuery, rates: Rates) -> Usage:
+    """Return what the node has and uses, as the budget of BE pods is computed from it."""
+    node = state.node
+    online = node.machine.online
+    pods = {key: used for key, used in rates.groups.items() if key != ABOVE}
+    be = query.be
+    lost = gone(rates.groups.get(ABOVE), query.inside, rates.groups)
+    if lost:
+        pods[_GONE] = lost
+        be |= {_GONE}
+    return Usage(
+        capacity=1000 * len(online),
+        allocatable=1000 * (len(online) - len(node.reserved & online)),
+        node=rates.node,
+        reservation=1000 * len(node.reservation & online),
+        pods=pods,
+        be_pods=be,
+    )
+
+
+def shares_of(usage: Usage) -> Shares:
+    """Return how much BE pods, other pods and the system use."""
+    be = sum(used for key, used in usage.pods.items() if key in usage.be_pods)
+    pods = sum(usage.pods.values())
+    return Shares(usage.node, be, pods - be, max(0.0, usage.node - pods))
