@@ -21,6 +21,7 @@ from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.engine.admission import sum_requests
 from proxy.engine.adoption import adopt
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -252,7 +253,7 @@ class Adoption:
             context.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
         saved = saved_cpus(detail.cpuset_cpus)
         if saved is not None:
-            context.saved[seen.id] = saved
+            context.store.handle(SavedCpusLearned(seen.id, saved))
         placement, telemetry = plan.container.placement, context.telemetry
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
         cpus = context.state.wanted(plan.container)

@@ -29,7 +29,7 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: What is true about the node. ``state``, ``saved``, ``lost``, ``unsettled``, ``news``,
+        store: What is true about the node. ``state``, ``lost``, ``unsettled``, ``news``,
             ``flights``, ``retries``, ``synced``, ``attention``, ``to_settle`` and ``journal`` are its own.
         options: How to behave.
         clock: Seconds that never jump.
@@ -80,7 +80,7 @@ class NodeContext(BackgroundTasks):
             options.call_timeout,
         )
         self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken, options.mode)
-        self.saved, self.lost, self.unsettled = store.saved, store.lost, store.unsettled
+        self.lost, self.unsettled = store.lost, store.unsettled
         self.news, self.flights, self.retries = store.news, store.flights, store.retries
         self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
         self.history = History(options.history)

@@ -64,7 +64,7 @@ class Creates:
         # The reservation writes the containers that leave an owner's CPUs, and waits for that.
         follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
         context.store.change(plan.state, "container placed", follow=follow)
-        wanted = context.saved[container.id] = context.state.wanted(container)
+        wanted = context.state.wanted(container)
         self.remember(plan)
         if not again:
             context.telemetry.count(metrics.CREATES_PLACED)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from proxy.controller.context import NodeContext
 from proxy.controller.journal import Record
 from proxy.controller.observer import Observer
+from proxy.engine.node_events import SavedCpusLearned
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.telemetry import metrics
 
@@ -21,8 +23,14 @@ class Lifecycle:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
 
-    def created(self, token: str, container_id: str) -> None:
-        """The runtime has made the container and named it."""
+    def created(self, token: str, container_id: str, sent: CpuSet | None = None) -> None:
+        """The runtime has made the container and named it.
+
+        Args:
+            token: The id that the container had until now.
+            container_id: Its id at the runtime.
+            sent: The CPUs that the request named; None where that is not known.
+        """
         context, store = self._context, self._context.store
         container = store.state.containers.get(token)
         if container is None:
@@ -34,18 +42,14 @@ class Lifecycle:
         store.change(store.state.renamed(token, container), "container created", records=records)
         context.history.renamed(token, container_id)
         store.news.touch(container_id)
-        saved = store.saved.pop(token, None)
-        if saved is not None and not store.retries.settle(container):
-            store.saved[container_id] = saved
-        else:
-            store.saved.pop(container_id, None)
+        saved = None if store.retries.settle(container) else sent
+        store.handle(SavedCpusLearned(container_id, saved))
         store.notify(Observer.created, token, container)
 
     def failed(self, token: str, *, again: bool = False) -> None:
         """The create failed, or is decided ``again``: the containers that moved for it go back."""
         context, store = self._context, self._context.store
         store.lost.pop(token, None)
-        store.saved.pop(token, None)
         context.history.gone(token)
         container = store.state.containers.get(token)
         if container is not None:
@@ -91,7 +95,7 @@ class Lifecycle:
         records: dict[str, Record | None] = {f"c/{container_id}": None for container_id in gone}
         store.change(store.state.changed(drop=gone), "container removed", records=records)
         for container_id in gone:
-            store.saved.pop(container_id, None)
+            store.handle(SavedCpusLearned(container_id, None))
             store.unsettled.pop(container_id, None)
             context.history.gone(container_id)
         for container_id in ids:

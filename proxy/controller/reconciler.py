@@ -131,7 +131,8 @@ class Sync:
         pods, containers = list[Pod](), list[Container]()
         yield from self._recorded(entries, pods, containers)
         holds = self._parts.owner_moves.recover(entries, containers)
-        after = with_unrecorded_grants(NodeState.of(node, pods, containers, holds=holds))
+        after = NodeState.of(node, pods, containers, holds=holds).knowing(context.state.runtime)
+        after = with_unrecorded_grants(after)
         context.store.change(after, "ledger read")
         yield
         yield from self._launch.suspect()

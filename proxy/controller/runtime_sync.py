@@ -18,6 +18,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.controller.worker import Worker
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -78,7 +79,7 @@ class Settler:
             return False  # what its groups have is all that it is to have
         if self._waits(container_id):
             return False
-        asked = container_id not in context.saved and await self._learn(container_id)
+        asked = container_id not in context.state.runtime.saved and await self._learn(container_id)
         if container_id not in self._quotas.untold and not self._is_due(container):
             return asked
         fence = await self._lasting.fencing.fitting(container_id)
@@ -122,7 +123,7 @@ class Settler:
     def _is_due(self, container: Container) -> bool:
         """Tell whether the runtime is to be told a container's set."""
         context = self._context
-        saved = context.saved.get(container.id)
+        saved = context.state.runtime.saved.get(container.id)
         if saved == context.state.wanted(container) or self._is_passing(container, saved):
             return False
         return not self._lasting.is_instead(container)
@@ -141,9 +142,9 @@ class Settler:
         except RuntimeCallError:
             return True
         saved = saved_cpus(detail.cpuset_cpus)
-        there = container_id in context.state.containers  # else nobody would forget it any more
-        if saved and there and not flights and not context.flights.of(container_id):
-            context.saved.setdefault(container_id, saved)
+        new = container_id not in context.state.runtime.saved
+        if saved and new and not flights and not context.flights.of(container_id):
+            context.store.handle(SavedCpusLearned(container_id, saved))
         return True
 
     def _waits(self, container_id: str) -> bool:

@@ -23,6 +23,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.reservations import Reservations
 from proxy.controller.systemd.fencing import Fence, Fencing
 from proxy.controller.worker import Worker
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
@@ -105,7 +106,7 @@ class StartUpdate:
         known, want = container.id not in self._quotas.untold, context.state.wanted(container)
         return (
             known
-            and context.saved.get(container.id) == want
+            and context.state.runtime.saved.get(container.id) == want
             and not context.flights.others(container.id, want)
         )
 
@@ -132,7 +133,7 @@ class StartUpdate:
             if not await context.flights.updated(container_id, want, context.options.call_timeout):
                 return BUSY
             told = container_id not in self._quotas.untold
-            if not told or context.saved.get(container_id) != want:
+            if not told or context.state.runtime.saved.get(container_id) != want:
                 # Beside another update, though of the same set, it would not say what the runtime has saved.
                 if not await context.flights.updated(container_id, CpuSet(), context.options.call_timeout):
                     return BUSY
@@ -217,7 +218,7 @@ class StartUpdate:
             starting = container.in_phase(Phase.STARTING)
             context.store.change(context.state.changed(put=(starting,)), "container starting")
             context.news.touch(container_id)
-        carries = context.saved.get(container_id) or context.state.wanted(container)
+        carries = context.state.runtime.saved.get(container_id) or context.state.wanted(container)
         flight = context.flights.depart(container_id, carries, is_start=True)
         self._fencing.bind(flight, fence)
         return flight
@@ -285,9 +286,9 @@ class StartUpdate:
         if container_id not in context.state.containers:
             return
         if carried is not None and not flight.overlapped:
-            context.saved[container_id] = carried
+            context.store.handle(SavedCpusLearned(container_id, carried))
         else:
-            context.saved.pop(container_id, None)
+            context.store.handle(SavedCpusLearned(container_id, None))
             if carried is not None:
                 self._tell_after(container_id)
         wanted = context.state.wanted(context.state.containers[container_id])
@@ -370,7 +371,7 @@ class StartUpdate:
         if flight.is_start:
             self._ended(flight, phase)
         elif context.flights.land(flight) and container_id in context.state.containers:
-            context.saved.pop(container_id, None)
+            context.store.handle(SavedCpusLearned(container_id, None))
             self._changed([container_id])  # the runtime may have told systemd, or not
         if phase is Phase.EXITED:
             self._lifecycle.phase(container_id, phase)

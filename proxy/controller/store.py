@@ -14,9 +14,8 @@ observers. What an observer causes is notified after what it observes, so that a
 the same order. A fault in one observer is reported and does not keep the others from following: the state
 has changed already.
 
-Beside the state the store holds what the calls of clients and of the daemon itself leave behind: what the
-runtime has saved for each container, calls in flight, creates without an answer, and the sequence of changes
-that dates the runtime's lists.
+Beside the state the store holds what the calls of clients and of the daemon itself leave behind: calls in
+flight, creates without an answer, and the sequence of changes that dates the runtime's lists.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from proxy.controller.inflight import InflightCalls
 from proxy.controller.journal import Journal, Record
 from proxy.controller.observer import Change, Follow, Observer
 from proxy.controller.retries import Retries
+from proxy.engine.handle import handle
+from proxy.engine.node_events import NodeEvent
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 
 __all__ = ["Change", "Follow", "NodeStore"]
@@ -47,8 +47,6 @@ class NodeStore:
 
     Attributes:
         journal: Has changes written to the ledger.
-        saved: By container id (or token of a create), the CPUs that the runtime uses when it next starts or
-            updates the container. A container whose value is not known is not in it.
         lost: By token, when a create lost its client, by the clock. The runtime may have made its container.
         unsettled: Ids of containers that the runtime is to be sent their CPUs for, in order.
         news: The sequence of what happened to each container, to detect stale lists of the runtime.
@@ -82,7 +80,6 @@ class NodeStore:
         self._handlers: dict[str, tuple[Callable[..., None], ...]] = {}
         self._due: deque[tuple[str, tuple[object, ...]]] = deque()
         self._notifies = False
-        self.saved: dict[str, CpuSet] = {}
         self.lost: dict[str, float] = {}
         self.unsettled: dict[str, None] = {}
         self.news = ChangeSequence()
@@ -105,6 +102,10 @@ class NodeStore:
     def enter(self, mode: NodeMode) -> None:
         """Change what is done with the node. Jobs that are queued for the kernel follow it, too."""
         self._mode = mode
+
+    def handle(self, event: NodeEvent) -> None:
+        """Have something happen to the node."""
+        self._state = handle(self._state, event)
 
     def subscribe(self, observer: Observer) -> None:
         """Notify an observer from now on, after those that have subscribed before."""

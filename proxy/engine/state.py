@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.memory.state import MemoryState
@@ -19,6 +19,7 @@ from proxy.engine.admission import assigned_cpus, sum_requests
 from proxy.engine.node import Node
 from proxy.engine.owners import CpuHold, owners_of
 from proxy.engine.pool_placement import pool_cpus, without_hook_limits
+from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.kubelet import Held
@@ -28,10 +29,12 @@ from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool
 from proxy.pools.pools import CpuPools, Owner, pools_of
 
+_NOTHING_HELD: Held = {}
+_NO_HOLDS: Mapping[str, CpuHold] = {}
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """Pods, containers, and what follows from them.
+
+class NodeState(NamedTuple):
+    """Pods, containers, and what follows from them. A named tuple, as several are made for each create.
 
     Attributes:
         pods: Sandboxes by id.
@@ -42,6 +45,7 @@ class NodeState:
         kubelet: The CPUs that kubelet's CPU manager holds for containers, by its state file.
         be_limit: CPUs to which BE is suppressed; None where it is not.
         holds: What reservations hold for owners beside their placements, by reservation.
+        runtime: What is known of the runtime beside its containers.
     """
 
     node: Node
@@ -50,9 +54,10 @@ class NodeState:
     owners: Mapping[str, Owner]
     pools: CpuPools
     providers: tuple[Provider, ...] = ()
-    kubelet: Held = field(default_factory=dict)
+    kubelet: Held = _NOTHING_HELD
     be_limit: CpuSet | None = None
-    holds: Mapping[str, CpuHold] = field(default_factory=dict)
+    holds: Mapping[str, CpuHold] = _NO_HOLDS
+    runtime: RuntimeKnowledge = RuntimeKnowledge()
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -92,7 +97,8 @@ class NodeState:
     def under(self, node: Node) -> NodeState:
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
-        return NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
+        after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
+        return after.knowing(self.runtime)
 
     def on(self, machine: Machine) -> NodeState:
         """Return the state after CPUs came or went."""
@@ -106,21 +112,25 @@ class NodeState:
         """
         if held == self.kubelet:
             return self
-        return dataclasses.replace(self, kubelet=held)._recomputed()
+        return self._replace(kubelet=held)._recomputed()
 
     def holding(self, reservation: str, hold: CpuHold | None) -> NodeState:
         """Return the state with what a reservation holds, None for nothing."""
         holds = {key: kept for key, kept in self.holds.items() if key != reservation}
         if hold is not None and hold.cpus:
             holds[reservation] = hold
-        return self if holds == self.holds else dataclasses.replace(self, holds=holds)._recomputed()
+        return self if holds == self.holds else self._replace(holds=holds)._recomputed()
 
     def suppressing(self, limit: CpuSet | None) -> NodeState:
         """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
         if limit == self.be_limit:
             return self
         pools = _pools(self.node, self.owners, limit)
-        return dataclasses.replace(self, pools=pools, be_limit=limit)
+        return self._replace(pools=pools, be_limit=limit)
+
+    def knowing(self, runtime: RuntimeKnowledge) -> NodeState:
+        """Return the state with what is known of the runtime."""
+        return self if runtime is self.runtime else self._replace(runtime=runtime)
 
     def wanted(self, container: Container) -> CpuSet:
         """Return the CPUs that a container must run on."""
@@ -186,7 +196,7 @@ class NodeState:
         providers = self._accounted(self.pods, containers, (), touched)
         if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
             return self._with(containers, providers)
-        return dataclasses.replace(self, containers=containers, providers=providers)._recomputed()
+        return self._replace(containers=containers, providers=providers)._recomputed()
 
     def _with(self, containers: PersistentMap[Container], providers: tuple[Provider, ...]) -> NodeState:
         """Return the state with other containers, where that changes neither owners nor pools."""
@@ -200,6 +210,7 @@ class NodeState:
             self.kubelet,
             self.be_limit,
             self.holds,
+            self.runtime,
         )
 
     def _accounted(
@@ -234,7 +245,7 @@ class NodeState:
         # Whether a container that has ended still holds memory depends on its sandbox.
         inside = self.in_sandbox(pod.sandbox_id) if before is None and self.node.accounts else ()
         providers = self._accounted(pods, self.containers, [p for p in (before, pod) if p], inside)
-        after = dataclasses.replace(self, pods=pods, providers=providers)
+        after = self._replace(pods=pods, providers=providers)
         return after._recomputed_for(pod, before)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
@@ -245,7 +256,7 @@ class NodeState:
         pods = self.pods.drop(sandbox_id)
         ended = self.in_sandbox(sandbox_id) if self.node.accounts else ()
         providers = self._accounted(pods, self.containers, (gone,), ended)
-        after = dataclasses.replace(self, pods=pods, providers=providers)
+        after = self._replace(pods=pods, providers=providers)
         return after._recomputed_for(gone)
 
     def _recomputed_for(self, *pods: Pod | None) -> NodeState:
@@ -259,7 +270,7 @@ class NodeState:
         """Return the state with owners and pools counted again."""
         containers, pods = self.containers.values(), self.pods.values()
         owners = owners_of(self.node, containers, self.kubelet, pods, self.holds.values())
-        return dataclasses.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
+        return self._replace(owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:
         """Return the state after a container has started: init containers before it release what they held.

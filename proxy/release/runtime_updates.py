@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.controller.controller import Keeper
 from proxy.controller.worker import Worker
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
@@ -63,7 +64,7 @@ class Telling:
             return False  # nothing is saved for it but what its request says
         reported = self.progress.reported.get(container_id)
         mems = container.placement.mems if reported is None else reported.mems
-        return keeper.saved.get(container_id) != due.cpus or mems != due.mems
+        return keeper.state.runtime.saved.get(container_id) != due.cpus or mems != due.mems
 
     async def all(self, given: SweepResult, pace: Callable[[], Awaitable[None]]) -> None:
         """Update all pending containers; one that cannot be updated now is left for the next sweep."""
@@ -96,18 +97,18 @@ class Telling:
         if container is None or container.phase is Phase.EXITED or self.is_flying(container):
             return False
         quota = keeper.quotas.carried(container)
-        if container_id not in keeper.saved and due.exact and not quota:
+        if container_id not in keeper.state.runtime.saved and due.exact and not quota:
             detail = await self._worker.run(keeper.runtime.detail, container_id)
             if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
-                keeper.saved[container_id] = due.cpus
+                keeper.store.handle(SavedCpusLearned(container_id, due.cpus))
                 self.progress.reported[container_id] = due
                 await keeper.lasting.give(container_id, due.cpus, due.mems)
                 return False
         flight = keeper.flights.depart(container_id, due.cpus)
         try:
-            keeper.saved.pop(container_id, None)
+            keeper.store.handle(SavedCpusLearned(container_id, None))
             await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
-            keeper.saved[container_id] = due.cpus
+            keeper.store.handle(SavedCpusLearned(container_id, due.cpus))
             keeper.quotas.told(container_id, quota)
             await keeper.lasting.give(container_id, due.cpus, due.mems)
         finally:

@@ -369,7 +369,7 @@ def test_a_sandbox_removed_during_a_create_leaves_nothing_in_the_ledger(live) ->
         w.wire.finished(create, 5)
         await w.quiet()
         assert w.ledger.entries == {}
-        assert w.keeper.saved == {}
+        assert w.keeper.state.runtime.saved == {}
 
     live(day)
 

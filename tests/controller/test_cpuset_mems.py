@@ -10,6 +10,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.kernel_ports import MemoryUse
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.telemetry import metrics
@@ -118,7 +119,7 @@ def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[...
 
         w.runtime.update_cpuset = update
         settler = w.make_settler()
-        w.keeper.saved.pop(lse)
+        w.keeper.store.handle(SavedCpusLearned(lse, None))
         w.keeper.unsettled[lse] = None
         await settler.finish(30)
         assert told == [BOTH]

@@ -173,7 +173,7 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
         task = asyncio.create_task(settler.run())
         writes = told(w)
         ls, _ = await two(w)
-        await w.until(lambda: w.keeper.saved.get(ls) == CpuSet.parse("4-15"))
+        await w.until(lambda: w.keeper.state.runtime.saved.get(ls) == CpuSet.parse("4-15"))
         w.runtime.specs[ls] = "0-7"
         w.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
         scribble(w, writes, ls, "0-7")
@@ -201,9 +201,9 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
         w.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
         scribble(w, writes, ls, "0-7")
         await done(w, 2)
-        assert w.keeper.saved.get(ls) != CpuSet.parse("0-7"), "it was asked about just now"
+        assert w.keeper.state.runtime.saved.get(ls) != CpuSet.parse("0-7"), "it was asked about just now"
         w.now += attribution.AGAIN_S
-        await w.until(lambda: w.keeper.saved.get(ls) == CpuSet.parse("0-7"))
+        await w.until(lambda: w.keeper.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
         assert ls in w.keeper.unsettled
 
     live(day)

@@ -571,7 +571,7 @@ class Day:
                 (self.may_move, sorted(keeper.state.holds.items())),
                 *(sorted(world.cgroups.sets.items()), sorted(world.runtime.specs.items())),
                 sorted((c.id, c.state) for c in world.runtime.containers.values()),
-                sorted(keeper.saved.items()),
+                sorted(keeper.state.runtime.saved.items()),
                 sorted(keeper.lost),
                 sorted(keeper.unsettled),
                 sorted(keeper.journal._waiting),

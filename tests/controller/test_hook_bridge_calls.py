@@ -274,7 +274,7 @@ def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
             monkeypatch.setattr(w.keeper.reservations, "narrow", slow)
             answer.set()
             shared = w.finish(await creating, "shared")
-            assert (w.runtime.specs[shared], str(w.keeper.saved[shared])) == ("0-5", "0-5")
+            assert (w.runtime.specs[shared], str(w.keeper.state.runtime.saved[shared])) == ("0-5", "0-5")
             owner = await w.run(await w.pod("second", "LSE", "", "2-3"))
             start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
             assert start.refused is None

@@ -160,7 +160,7 @@ def test_calls_of_the_client_are_not_raced(live) -> None:
             w.wire.finished(call, 0)
             await done(w, h)
             assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
-            assert (w.keeper.saved[one], w.keeper.flights.of(one)) == (cpus("0-15"), [])
+            assert (w.keeper.state.runtime.saved[one], w.keeper.flights.of(one)) == (cpus("0-15"), [])
             call = await w.call("UpdateContainerResources", request)
             take(h, one, cpu_shares=10)
             await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ from typing import Any
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.systemd.fencing import Fence, _Standing
 from proxy.controller.systemd.ports import UnitSets
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
@@ -130,7 +131,7 @@ def test_a_container_settled_during_a_lost_start_is_updated_afterwards(live: Liv
         await w.start(ls)  # kubelet tries again, and is answered
         assert w.keeper.state.containers[ls].phase is Phase.RUNNING
         settler = w.make_settler()
-        w.keeper.saved.pop(ls)
+        w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.settle_later(ls)
         await settler.finish(60)
         assert w.keeper.flights.strays()
@@ -149,7 +150,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(live: Live) -> N
         settler = w.make_settler()
         w.runtime.update_error = RuntimeCallError("cannot update: busy", 2)
         w.keeper.settle_later(ls)
-        del w.keeper.saved[ls]
+        w.keeper.store.handle(SavedCpusLearned(ls, None))
         assert await settler._settle(ls)
         assert ls in w.keeper.unsettled
         w.runtime.update_error = None

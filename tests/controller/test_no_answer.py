@@ -12,6 +12,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.enforce import Enforced
 from proxy.controller.runtime_ports import RuntimeContainer
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
@@ -42,7 +43,7 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable
         settler = w.make_settler()
         w.keeper.tend(settler.run)
         w.runtime.update_error = LATE
-        w.keeper.saved.pop(ls)
+        w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.settle_later(ls)
         await w.until(w.keeper.flights.strays)
         w.runtime.update_error = None
@@ -67,7 +68,7 @@ def test_no_second_update_while_the_last_may_be_in_flight(live: Callable[..., No
         ls = await w.run(await w.pod("ls", "LS"))
         settler = w.make_settler()
         w.runtime.update_error = LATE
-        w.keeper.saved.pop(ls)
+        w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.settle_later(ls)
         await settler.finish(60)
         w.runtime.update_error = None
@@ -316,7 +317,7 @@ def test_an_update_that_is_refused_is_followed_by_the_kernel(live: Callable[...,
             raise RuntimeCallError("cannot update: odd", 2)
 
         plain, w.runtime.update_cpuset = w.runtime.update_cpuset, half
-        w.keeper.saved.pop(ls)
+        w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.settle_later(ls)
         await settler.finish(60)
         await w.until(lambda: w.on(ls) == "0-15")

@@ -12,6 +12,7 @@ from proxy.controller.inflight import InflightCalls
 from proxy.controller.journal import Journal
 from proxy.controller.status_data import node_page
 from proxy.controller.worker import Worker
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -273,7 +274,7 @@ def test_settling_survives_errors(live) -> None:
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
             w.runtime.update_error = error
             w.keeper.unsettled[ls] = None
-            w.keeper.saved.pop(ls, None)
+            w.keeper.store.handle(SavedCpusLearned(ls, None))
             w.keeper.to_settle.set()
             await w.quiet()
         await w.until(w.keeper.telemetry.problems)
@@ -283,7 +284,7 @@ def test_settling_survives_errors(live) -> None:
         w.now += 5
         w.runtime.update_error = UnavailableError("cannot: down")
         w.keeper.unsettled[ls] = None
-        w.keeper.saved.pop(ls, None)
+        w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.to_settle.set()
         await w.until(w.keeper.flights.strays)
         w.runtime.update_error = None

@@ -382,7 +382,7 @@ class Play:
             keeper.state.pods,
             keeper.state.containers,
             keeper.state.owners,
-            keeper.saved,
+            keeper.state.runtime.saved,
             keeper.lost,
             keeper.unsettled,
             keeper.quotas.records,

@@ -46,7 +46,7 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(live) -> None:
         w.wire.finished(lost, None)
         w.now += 10
         await w.sync.once()
-        assert (w.keeper.lost, w.keeper.saved) == ({}, {})
+        assert (w.keeper.lost, w.keeper.state.runtime.saved) == ({}, {})
 
     live(day)
 

@@ -184,7 +184,7 @@ def test_the_state_is_replaced_by_the_store_alone() -> None:
         for tree in ast.walk(function)
         if isinstance(tree, ast.Attribute) and tree.attr == "_state" and isinstance(tree.ctx, ast.Store)
     ]
-    assert writers == ["__init__", "change"]
+    assert writers == ["__init__", "handle", "change"]
 
 
 @pytest.mark.parametrize(

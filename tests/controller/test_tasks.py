@@ -10,6 +10,7 @@ import pytest
 
 from proxy.controller import tasks
 from proxy.controller.tasks import tended
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.backoff import Backoff
 from proxy.telemetry import metrics
 
@@ -89,7 +90,7 @@ def test_settling_continues_after_an_internal_fault(live: Callable[..., None]) -
 
         w.keeper.quotas.carried = broken
         for container_id in (odd, good):
-            w.keeper.saved.pop(container_id)
+            w.keeper.store.handle(SavedCpusLearned(container_id, None))
             w.keeper.settle_later(container_id)
         settler = w.make_settler()
         w.keeper.tend(settler.run)

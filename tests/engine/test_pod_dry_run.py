@@ -123,7 +123,7 @@ def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
 
 def test_sharing_pods_are_reported_too() -> None:
     pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.BEST_EFFORT)
-    state = dataclasses.replace(node(), node=dataclasses.replace(node().node, devices={}))
+    state = node()._replace(node=dataclasses.replace(node().node, devices={}))
     got = dry_run(state, ArrivingPod(pod, Request(), (("c", Request()),)))
     assert [(why.ref, why.pool) for why in got.explanations] == [("ns/p/c", "be")]
     assert got.containers[0].placement.pool is Pool.BE

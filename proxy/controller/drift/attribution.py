@@ -16,6 +16,7 @@ from proxy.controller.kubelet_cpu_manager import BesideKubelet
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.worker import Worker
 from proxy.engine.likely_writer import Author, Evidence, WriterHint, hinted, kubelet_sets, likely
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 
@@ -54,7 +55,7 @@ class Attribution:
             hints: The programs that were seen lately.
         """
         context, now = self._context, self._context.clock()
-        saved = {i: context.saved.get(i) for i in found}
+        saved = {i: context.state.runtime.saved.get(i) for i in found}
         seen = {i: hinted(hints, i, now) for i in found}
         saved.update(await self._ask(found))
         there, manager = context.state.containers, self._beside.manager
@@ -83,8 +84,9 @@ class Attribution:
             container = context.state.containers.get(container_id)
             if container is None or context.flights.of(container_id):
                 continue
-            if context.news.none(container_id, began) and context.saved.get(container_id) != cpus:
-                context.saved[container_id] = cpus
+            is_known = context.state.runtime.saved.get(container_id) == cpus
+            if context.news.none(container_id, began) and not is_known:
+                context.store.handle(SavedCpusLearned(container_id, cpus))
                 context.settle_later(container_id)
         return saved
 

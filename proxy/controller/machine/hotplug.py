@@ -28,6 +28,7 @@ from proxy.controller.machine.shortage import Shortage
 from proxy.controller.observer import Observer
 from proxy.controller.reservations import Reservations
 from proxy.controller.store import Follow
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -153,7 +154,7 @@ class Hotplug:
         self._mems.changed(there - before.node.machine.memory_nodes)
         for container in after.containers.values():
             if before.wanted_mems(container) != after.wanted_mems(container):
-                context.saved.pop(container.id, None)
+                context.store.handle(SavedCpusLearned(container.id, None))
                 context.unsettled[container.id] = None
         context.to_settle.set()
 

@@ -15,6 +15,7 @@ from proxy.relay.events import Unusual
 
 if TYPE_CHECKING:
     from proxy.controller.inflight import Flight
+    from proxy.model.idset import CpuSet
     from proxy.model.workload import Pod
 
 
@@ -134,6 +135,7 @@ class Trip:
         target: Container id or sandbox id that the call is about; a create's token.
         pod: The pod, for RunPodSandbox.
         token: What the pod was admitted under, where it was decided as a whole.
+        sent: The CPUs that a create brings to the runtime.
         flight: Set while the call may write the container's cpuset.
         named: Set once the runtime has named what was created.
         body: Where there are hooks, the message with what they have set, without what is decided here.
@@ -142,6 +144,7 @@ class Trip:
     target: str = ""
     pod: Pod | None = None
     token: str = ""
+    sent: CpuSet | None = None
     flight: Flight | None = None
     named: bool = False
     body: bytes = b""

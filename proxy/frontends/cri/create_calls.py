@@ -17,6 +17,7 @@ from proxy.frontends.cri.hook_gateway import NOBODY, HookGateway
 from proxy.frontends.cri.lenient_text import identity, text
 from proxy.frontends.cri.rewrite import create_suffix
 from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.telemetry.port import subject
 
@@ -137,16 +138,16 @@ class CreateCalls:
         if current is None or keeper.store.mode.is_leaving:
             call.release()
         else:
-            # The pools may have changed during the write: the runtime saves what the request says now.
-            keeper.saved[current.id] = keeper.state.wanted(current)
             self._share(call, current)
 
     def _share(self, call: HeldCall, container: Container) -> None:
-        placement = container.placement
-        told = None if self.keeper.state.node.erases(placement) else self.keeper.state.wanted(container)
-        self._goes(call, container, create_suffix(told, placement.mems))
+        placement, cpus = container.placement, self.keeper.state.wanted(container)
+        told = None if self.keeper.state.node.erases(placement) else cpus
+        self._goes(call, container, cpus, create_suffix(told, placement.mems))
 
-    def _goes(self, call: HeldCall, container: Container, suffix: bytes) -> None:
+    def _goes(self, call: HeldCall, container: Container, cpus: CpuSet, suffix: bytes) -> None:
+        if isinstance(call.state, Trip):  # else the create is over already
+            call.state.sent = cpus
         if self.hooked.active:
             self.hooked.leaves(container.id, call.body)
         call.release(call.body + suffix)
@@ -176,9 +177,7 @@ class CreateCalls:
             return
         placement, quota = container.placement, self.keeper.quotas.carried(container)
         cpus = self.keeper.state.wanted(container)
-        if container.id in self.keeper.saved:  # else the create is over already
-            self.keeper.saved[container.id] = cpus
-        self._goes(call, container, create_suffix(cpus, placement.mems, quota))
+        self._goes(call, container, cpus, create_suffix(cpus, placement.mems, quota))
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has made the container and named it."""
@@ -186,7 +185,7 @@ class CreateCalls:
         if container_id:
             trip.named = True
             keeper = self.keeper
-            keeper.lifecycle.created(trip.target, container_id)
+            keeper.lifecycle.created(trip.target, container_id, trip.sent)
             made = keeper.state.containers.get(container_id)
             if made and keeper.state.owners and keeper.enforcer.pauses.has_monitors(made.pod):
                 keeper.spawn(keeper.writes.clear_sandboxes())

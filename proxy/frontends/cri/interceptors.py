@@ -22,6 +22,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.frontends.cri.call import HeldCall, Trip
 from proxy.frontends.cri.container_calls import ContainerCalls
 from proxy.frontends.cri.create_calls import CreateCalls
@@ -161,7 +162,9 @@ class Interceptors:
         self.keeper.broken(error)
         self.keeper.attention.set()
         if isinstance(call.state, Trip):
-            self.keeper.saved.pop(call.state.target, None)  # it passes without our set: not what we meant
+            # It passes without our set: not what we meant.
+            self.keeper.store.handle(SavedCpusLearned(call.state.target, None))
+            call.state.sent = None
         strict = self.keeper.options.refuse_on_error or self._is_strict(call)
         must_refuse = self.keeper.store.mode.enforces and strict
         if call.method == "CreateContainer" and must_refuse:

@@ -8,6 +8,7 @@ from proxy.api.koordinator import hook_pb2 as pb
 from proxy.controller.controller import Keeper
 from proxy.controller.runtime_ports import RuntimeContainer
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.frontends.hookserver.pending_calls import PendingCalls
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -66,14 +67,16 @@ class RuntimeLookup:
             for one in await self.seen(container_id) or ():
                 self._under_way.see_container(one)
         container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is not Phase.CREATED or container_id in keeper.saved:
+        if container is None or container.phase is not Phase.CREATED:
+            return
+        if container_id in keeper.state.runtime.saved:
             return
         try:
             detail = await self._launch.lookups.run(keeper.runtime.detail, container_id)
             saved = CpuSet.parse(detail.cpuset_cpus)
         except (UnavailableError, RuntimeCallError, ValueError):
             return  # the runtime gets the current set in any case
-        keeper.saved[container_id] = saved
+        keeper.store.handle(SavedCpusLearned(container_id, saved))
         if detail.cpu_quota > 0 > keeper.quotas.carried(container):
             keeper.quotas.untold.add(container_id)
 

@@ -23,6 +23,7 @@ from proxy.api.cri import api_pb2 as cri
 from proxy.controller.controller import Keeper
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.node_events import SavedCpusLearned
 from proxy.frontends.hookserver.foreign_call import ForeignCall
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -179,7 +180,8 @@ class PendingCalls:
             call.lost()  # known already: it has passed through us, too
         elif call is not None:
             call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
-            self._keeper.saved.pop(container.id, None)  # others may have changed the request after us
+            # Others may have changed the request after us.
+            self._keeper.store.handle(SavedCpusLearned(container.id, None))
             if container.state in BEGUN:  # started without a request to us
                 self._keeper.lifecycle.phase(container.id, BEGUN[container.state])
                 self._keeper.writes.later([container.id])

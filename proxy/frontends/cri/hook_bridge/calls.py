@@ -188,7 +188,6 @@ class Hooked:
         if container is None or keeper.store.mode.is_leaving:
             call.release()
             return None
-        keeper.saved[token] = keeper.state.wanted(container)
         return container
 
     # -- containers that exist ----------------------------------------------------------------------------
