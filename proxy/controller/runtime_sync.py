@@ -80,7 +80,7 @@ class Settler:
         if self._waits(container_id):
             return False
         asked = container_id not in context.state.runtime.saved and await self._learn(container_id)
-        if container_id not in self._quotas.untold and not self._is_due(container):
+        if container_id not in self._quotas.known.unsent and not self._is_due(container):
             return asked
         fence = await self._lasting.fencing.fitting(container_id)
         container = context.state.containers.get(container_id)
@@ -95,7 +95,7 @@ class Settler:
             async with self._launch.under_way(flight):
                 mems = self._mems.renewed(container)
                 await self._worker.run(context.runtime.update_cpuset, container_id, want, mems, quota)
-                self._quotas.told(container_id, quota)
+                self._quotas.saved(container_id, quota)
                 context.telemetry.count(metrics.RUNTIME_UPDATES)
         except UnavailableError:
             self._put_off(container_id)
@@ -151,7 +151,8 @@ class Settler:
         """Tell whether a container is not to be told now; it comes again by itself then."""
         context = self._context
         strays = [f for f in context.flights.of(container_id) if f.stray_since is not None]
-        if any(flight.tell for flight in strays) or (strays and container_id not in self._quotas.untold):
+        unsent = self._quotas.known.unsent
+        if any(flight.tell for flight in strays) or (strays and container_id not in unsent):
             for flight in strays:
                 flight.tell = True
             return True

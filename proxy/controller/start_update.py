@@ -103,7 +103,7 @@ class StartUpdate:
             return False
         if context.state.node.erases(container.placement):
             return True  # it starts with what its pod's group has
-        known, want = container.id not in self._quotas.untold, context.state.wanted(container)
+        known, want = container.id not in self._quotas.known.unsent, context.state.wanted(container)
         return (
             known
             and context.state.runtime.saved.get(container.id) == want
@@ -132,7 +132,7 @@ class StartUpdate:
             want = context.state.wanted(container)
             if not await context.flights.updated(container_id, want, context.options.call_timeout):
                 return BUSY
-            told = container_id not in self._quotas.untold
+            told = container_id not in self._quotas.known.unsent
             if not told or context.state.runtime.saved.get(container_id) != want:
                 # Beside another update, though of the same set, it would not say what the runtime has saved.
                 if not await context.flights.updated(container_id, CpuSet(), context.options.call_timeout):
@@ -178,7 +178,7 @@ class StartUpdate:
             async with self.under_way(flight):
                 mems = self._mems.told(container)
                 await self.lookups.run(context.runtime.update_cpuset, container.id, want, mems, quota)
-                self._quotas.told(container.id, quota)
+                self._quotas.saved(container.id, quota)
                 context.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)
 
         # If it takes too long the caller gives up, but the call stays in flight until it has ended.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from proxy.allocation.koordinator.resource_status import status_text
 from proxy.controller.controller import Keeper
-from proxy.controller.quotas.quotas import CONTAINER, POD
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
+from proxy.engine.quotas import CONTAINER, POD
 from proxy.engine.state import NodeState
 from proxy.model.workload import Container, Phase, Pool
 
@@ -89,7 +89,7 @@ def quotas_page(keeper: Keeper) -> list[dict[str, object]]:
     state = keeper.state
     pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
     rows: list[dict[str, object]] = []
-    for key, record in sorted(keeper.quotas.records.items()):
+    for key, record in sorted(keeper.quotas.known.records.items()):
         found = state.containers.get(key.removeprefix(CONTAINER))
         name = "" if found is None else found.name
         pod = pods.get(key, "") if found is None else found.pod.ref

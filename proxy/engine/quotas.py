@@ -1,17 +1,151 @@
-"""Whether the CFS quota of a container is off: Koordinator's rule for owners of CPUs (``pools.quota``).
+"""CFS quotas of owners of CPUs: whether one is off, and what is restored afterwards.
 
-How many containers a pod runs at the same time is known where kubelet reported the pod; else those count that
+Whether a quota is off follows from the state alone, by Koordinator's rule for owners (``pools.quota``). How
+many containers a pod runs at the same time is known where kubelet reported the pod; else those count that
 exist when a container comes.
+
+What was there before is a record: the ledger has it before the quota is removed, so that it can be restored
+after a crash. There are two kinds: of pods (``q/`` and the pod's key) and of containers (``qc/`` and the id).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Container as Holder
+from dataclasses import dataclass, field
 
 from proxy.engine.state import NodeState
 from proxy.model.requests import ContainerKind
-from proxy.model.workload import Phase, Placement, Pod, Pool, Request
-from proxy.pools.quota import quota_of_owner
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.pools.quota import UNLIMITED, quota_of_owner
+
+POD, CONTAINER = "q/", "qc/"
+QuotaPlace = tuple[str, str]
+"""Where a group is: ``cgroup_parent``, and a container's id or nothing for the pod itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRecord:
+    """A quota in microseconds and, where it is known, the path of its group."""
+
+    quota: int
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedQuotas:
+    """The quotas that were removed.
+
+    Attributes:
+        records: What was there, by the ledger's key.
+        unsent: Ids of containers whose quota still has to be sent to the runtime.
+    """
+
+    records: Mapping[str, QuotaRecord] = field(default_factory=dict)
+    unsent: frozenset[str] = frozenset()
+
+    @classmethod
+    def load(cls, entries: Mapping[str, Mapping[str, object]]) -> tuple[RemovedQuotas, list[str]]:
+        """Return what a ledger holds, and the keys of its entries that are no CFS quotas."""
+        records, invalid = dict[str, QuotaRecord](), list[str]()
+        for key, value in entries.items():
+            if key.startswith((POD, CONTAINER)):
+                quota, group = value.get("quota"), value.get("group", "")
+                if isinstance(quota, int) and quota > 0 and isinstance(group, str):
+                    records[key] = QuotaRecord(quota, group)
+                else:
+                    invalid.append(key)
+        return cls(records), invalid
+
+    def keep(self, records: Mapping[str, QuotaRecord]) -> RemovedQuotas:
+        """Return the same with other records."""
+        return dataclasses.replace(self, records={**self.records, **records})
+
+    def forget(self, keys: Iterable[str]) -> RemovedQuotas:
+        """Return the same without some records."""
+        gone = set(keys)
+        return RemovedQuotas(
+            {key: record for key, record in self.records.items() if key not in gone},
+            self.unsent.difference(key.removeprefix(CONTAINER) for key in gone),
+        )
+
+    def carried(self, container_id: str, *, off: bool) -> int:
+        """Return the quota that a call to the runtime carries for a container; 0 to leave it."""
+        record = self.records.get(CONTAINER + container_id)
+        return UNLIMITED if off else record.quota if record is not None else 0
+
+    def requested(self, container_id: str, quota: int, *, off: bool) -> tuple[RemovedQuotas, int]:
+        """Return what is known after a client updates a container, and the quota that the update carries.
+
+        Args:
+            container_id: The container.
+            quota: What the client asks for; 0 for none.
+            off: Whether the container's quota is off.
+        """
+        key, known = CONTAINER + container_id, self
+        if quota > 0 and (off or key in self.records):
+            known = self.keep({key: QuotaRecord(quota)})
+        elif quota < 0:
+            known = self.forget((key,))
+        return known, known.carried(container_id, off=off) if off or not quota else 0
+
+    def saved(self, container_id: str, quota: int) -> RemovedQuotas:
+        """Return what is known after the runtime has saved the quota that a call carried."""
+        if quota != UNLIMITED:
+            return self.forget((CONTAINER + container_id,))
+        return dataclasses.replace(self, unsent=self.unsent - {container_id})
+
+
+def restoration(
+    known: RemovedQuotas, state: NodeState, off: Holder[str], due: Callable[[str], bool]
+) -> tuple[RemovedQuotas, list[str], dict[str, tuple[QuotaRecord, QuotaPlace]]]:
+    """Decide what is done about records of quotas that are no longer off.
+
+    Args:
+        known: The records.
+        state: The node.
+        off: Keys of the quotas that stay off.
+        due: Whether a record may be tried now.
+
+    Returns:
+        The records without those of containers that are gone, the containers whose quota is sent to the
+        runtime, and the quotas that are written, with the places of groups whose path is not known.
+    """
+    gone, send = list[str](), list[str]()
+    write: dict[str, tuple[QuotaRecord, QuotaPlace]] = {}
+    for key, record in known.records.items():
+        container = state.containers.get(key.removeprefix(CONTAINER))
+        if key in off or not due(key):
+            continue
+        if key.startswith(POD):
+            write[key] = record, ("", "")
+        elif container is None or container.phase is Phase.EXITED:
+            gone.append(key)
+        else:
+            send.append(container.id)
+            if container.phase is not Phase.CREATED:
+                write[key] = record, (container.pod.cgroup_parent, container.id)
+    return known.forget(gone), send, write
+
+
+def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlace]:
+    """Return the places of quotas that must be off now, by the ledger's key.
+
+    The group of a parent that several pods name belongs to none of them: its quota is left.
+    """
+    pods: defaultdict[str, set[str]] = defaultdict(set)
+    for pod in state.pods.values():
+        pods[pod.cgroup_parent].add(pod.key)
+    places: dict[str, QuotaPlace] = {}
+    for container in off:
+        parent = container.pod.cgroup_parent
+        if len(pods[parent]) <= 1:
+            places[POD + container.pod.key] = parent, ""
+        if container.phase in (Phase.STARTING, Phase.RUNNING):
+            places[CONTAINER + container.id] = parent, container.id
+    return places
 
 
 def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:

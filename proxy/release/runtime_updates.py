@@ -58,7 +58,7 @@ class Telling:
         container = keeper.state.containers.get(container_id)
         if container is None:
             return False
-        if container_id in keeper.quotas.untold or not due.exact or container_id in given.written:
+        if container_id in keeper.quotas.known.unsent or not due.exact or container_id in given.written:
             return True
         if keeper.state.node.erases(container.placement) and not container.request.cpuset_cpus:
             return False  # nothing is saved for it but what its request says
@@ -109,7 +109,7 @@ class Telling:
             keeper.store.handle(SavedCpusLearned(container_id, None))
             await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
             keeper.store.handle(SavedCpusLearned(container_id, due.cpus))
-            keeper.quotas.told(container_id, quota)
+            keeper.quotas.saved(container_id, quota)
             await keeper.lasting.give(container_id, due.cpus, due.mems)
         finally:
             keeper.flights.land(flight)

@@ -221,8 +221,8 @@ class Release:
 
     def _is_over(self, clean: bool) -> bool:
         keeper, left = self._keeper, self.progress.left
-        if keeper.quotas.groups is not None and keeper.quotas.records:
-            left["quotas"] = f"{len(keeper.quotas.records)} CFS quotas are not back yet"
+        if keeper.quotas.groups is not None and keeper.quotas.known.records:
+            left["quotas"] = f"{len(keeper.quotas.known.records)} CFS quotas are not back yet"
         if keeper.partitions is not None and keeper.partitions.jobs.records:
             left["partitions"] = f"{len(keeper.partitions.jobs.records)} partitions are not ended yet"
         if not self._idle():

@@ -115,7 +115,7 @@ def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(live) -> None:
             take(h, lse, cpu_quota=70_000)
             await done(w, h)
             assert [limits.cpu_quota for _, _, limits in w.runtime.told] == [-1]
-            assert w.keeper.quotas.records[f"qc/{lse}"].quota == 70_000
+            assert w.keeper.quotas.known.records[f"qc/{lse}"].quota == 70_000
 
     live(day)
 

@@ -1,1 +1,1 @@
-"""CFS quotas: taken off owners, and put back."""
+"""CFS quotas: removed from owners of CPUs, and restored."""

@@ -1,72 +1,55 @@
-"""Quotas in the kernel's files: the part of ``quotas`` that runs in the kernel worker's thread."""
+"""CFS quotas in the kernel's files: the part of ``quotas`` that runs in the kernel worker's thread."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from proxy.controller.kernel_ports import CpuGroups
+from proxy.engine.quotas import QuotaPlace, QuotaRecord
 from proxy.model.errors import CgroupError
 from proxy.pools.quota import UNLIMITED
 
-
-@dataclass(frozen=True, slots=True)
-class GroupQuota:
-    """A group and a quota."""
-
-    path: str
-    quota: int
-
-
 Errors = list[tuple[str, str]]
-"""Who it was about, and what was wrong, in words."""
+"""The ledger's key of a quota, and what was wrong, in words."""
 
 
-def look(groups: CpuGroups, places: Mapping[str, tuple[str, str]]) -> tuple[dict[str, GroupQuota], Errors]:
+def read_quotas(groups: CpuGroups, places: Mapping[str, QuotaPlace]) -> tuple[dict[str, QuotaRecord], Errors]:
     """Read quotas.
 
-    Args:
-        groups: Where.
-        places: By key: ``cgroup_parent``, and a container's id or nothing for the pod itself.
-
     Returns:
-        What was found by key, without groups that are not there; and errors.
+        The quotas by key, without groups that are not there; and errors.
     """
-    found: dict[str, GroupQuota] = {}
+    found: dict[str, QuotaRecord] = {}
     errors: Errors = []
     for key, (parent, container_id) in places.items():
         path = groups.find(parent, container_id) if container_id else groups.pod_group(parent)
         if path is None:
             continue
         try:
-            found[key] = GroupQuota(path, groups.quota(path))
+            found[key] = QuotaRecord(groups.quota(path), path)
         except CgroupError as error:
             if error.errno != errno.ENOENT:
                 errors.append((key, str(error)))
     return found, errors
 
 
-def take_off(groups: CpuGroups, some: Iterable[tuple[str, GroupQuota]]) -> Errors:
-    """Take quotas off, in this order; groups that are gone have none."""
+def remove_quotas(groups: CpuGroups, some: Iterable[tuple[str, QuotaRecord]]) -> Errors:
+    """Remove quotas, in this order; groups that are gone have none."""
     errors: Errors = []
     for key, at in some:
         try:
-            groups.set_quota(at.path, UNLIMITED)
+            groups.set_quota(at.group, UNLIMITED)
         except CgroupError as error:
             if error.errno != errno.ENOENT:
                 errors.append((key, str(error)))
     return errors
 
 
-def put_back(
-    groups: CpuGroups, some: Iterable[tuple[str, tuple[GroupQuota, tuple[str, str]]]]
+def restore_quotas(
+    groups: CpuGroups, some: Iterable[tuple[str, tuple[QuotaRecord, QuotaPlace]]]
 ) -> tuple[dict[str, int | None], Errors]:
-    """Put quotas back, in this order, where there is none now: what somebody else wrote is newer.
-
-    Args:
-        groups: Where.
-        some: By key: the quota with the group's path; where that is empty, parent and id to find it.
+    """Restore quotas, in this order, where there is none now: what another program wrote is newer.
 
     Returns:
         By key the quota that is there now (None: the group is gone), without those that failed; and errors.
@@ -74,7 +57,7 @@ def put_back(
     done: dict[str, int | None] = {}
     errors: Errors = []
     for key, (at, (parent, container_id)) in some:
-        path = at.path or groups.find(parent, container_id)
+        path = at.group or groups.find(parent, container_id)
         try:
             now = None if path is None else groups.quota(path)
             if path is not None and now == UNLIMITED:

@@ -137,7 +137,7 @@ class ContainerCalls:
         flight = self.keeper.flights.depart(container_id, want)
         self.keeper.lasting.fencing.bind(flight, fence)
         call.state = Trip(container_id, flight=flight, body=call.body if self.hooked.active else b"")
-        quota = self.keeper.quotas.asked(container, asked.cpu_quota)
+        quota = self.keeper.quotas.requested(container, asked.cpu_quota)
         told = None if self.keeper.state.node.erases(container.placement) else want
         call.release(call.body + update_suffix(told, self.keeper.mems.told(container), quota))
 

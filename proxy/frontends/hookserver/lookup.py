@@ -78,7 +78,7 @@ class RuntimeLookup:
             return  # the runtime gets the current set in any case
         keeper.store.handle(SavedCpusLearned(container_id, saved))
         if detail.cpu_quota > 0 > keeper.quotas.carried(container):
-            keeper.quotas.untold.add(container_id)
+            keeper.quotas.send((container_id,))
 
     async def seen(self, container_id: str) -> list[RuntimeContainer] | None:
         """Ask the runtime for one container: none, or one; None if it does not answer."""

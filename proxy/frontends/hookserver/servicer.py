@@ -11,8 +11,8 @@ from __future__ import annotations
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.controller.controller import Keeper
-from proxy.controller.quotas.quotas import CONTAINER
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.quotas import CONTAINER
 from proxy.frontends.cri.call import Trip
 from proxy.frontends.hookserver.foreign_call import ForeignCall, HookCallRefusedError, Wire
 from proxy.frontends.hookserver.lookup import RuntimeLookup
@@ -175,7 +175,8 @@ class Servicer:
             return container_echo(asked)
         await self._find.name(container_id)
         quotas, container = self._keeper.quotas, self._keeper.state.containers.get(container_id)
-        ours = CONTAINER + container_id in quotas.records or (container is not None and quotas.off(container))
+        recorded = CONTAINER + container_id in quotas.known.records
+        ours = recorded or (container is not None and quotas.off(container))
         request = update_request(asked, quota=not ours)
         call = ForeignCall(self._wire, "UpdateContainerResources", request.SerializeToString())
         body = await call.decide()

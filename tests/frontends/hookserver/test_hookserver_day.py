@@ -66,7 +66,7 @@ def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., No
         await beside(node.peer.update, lse.container_id, cri.LinuxContainerResources(cpu_shares=600))
         container = node.keeper.state.containers[lse.container_id]
         assert container.request.cpuset_cpus == ""
-        assert node.keeper.quotas.records[f"qc/{lse.container_id}"].quota == 50_000
+        assert node.keeper.quotas.known.records[f"qc/{lse.container_id}"].quota == 50_000
         await node.until(lambda: not node.keeper.flights.of(lse.container_id))
 
     live(day)

@@ -206,7 +206,7 @@ class Updates:
         values = {n: _NOT_ASKED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
         quota = values.pop("cpu_quota", 0)
         # A quota that is off stays off; what is wanted now is what will be put back.
-        quota = self._keeper.quotas.asked(container, quota) or quota
+        quota = self._keeper.quotas.requested(container, quota) or quota
         return Limits(cpu_quota=quota, unified=wanted.unified, **values)
 
     # -- who, and what is wrong ---------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""Records of CFS quotas: what calls carry and leave behind, and what is removed and restored."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.quotas import QuotaRecord, RemovedQuotas, removable, restoration
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 4, 2)
+POD = Pod("s-a", "a", "ns", "a", cgroup_parent="/kubepods/poda")
+OWNER = Container(
+    "x", "c", POD, Request(), Placement(Pool.OWN, CpuSet.parse("0-1"), Mask()), Phase.RUNNING, owner="a/c"
+)
+STATE = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (POD,), (OWNER,))
+KNOWN = RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda"), "qc/x": QuotaRecord(1)}, frozenset({"x"}))
+
+
+def test_what_a_ledger_holds() -> None:
+    entries = {
+        "q/a": {"quota": 2, "group": "kubepods/poda"},
+        "qc/x": {"quota": 1},
+        "c/x": {"quota": 9},
+        "q/zero": {"quota": 0},
+        "q/text": {"quota": "x"},
+        "qc/group": {"quota": 1, "group": 7},
+    }
+    known, invalid = RemovedQuotas.load(entries)
+    assert known == dataclasses.replace(KNOWN, unsent=frozenset())
+    assert invalid == ["q/zero", "q/text", "qc/group"]
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "off", "carries", "keeps"),
+    [
+        pytest.param(RemovedQuotas(), 5, False, 0, None, id="no owner: as it came"),
+        pytest.param(RemovedQuotas(), 0, False, 0, None, id="no owner, no quota"),
+        pytest.param(RemovedQuotas(), 5, True, -1, 5, id="an owner"),
+        pytest.param(RemovedQuotas(), 0, True, -1, None, id="an owner, no quota asked for"),
+        pytest.param(KNOWN, 0, True, -1, 1, id="an owner with a record"),
+        pytest.param(KNOWN, 0, False, 1, 1, id="to be restored: the update restores it"),
+        pytest.param(KNOWN, 5, False, 0, 5, id="to be restored: the newest counts"),
+        pytest.param(KNOWN, -1, True, -1, None, id="an owner that shall have none"),
+        pytest.param(KNOWN, -1, False, 0, None, id="to be restored, and shall have none"),
+    ],
+)
+def test_an_update(known: RemovedQuotas, asked: int, off: bool, carries: int, keeps: int | None) -> None:
+    after, carried = known.requested("x", asked, off=off)
+    assert carried == carries
+    record = after.records.get("qc/x")
+    assert (record and record.quota) == keeps
+    assert after.records.get("q/a") == known.records.get("q/a"), "its pod's is another one"
+
+
+def test_a_saved_quota_is_restored_or_stays_off() -> None:
+    assert KNOWN.saved("x", -1) == dataclasses.replace(KNOWN, unsent=frozenset())
+    assert KNOWN.saved("x", 1) == RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda")})
+    assert (KNOWN.carried("x", off=True), KNOWN.carried("x", off=False), KNOWN.carried("y", off=False)) == (
+        -1,
+        1,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "send", "write"),
+    [
+        (Phase.CREATED, ["x"], ["q/a"]),
+        (Phase.RUNNING, ["x"], ["q/a", "qc/x"]),
+        (Phase.EXITED, [], ["q/a"]),
+    ],
+)
+def test_what_is_restored(phase: Phase, send: list[str], write: list[str]) -> None:
+    state = STATE.changed(put=(dataclasses.replace(OWNER, phase=phase),))
+    known, sent, written = restoration(KNOWN, state, (), lambda key: True)
+    assert (sent, sorted(written)) == (send, write)
+    assert ("qc/x" in known.records) is (phase is not Phase.EXITED)
+    assert written["q/a"] == (QuotaRecord(2, "kubepods/poda"), ("", ""))
+    assert written.get("qc/x", (QuotaRecord(1), ("/kubepods/poda", "x"))) == (
+        QuotaRecord(1),
+        ("/kubepods/poda", "x"),
+    )
+
+
+def test_what_is_off_or_not_due_stays() -> None:
+    assert restoration(KNOWN, STATE, ("q/a", "qc/x"), lambda key: True) == (KNOWN, [], {})
+    assert restoration(KNOWN, STATE, (), lambda key: False) == (KNOWN, [], {})
+
+
+def test_what_is_removed() -> None:
+    both = {"q/a": ("/kubepods/poda", ""), "qc/x": ("/kubepods/poda", "x")}
+    assert removable(STATE, [OWNER]) == both
+    assert removable(STATE, [dataclasses.replace(OWNER, phase=Phase.CREATED)]) == {"q/a": both["q/a"]}
+    again = dataclasses.replace(POD, sandbox_id="s-a2", attempt=1)
+    assert removable(STATE.with_pod(again), [OWNER]) == both, "another sandbox of the same pod"
+    other = dataclasses.replace(POD, sandbox_id="s-b", uid="b")
+    assert removable(STATE.with_pod(other), [OWNER]) == {"qc/x": both["qc/x"]}, (
+        "the group belongs to no pod alone"
+    )
