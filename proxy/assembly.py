@@ -24,6 +24,7 @@ from proxy.backends.kubelet.cpu_manager import KubeletBeside
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.backends.runtime.containerd_events import ContainerdEvents
+from proxy.backends.runtime.quirks import QUIRKS
 from proxy.backends.systemd.units import SystemdUnits
 from proxy.config.schema import Config, Mode, OnError, OwnerPartitions
 from proxy.controller.controller import Keeper, Ports
@@ -248,6 +249,7 @@ def _options(config: Config) -> ControllerOptions:
         settle_per_second=config.settle.per_second if config.settle.enabled else 0,
         reconcile_period=config.reconcile_period,
         history=config.explain_history,
+        quirks=QUIRKS,
     )
 
 

@@ -92,6 +92,7 @@ class NodeContext(BackgroundTasks):
             self.flights.busy,
             self.flights.is_confined,
             lambda: store.mode.is_leaving,
+            options.quirks,
         )
         self.health.watch(self.kernel, STUCK_S, vital=True)
         self.health.watch(self.recorder, STUCK_S, vital=True)

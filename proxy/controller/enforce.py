@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.controller.be.groups import BeGroups
 from proxy.controller.kernel_ports import Cgroups
+from proxy.controller.runtime_ports import NO_QUIRKS, RuntimeQuirks
 from proxy.controller.sandbox_cgroups import SELDOM, TRIES, Pauses
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
@@ -69,6 +70,7 @@ class Enforcer:
         busy: Callable[[str], bool] = lambda container_id: False,
         confined: Callable[[str], bool] = lambda container_id: False,
         paused: Callable[[], bool] = lambda: False,
+        quirks: RuntimeQuirks = NO_QUIRKS,
     ) -> None:
         """Write nothing yet.
 
@@ -80,6 +82,7 @@ class Enforcer:
             confined: Tells whether a container has a group before its start has been answered
                 (``confinement``).
             paused: Tells whether nothing is to be written; jobs that are queued already ask, too.
+            quirks: How the runtime names its groups.
         """
         self.cgroups = cgroups
         self._busy = busy
@@ -92,7 +95,7 @@ class Enforcer:
         self._held: dict[str, CpuSet] = {}
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
-        self.pauses = Pauses(cgroups)
+        self.pauses = Pauses(cgroups, quirks)
         self._first: Callable[[], None] = lambda: None
 
     def do_first(self, job: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.controller.runtime_ports import NO_QUIRKS, RuntimeQuirks
 from proxy.model.mode import NodeMode
 
 
@@ -18,6 +19,7 @@ class ControllerOptions:
         settle_per_second: How many moved containers a second are made lasting at the runtime; 0 for none.
         reconcile_period: Seconds between comparisons with the runtime and the kernel.
         history: How many decisions about what is gone are remembered.
+        quirks: How runtimes differ.
     """
 
     mode: NodeMode = NodeMode.ENFORCE
@@ -26,3 +28,4 @@ class ControllerOptions:
     settle_per_second: float = 10.0
     reconcile_period: float = 10.0
     history: int = 500
+    quirks: RuntimeQuirks = NO_QUIRKS

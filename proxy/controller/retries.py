@@ -1,11 +1,10 @@
 """Creates that came to nothing for us, and perhaps not for the runtime.
 
-Theory (CRI-O 1.34, ``resourcestore``). A create whose client has gone is carried on with, and its container
-kept back: no list shows it. Whoever asks for the same pod, name and attempt again is given that container,
-made by the first request, with the CPUs of that one: others than today's perhaps, which may have an owner by
-now. The container waits, so nobody is disturbed before its start. So after a create that failed, or lost its
-client, the next answer to the same question says nothing of what the runtime has saved; then the container is
-told today's set before it starts, as any whose set is old.
+A runtime may finish a create whose client has gone and keep the container back, as CRI-O does
+(``backends/runtime/quirks/crio``). The next request for the same pod, name and attempt is answered with that
+container, which has the CPUs of the first request; by now these may have an owner. So after a create that
+failed or lost its client, the next answer to the same request does not show what the runtime has saved. The
+container does not run yet: it is sent today's set before its start, as any container whose set is old.
 """
 
 from __future__ import annotations

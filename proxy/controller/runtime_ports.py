@@ -34,6 +34,40 @@ def unread_in(entries: Sequence[object]) -> frozenset[str]:
     return entries.unread if isinstance(entries, Listed) else frozenset()
 
 
+def _unchanged(cpus: CpuSet) -> CpuSet:
+    return cpus
+
+
+def _never(path: str) -> bool:
+    return False
+
+
+def _none(container_id: str) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeQuirks:
+    """How runtimes differ, as far as the controller has to know; by default they do not.
+
+    Attributes:
+        has_monitors: Returns whether the containers of a sandbox have monitors in groups of their own, by
+            the path of the sandbox's group.
+        monitor: Returns the name by which ``Cgroups.find`` finds the monitor of a container, by its id.
+        is_left_behind: Returns whether the group at a path may be a sandbox's that holds no process, so that
+            it has no controllers.
+        mask_as_sent: Returns the set that systemd reads where a runtime sends a set in the wrong byte order.
+    """
+
+    has_monitors: Callable[[str], bool] = _never
+    monitor: Callable[[str], str] = _none
+    is_left_behind: Callable[[str], bool] = _never
+    mask_as_sent: Callable[[CpuSet], CpuSet] = _unchanged
+
+
+NO_QUIRKS = RuntimeQuirks()
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimePod:
     """A sandbox as the runtime lists it, with the labels and annotations that are read here."""

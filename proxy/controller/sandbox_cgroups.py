@@ -15,11 +15,8 @@ process namespace, to bury the dead. So it is moved with as little effort as can
   that is seen to when all is compared, never on the way of a call. No group above is widened for that.
 * What cannot be written is told; a sleeping process is no reason to refuse anybody.
 
-CRI-O puts a monitor (conmon) for each container into a group beside it, ``crio-conmon-ID``, unless systemd
-has them elsewhere: it copies what the container says, as long as it lives, and is treated as the sandbox is.
-They are looked for in pods only whose sandbox has a group of CRI-O's making. Where systemd makes the groups,
-one of a sandbox that is no scope is empty, and nobody's but CRI-O's: when the last container of the pod has
-ended, systemd takes the controllers from it (v2), and there are no CPUs to read.
+A runtime may run a monitor for each container, in a group beside it (``RuntimeQuirks``): it is treated as
+the sandbox is. Monitors are searched for only in pods whose sandbox shows that the runtime has them.
 
 Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be.groups``. A runtime
 may give a sandbox no group (a virtual machine needs none): it is looked for twice, and then seldom. Runs in
@@ -32,6 +29,7 @@ import errno
 from collections.abc import Iterator
 
 from proxy.controller.kernel_ports import Cgroups
+from proxy.controller.runtime_ports import RuntimeQuirks
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -40,8 +38,6 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass
 from proxy.pools.claims import pool_of
 
-_CRIO, _SCOPE = "crio-", ".scope"
-_MONITOR = "conmon-"
 TRIES, SELDOM = 2, 32
 """So often a group that is not there is looked for; then once in so many passes."""
 _NO_MONITOR = (Phase.CREATING, Phase.EXITED)
@@ -54,8 +50,9 @@ class Pauses:
         written: How many were written so far.
     """
 
-    def __init__(self, cgroups: Cgroups) -> None:
+    def __init__(self, cgroups: Cgroups, quirks: RuntimeQuirks) -> None:
         self._cgroups = cgroups
+        self._quirks = quirks
         self._seen: dict[str, tuple[str, CpuSet]] = {}
         self._missed: dict[str, int] = {}
         self._monitored: set[str] = set()
@@ -91,7 +88,7 @@ class Pauses:
         """
         self._passes += 1
         self._monitored &= state.pods.keys()
-        there = state.pods.keys() | {_MONITOR + i for i in state.containers if self._monitored}
+        there = state.pods.keys() | {self._quirks.monitor(i) for i in state.containers if self._monitored}
         self._seen = {k: v for k, v in self._seen.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         errors: list[str] = []
@@ -121,7 +118,7 @@ class Pauses:
                 if pod.sandbox_id in self._monitored and container.phase not in _NO_MONITOR:
                     pool = pools.get(pod.sandbox_id, CpuSet())
                     if pool:
-                        yield _MONITOR + container.id, pod, pool
+                        yield self._quirks.monitor(container.id), pod, pool
 
     def _pools(self, state: NodeState) -> Iterator[tuple[str, CpuSet]]:
         """Give the pools of sandboxes, by id."""
@@ -151,7 +148,7 @@ class Pauses:
                 self._failed(key, pod, path, error, errors)
             else:
                 self._missed.pop(key, None)
-                if key == pod.sandbox_id and _is_of_crio(path):
+                if key == pod.sandbox_id and self._quirks.has_monitors(path):
                     self._monitored.add(key)
                 return found
         self._missed[key] = missed + 1
@@ -172,30 +169,26 @@ class Pauses:
 
     def _failed(self, key: str, pod: Pod, path: str, error: CgroupError, errors: list[str]) -> None:
         self._seen.pop(key, None)
-        is_left = error.errno == errno.EOPNOTSUPP and _is_of_crio(path) and not path.endswith(_SCOPE)
+        is_left = error.errno == errno.EOPNOTSUPP and self._quirks.is_left_behind(path)
         if error.errno not in GONE and not is_left:
             what = "sandbox" if key == pod.sandbox_id else "monitor of a container"
             errors.append(f"cannot move the {what} of {pod.ref}: {error}")
 
-
-def idle_groups(cgroups: Cgroups, state: NodeState) -> Iterator[str]:
-    """Give the groups of all sandboxes, and of all monitors, that are there."""
-    monitored = set[str]()
-    for pod in state.pods.values():
-        path = cgroups.find(pod.cgroup_parent, pod.sandbox_id) if pod.sandbox_id else None
-        if path is not None:
-            yield path
-            if _is_of_crio(path):
-                monitored.add(pod.sandbox_id)
-    for container in state.containers.values():
-        if container.pod.sandbox_id in monitored:
-            path = cgroups.find(container.pod.cgroup_parent, _MONITOR + container.id)
+    def groups(self, state: NodeState) -> Iterator[str]:
+        """Return the groups of all sandboxes, and of all monitors, that exist."""
+        find, quirks = self._cgroups.find, self._quirks
+        monitored = set[str]()
+        for pod in state.pods.values():
+            path = find(pod.cgroup_parent, pod.sandbox_id) if pod.sandbox_id else None
             if path is not None:
                 yield path
-
-
-def _is_of_crio(path: str) -> bool:
-    return path.rpartition("/")[2].startswith(_CRIO)
+                if quirks.has_monitors(path):
+                    monitored.add(pod.sandbox_id)
+        for container in state.containers.values():
+            if container.pod.sandbox_id in monitored:
+                path = find(container.pod.cgroup_parent, quirks.monitor(container.id))
+                if path is not None:
+                    yield path
 
 
 def _rest(has: CpuSet, pool: CpuSet, reserved: CpuSet) -> CpuSet:

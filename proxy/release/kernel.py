@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from proxy.controller.be.groups import CLASS
 from proxy.controller.enforce import LIVE, Enforcer
 from proxy.controller.kernel_ports import Cgroups, CpusetValue
-from proxy.controller.sandbox_cgroups import idle_groups
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -67,7 +66,7 @@ def give_back(
     done, cgroups = SweepResult(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, done)
-    for idle in idle_groups(cgroups, state):
+    for idle in enforcer.pauses.groups(state):
         _as_above(cgroups, idle, done)
     for container, target in targets:
         path = enforcer.path_of(container) if container.phase in LIVE else None

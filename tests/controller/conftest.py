@@ -13,6 +13,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
+from proxy.backends.runtime.quirks import QUIRKS
 from proxy.controller.controller import Keeper, Ports
 from proxy.controller.kernel_ports import CpusetValue
 from proxy.controller.options import ControllerOptions
@@ -552,7 +553,7 @@ def live() -> Callable[..., None]:
     ) -> None:
         async def whole() -> None:
             world = World(
-                ControllerOptions(**{"call_timeout": 30.0, **options}),
+                ControllerOptions(**{"call_timeout": 30.0, "quirks": QUIRKS, **options}),
                 static=static,
                 entries=entries,
                 rules=rules,

@@ -7,12 +7,9 @@ import errno
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from proxy.api.cri import api_pb2 as pb
+from proxy.backends.runtime.quirks.runc import reversed_mask
 from proxy.controller.kernel_ports import CpusetValue
-from proxy.controller.systemd.masks import backwards
 from proxy.controller.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -164,7 +161,7 @@ class PlayedSystemd:
         """A start or update: the unit's property, systemd's write, and runc's own."""
         unit = unit_of(container_id)
         mems = self.units.get(unit, UnitSets(CpuSet(), Mask())).mems
-        self.units[unit] = UnitSets(backwards(cpus) if self.wrong else cpus, mems)
+        self.units[unit] = UnitSets(reversed_mask(cpus) if self.wrong else cpus, mems)
         self.world.cgroups.sets[container_id] = cpus
         if not self.early:
             self._write(unit)
@@ -270,21 +267,6 @@ async def has(world: Any, container_id: str, cpus: CpuSet) -> None:
     assert world.systemd.units[unit_of(container_id)].cpus == cpus == world.cgroups.sets[container_id]
 
 
-@given(st.sets(st.integers(0, 80), min_size=1))
-def test_what_is_backwards_twice_is_as_before_where_no_byte_is_lost(ids: set[int]) -> None:
-    cpus = CpuSet(ids)
-    wrong = backwards(cpus)
-    assert len(wrong) == len(cpus)
-    if cpus.bits & 0xFF:
-        assert backwards(wrong) == cpus
-
-
-def test_backwards_is_what_runc_did() -> None:
-    assert backwards(cpus_of("20-23")) == cpus_of("4-7")  # seen with runc 1.1.5
-    assert backwards(cpus_of("10-23")) == cpus_of("0-7,10-15")  # from its change log
-    assert backwards(cpus_of("0-6")) == cpus_of("0-6")
-
-
 def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
@@ -337,7 +319,7 @@ def test_a_call_is_in_flight_until_all_is_right(live: Any) -> None:
         systemd.away = True
         world.wire.finished(call, 0)
         assert world.keeper.flights.of(ls)
-        world.cgroups.sets[ls] = backwards(REST)
+        world.cgroups.sets[ls] = reversed_mask(REST)
         await world.until(lambda: not world.keeper.flights.of(ls))
         assert world.cgroups.sets[ls] == REST, "by a write of ours where systemd cannot be asked"
         await world.until(lambda: not world.keeper.lasting.fencing._standing)

@@ -21,10 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-SCOPE_PREFIXES = ("cri-containerd", "crio", "docker")
-"""Prefixes that containerd, CRI-O and cri-dockerd give to their scopes."""
-
-_NO_CONTAINER = ("crio-conmon-", "libpod-conmon-")
+from proxy.backends.runtime.quirks import NOT_CONTAINERS, SCOPE_PREFIXES, containerd, crio
 
 
 def expand_slice(name: str) -> str | None:
@@ -76,7 +73,7 @@ def _split(parent: str, container_id: str) -> tuple[str, str | None]:
 def home(parent: str, container_id: str) -> str | None:
     """Return the group below which the container's group is expected; None where the parent names none."""
     above = _split(parent, container_id)[0]
-    return parent_path(above) if above else "k8s.io"
+    return parent_path(above) if above else containerd.NAMESPACE
 
 
 def candidates(parent: str, container_id: str) -> Iterator[str]:
@@ -94,10 +91,9 @@ def candidates(parent: str, container_id: str) -> Iterator[str]:
         in_slice = above.rstrip("/").endswith(".slice")
         yield from _below(base, container_id, scopes=in_slice)
         if in_slice:
-            # containerd speaks of slices and its runc knows nothing of systemd: a directory by that name.
-            yield f"{above.rstrip('/').rpartition('/')[2]}:cri-containerd:{container_id}"
+            yield containerd.unexpanded(above, container_id)
         return
-    yield f"k8s.io/{container_id}"
+    yield f"{containerd.NAMESPACE}/{container_id}"
     yield container_id
     yield from _below("system.slice", container_id, scopes=True)
 
@@ -107,8 +103,7 @@ def _below(base: str | None, container_id: str, *, scopes: bool) -> Iterator[str
         return
     names = [f"{prefix}-{container_id}.scope" for prefix in SCOPE_PREFIXES]
     names = [*names, container_id] if scopes else [container_id, *names]
-    # CRI-O with the cgroupfs driver puts its prefix before the id, without a suffix.
-    for name in (*names, f"crio-{container_id}"):
+    for name in (*names, f"{crio.GROUP_PREFIX}{container_id}"):
         yield _join(base, name)
 
 
@@ -118,7 +113,7 @@ def _join(base: str, name: str) -> str:
 
 def holds_id(name: str, container_id: str) -> bool:
     """Return whether a directory's name is that of the container with the id (and not of its monitor)."""
-    if name.startswith(_NO_CONTAINER):
+    if name.startswith(NOT_CONTAINERS):
         return False
     return name == container_id or name.removesuffix(".scope").endswith(
         (f"-{container_id}", f":{container_id}")

@@ -1,20 +1,15 @@
 """What the runtime tells systemd: sets as they are, or with the bytes of their masks in the wrong order.
 
-runc before 1.1.6 tells them in the wrong order (opencontainers/runc pull request 3808). Nothing but a unit's
-own property shows it, after a call that carried a set which does not read the same both ways.
+Which order a runtime sends is its own matter (``RuntimeQuirks.mask_as_sent``). Nothing but a unit's own
+property shows it, after a call that carried a set which does not read the same both ways.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from proxy.model.idset import CpuSet
-
-
-def backwards(cpus: CpuSet) -> CpuSet:
-    """Give what systemd takes a set for when the bytes of its mask come in the wrong order."""
-    size = (cpus.bits.bit_length() + 7) // 8
-    return CpuSet.from_bits(int.from_bytes(cpus.bits.to_bytes(size, "little"), "big"))
 
 
 class UnitMask(Enum):
@@ -32,12 +27,18 @@ class Masks:
         reverses: Whether it tells systemd wrong sets; None while nobody knows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backwards: Callable[[CpuSet], CpuSet]) -> None:
+        """Begin.
+
+        Args:
+            backwards: Returns the set that systemd reads where the bytes of a set's mask are reversed.
+        """
+        self._backwards = backwards
         self.reverses: bool | None = None
 
     def is_trusted(self, carried: CpuSet) -> bool:
         """Tell whether a set that the runtime tells is known to be understood."""
-        return self.reverses is False or backwards(carried) == carried
+        return self.reverses is False or self._backwards(carried) == carried
 
     def judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> UnitMask:
         """Learn from a unit.
@@ -50,9 +51,9 @@ class Masks:
         Returns:
             Whether the set was reversed, and whether that is news.
         """
-        if backwards(meant) == meant:
+        if self._backwards(meant) == meant:
             return UnitMask.NOTHING
-        if has == backwards(meant):
+        if has == self._backwards(meant):
             known, self.reverses = self.reverses is True, True
             return UnitMask.REVERSED if known else UnitMask.REVERSED_FIRST
         if has == meant and told:

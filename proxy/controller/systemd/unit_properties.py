@@ -84,7 +84,7 @@ class UnitProperties:
         self.fencing = Fencing(context, writes, self, fences)
         writes.subscribe(lambda done: self.changed(done.written))
         self.connected = False
-        self.masks = Masks()
+        self.masks = Masks(context.options.quirks.mask_as_sent)
         self._watches = False
         self._known: dict[str, CpuSet] = {}
         self._dirty: dict[str, None] = {}

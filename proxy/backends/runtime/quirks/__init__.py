@@ -1,0 +1,26 @@
+"""What belongs to one runtime: how it names cgroups, its monitors, its faults. Values and pure functions.
+
+The others take it from here: ``backends/cgroup/group_names`` imports the names, and the controller is given
+``QUIRKS`` by the composition root. All runtimes are known at once, as a node may change its runtime, and a
+runtime is recognized by what it does, not by the name that it gives of itself.
+
+A new runtime is one module here and one entry in each table below.
+"""
+
+from __future__ import annotations
+
+from proxy.backends.runtime.quirks import containerd, crio, runc
+from proxy.controller.runtime_ports import RuntimeQuirks
+
+SCOPE_PREFIXES = (containerd.SCOPE_PREFIX, crio.SCOPE_PREFIX, "docker")
+"""Prefixes that containerd, CRI-O and cri-dockerd give to the systemd scopes of containers."""
+NOT_CONTAINERS = (crio.MONITOR_GROUP, "libpod-conmon-")
+"""Prefixes of groups that carry a container's id and hold no container; the last is podman's."""
+
+QUIRKS = RuntimeQuirks(
+    has_monitors=crio.is_group_of_crio,
+    monitor=crio.monitor,
+    is_left_behind=crio.is_left_behind,
+    mask_as_sent=runc.reversed_mask,
+)
+"""What the controller has to know."""

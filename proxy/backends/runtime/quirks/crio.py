@@ -1,0 +1,40 @@
+"""CRI-O: its cgroups, its monitors, and the creates that it finishes after their client has gone.
+
+**Monitors.** CRI-O runs a monitor (conmon) for each container, which copies the container's output as long as
+the container lives. The monitor has a group beside the container's, ``crio-conmon-ID``, unless systemd has
+the monitors elsewhere (``conmon_cgroup`` in crio.conf(5)).
+
+**A group that is left behind.** With the systemd driver, the group of a sandbox without a process is no
+scope, and only CRI-O knows of it. When the pod's last container has ended, systemd removes the controllers
+from this group (cgroup v2): it has no CPUs that could be read or written.
+
+**Hidden creates** (CRI-O 1.34, internal/resourcestore). When the client of a CreateContainer has gone, CRI-O
+finishes the create and keeps the container back: no list shows it. The next request for the same pod, name
+and attempt is answered with this container, which has the CPUs of the first request.
+``controller/retries`` remembers such creates, for any runtime.
+"""
+
+from __future__ import annotations
+
+SCOPE_PREFIX = "crio"
+"""A container is the systemd scope ``crio-ID.scope`` in the slice of its pod."""
+GROUP_PREFIX = "crio-"
+"""With the cgroupfs driver a container is the directory ``crio-ID``; sandboxes have the prefix as well."""
+_MONITOR = "conmon-"
+MONITOR_GROUP = GROUP_PREFIX + _MONITOR
+"""The group of a monitor is ``crio-conmon-ID``, with ``.scope`` where systemd makes it."""
+
+
+def is_group_of_crio(path: str) -> bool:
+    """Return whether CRI-O made the group at a path: then its pod's containers have monitors."""
+    return path.rpartition("/")[2].startswith(GROUP_PREFIX)
+
+
+def monitor(container_id: str) -> str:
+    """Return the name that stands for the container's id in the name of its monitor's group."""
+    return _MONITOR + container_id
+
+
+def is_left_behind(path: str) -> bool:
+    """Return whether a sandbox's group may be one that holds no process, and loses its controllers."""
+    return is_group_of_crio(path) and not path.endswith(".scope")

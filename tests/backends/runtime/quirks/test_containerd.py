@@ -1,0 +1,19 @@
+"""Where containerd puts the cgroups of containers."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.backends.cgroup.group_names import candidates, home
+from proxy.backends.runtime.quirks import containerd
+
+
+@pytest.mark.parametrize("parent", ["pod1.slice", "/kubepods.slice/pod1.slice", "kubepods.slice/pod1.slice/"])
+def test_a_runc_without_systemd_makes_a_directory_of_the_slices_name(parent: str) -> None:
+    assert containerd.unexpanded(parent, "c1") == "pod1.slice:cri-containerd:c1"
+    assert "pod1.slice:cri-containerd:c1" in candidates(parent, "c1")
+
+
+def test_a_container_without_a_parent_is_in_the_namespace() -> None:
+    assert home("", "c1") == "k8s.io"
+    assert next(candidates("", "c1")) == "k8s.io/c1"
