@@ -109,7 +109,7 @@ def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> N
         assert effective(groups[0]) == OWN
         partitions = keeper(daemon).partitions
         assert partitions is not None
-        await until(lambda: not partitions.jobs.records)
+        await until(lambda: not partitions.jobs.known.records)
 
     async def third(daemon: Daemon) -> None:
         assert keeper(daemon).partitions is None

@@ -57,7 +57,7 @@ from proxy.telemetry.port import Telemetry
 
 if TYPE_CHECKING:
     from proxy.controller.drift.ports import Writes
-    from proxy.controller.partitions.owners import OwnersPartitions
+    from proxy.controller.partitions.owners import PartitionSync
     from proxy.controller.partitions.ports import Partitions
 
 
@@ -201,12 +201,12 @@ class Keeper(NodeContext):
             ),
         )
 
-    def _partitions(self, others: Ports) -> OwnersPartitions | None:
+    def _partitions(self, others: Ports) -> PartitionSync | None:
         if others.partitions is None:
             return None
-        from proxy.controller.partitions.owners import OwnersPartitions
+        from proxy.controller.partitions.owners import PartitionSync
 
-        return OwnersPartitions(self, others.partitions, others.partition_kind)
+        return PartitionSync(self, others.partitions, others.partition_kind)
 
     async def close(self, limit: float = CLOSE_S) -> None:
         """Write what waits and end the workers, in so many seconds; one that is stuck is left behind.

@@ -51,7 +51,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
-    from proxy.controller.partitions.owners import OwnersPartitions
+    from proxy.controller.partitions.owners import PartitionSync
 
 GRACE_S = 2.0
 """How long a create whose answer was lost may still turn up in the runtime's list."""
@@ -89,7 +89,7 @@ class Compared:
     mems: CpusetMems
     lasting: UnitProperties
     owner_moves: OwnerMoves
-    partitions: OwnersPartitions | None = None
+    partitions: PartitionSync | None = None
 
 
 class Sync:

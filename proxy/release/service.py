@@ -223,8 +223,8 @@ class Release:
         keeper, left = self._keeper, self.progress.left
         if keeper.quotas.groups is not None and keeper.quotas.known.records:
             left["quotas"] = f"{len(keeper.quotas.known.records)} CFS quotas are not back yet"
-        if keeper.partitions is not None and keeper.partitions.jobs.records:
-            left["partitions"] = f"{len(keeper.partitions.jobs.records)} partitions are not ended yet"
+        if keeper.partitions is not None and keeper.partitions.jobs.known.records:
+            left["partitions"] = f"{len(keeper.partitions.jobs.known.records)} partitions are not ended yet"
         if not self._idle():
             left["suppression"] = "the CFS quota of BE pods is not off yet"
         flying = any(self._telling.is_flying(c) for c in keeper.state.containers.values())

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from proxy.controller.observer import Observer
-from proxy.controller.partitions.jobs import shared_with
 from proxy.engine.narrowing import Narrowing
+from proxy.engine.partition import shared_with
 from proxy.engine.replacement_cpus import owners_missing_cpus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container
@@ -105,7 +105,7 @@ def test_cpus_that_hooks_gave_to_others_are_not_a_partition(live) -> None:
         def shared(container_id: str) -> str:
             state = w.keeper.state
             container = state.containers[container_id]
-            return shared_with(state, container, state.wanted(container))
+            return shared_with(state, container)
 
         assert (shared(lse), shared(own)) == ("", "")
         assert w.keeper.overrides.narrow(one, wish("3,6", owned=True)) == ""

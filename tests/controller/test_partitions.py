@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from proxy.admin.status_sections import partitions as told
-from proxy.controller.partitions.owners import OwnersPartitions
+from proxy.controller.partitions.owners import PartitionSync
 from proxy.controller.partitions.ports import PartitionState
-from proxy.controller.partitions.watcher import Bell
+from proxy.controller.partitions.watcher import PartitionWatcher
 from proxy.controller.status_data import node_page
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -65,11 +65,9 @@ class PlayedPartitions:
         self.states.pop(path, None)
 
 
-def with_partitions(
-    w: Any, asked: str = "isolated", **more: Any
-) -> tuple[OwnersPartitions, PlayedPartitions]:
+def with_partitions(w: Any, asked: str = "isolated", **more: Any) -> tuple[PartitionSync, PlayedPartitions]:
     kernel = PlayedPartitions(w.log, **more)
-    made = w.keeper.partitions = OwnersPartitions(w.keeper, kernel, asked)
+    made = w.keeper.partitions = PartitionSync(w.keeper, kernel, asked)
     w.keeper.store.subscribe(made)
     w.sync._parts = dataclasses.replace(w.sync._parts, partitions=made)
     made.load(dict(w.ledger.entries))
@@ -83,7 +81,7 @@ def shown(w: Any) -> Any:
 
 async def owner(w: Any, qos: str = "LSE") -> str:
     container: str = await w.run(await w.pod("own", qos, cpus="2-3"))
-    await w.until(lambda: not w.keeper.partitions._stirred)
+    await w.until(lambda: not w.keeper.partitions._is_due)
     await w.quiet()
     return container
 
@@ -98,7 +96,7 @@ def test_made_after_the_start_when_others_have_left(live: Callable[..., None]) -
         await w.run(await w.pod("ls", "LS"))
         w.log.clear()
         container = await owner(w)
-        await w.until(lambda: container in partitions.jobs.records)
+        await w.until(lambda: container in partitions.jobs.known.records)
         await w.until(lambda: of_partitions(w))
         kinds = [line.split()[0] for line in w.log]
         made = w.log.index("partition isolated 2-3")
@@ -117,7 +115,7 @@ def test_what_stands_in_for_cpus_that_are_away_is_one_soon(live: Callable[..., N
         partitions, _ = with_partitions(w)
         whole: Machine = w.machine
         own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
-        await w.until(lambda: own in partitions.jobs.records)
+        await w.until(lambda: own in partitions.jobs.known.records)
         had = w.keeper.state.containers[own].placement.exclusive
 
         gone = CpuSet([max(had)])
@@ -150,7 +148,7 @@ def test_ended_before_others_grow(live: Callable[..., None]) -> None:
         assert ended < grown
         await w.sync.once()
         await w.until(lambda: f"x/{container}" not in w.ledger.entries)
-        assert partitions.jobs.records == {}
+        assert partitions.jobs.known.records == {}
 
     live(day)
 
@@ -165,11 +163,11 @@ def test_a_partition_that_cannot_be_removed_is_reported(live: Callable[..., None
         await w.sync.once()
         await w.quiet()
         assert any("cannot end a partition cpus=2-3" in p["what"] for p in w.keeper.telemetry.problems())
-        assert container in partitions.jobs.records
+        assert container in partitions.jobs.known.records
         kernel.stuck = False
         await w.sync.once()
         await w.sync.once()
-        assert partitions.jobs.records == {}
+        assert partitions.jobs.known.records == {}
 
     live(day)
 
@@ -250,7 +248,7 @@ def test_after_a_crash_what_is_not_wanted_is_ended(live: Callable[..., None]) ->
         await w.sync.once()
         assert of_partitions(w)[0].startswith("partition member 2-3 {'kubepods'")
         await w.sync.once()
-        assert partitions.jobs.records == {}
+        assert partitions.jobs.known.records == {}
         await w.until(lambda: f"x/{container}" not in w.ledger.entries)
         assert again.states == {}
 
@@ -297,7 +295,7 @@ def test_a_release_ends_all(live: Callable[..., None]) -> None:
         await w.until(lambda: kernel.states)
         enter(w.keeper, NodeMode.RELEASED)
         await partitions.once()
-        assert partitions.jobs.records == {}
+        assert partitions.jobs.known.records == {}
         assert kernel.states == {}
         await partitions.once()
         assert kernel.states == {}
@@ -324,7 +322,7 @@ def test_an_owner_that_ends_meanwhile_leaves_nothing(live: Callable[..., None]) 
         await w.quiet()
         await w.sync.once()
         assert kernel.states == {}
-        assert partitions.jobs.records == {}
+        assert partitions.jobs.known.records == {}
 
     live(day)
 
@@ -347,7 +345,7 @@ def test_an_invalid_record_is_reported(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         w.ledger.entries["x/a"] = {"path": 7}
         partitions, _ = with_partitions(w)
-        assert partitions.jobs.records == {}
+        assert partitions.jobs.known.records == {}
         assert any("record=x/a" in p["what"] for p in w.keeper.telemetry.problems())
 
     live(day)
@@ -373,16 +371,16 @@ def test_status_shows_the_partitions() -> None:
 def test_the_bell_rings_once_until_it_is_wound_up(tmp_path: Path) -> None:
     async def day() -> None:
         rung: list[int] = []
-        bell = Bell(lambda: rung.append(1))
+        bell = PartitionWatcher(lambda: rung.append(1))
         path = next(path for path in ("/proc/self/mounts", "/proc/mounts") if os.access(path, os.R_OK))
-        bell.add("a", path)  # it tells by EPOLLPRI too when a mount comes or goes
+        bell.add("a", path)  # it has EPOLLPRI, too, when a mount comes or goes
         bell.add("b", str(tmp_path / "absent"))
         (tmp_path / "plain").write_text("member")
         bell.add("c", str(tmp_path / "plain"))
         assert list(bell._files) == ["a"]
         bell.wind()
         await asyncio.sleep(0)
-        bell._rung()
+        bell._ready()
         assert rung == [1]
         bell.silence()
         bell.wind()

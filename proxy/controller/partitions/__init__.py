@@ -1,1 +1,1 @@
-"""Partitions of cgroup v2 for owners."""
+"""Partitions of cgroup v2 for owners of CPUs."""

@@ -1,62 +1,63 @@
-"""Which owners' CPUs are partitions, and when they are made and ended (``apply.partitions``).
+"""When partitions of owners are made and ended (``apply.partitions``).
 
-Theory. A partition is an addition: the cpusets hold without it, and whatever goes wrong with it costs the
-partition only. What the kernel does with one is in ``proxy.backends.cgroup.partitions``; here is who and
-when.
+Which containers get one is decided in ``proxy.engine.partition``; what the kernel does with a partition is
+described in ``proxy.backends.cgroup.partitions``.
 
-* Who: a container that runs, owns CPUs, and has them in force. Not one whose CPUs others may use: BE
-  containers those of an LSR pod, several containers those of their pod. The kernel would take them away from
-  the others without a word.
-* Made: after the container has started, beside everything else, one at a time. By then the others have left
-  (the create's barrier), and the set is in force.
+* Made: after the container has started, beside everything else, one at a time. By then the other containers
+  have left (the create's barrier), and the cpuset is in effect.
 * Ended: before anything that depends on it. Each job that writes cpusets first ends the partitions that the
-  newest state no longer wants (``clear``, in the kernel worker's thread): their owner has ended, or is to
-  have other CPUs, or all is being released. So nobody grows onto CPUs that the kernel withholds; where
-  ending fails it is told, and whoever cannot grow is told by his own write that does not take effect.
-* Known: a *record* (``x/`` and the container's id) with all that will be written goes to the ledger before it
-  is written. After a crash the first pass ends, by the records, what is no longer wanted.
-* Compared: in each pass, and as soon as the kernel tells that one has changed. One that is not what it should
-  be is made a member at once, since an invalid one may run on everybody's CPUs; it is told with the kernel's
-  reason, and tried again ever more rarely.
+  newest state no longer wants (``clear``, in the kernel worker's thread): their owner has exited, or is to
+  have other CPUs, or all is being released. Where ending fails it is reported, and a container that cannot
+  grow is reported by its own write that does not take effect.
+* After a crash the first pass ends, by the records, what is no longer wanted.
+* Compared: in each pass, and as soon as the kernel reports that one has changed. One that is not what it
+  should be is made a member at once, since an invalid one may run on all CPUs. It is reported with the
+  kernel's reason, and tried again ever more rarely.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping
 
 from proxy.controller.context import NodeContext
 from proxy.controller.observer import Observer
-from proxy.controller.partitions.jobs import Jobs, PartitionRecord, shared_with
+from proxy.controller.partitions.jobs import PartitionJobs
 from proxy.controller.partitions.ports import MEMBER, Partitions, PartitionState
-from proxy.controller.partitions.watcher import Bell
+from proxy.controller.partitions.watcher import PartitionWatcher
+from proxy.engine.partition import KEY, PartitionRecord, partition_cpus, shared_with
 from proxy.model.backoff import PassRetries
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
-KEY = "x/"
 
-
-class OwnersPartitions(Observer):
-    """Makes and ends the partitions of a keeper's owners.
+class PartitionSync(Observer):
+    """Makes and ends the partitions of owners.
 
     Attributes:
-        jobs: What is done in the kernel worker's thread.
-        why: Why a container has none, by its id, in words.
+        jobs: What is done in the kernel worker's thread, and what is known.
     """
 
     def __init__(self, context: NodeContext, kernel: Partitions, asked: str) -> None:
+        """Make no partition yet.
+
+        Args:
+            context: Has the owners.
+            kernel: Makes partitions.
+            asked: ``root`` or ``isolated``; empty to end what an earlier run has made.
+        """
         self._context = context
         self._kernel = kernel
-        self.why: dict[str, str] = {}
+        self._asked = asked
         self._lock = asyncio.Lock()
         self._retries = PassRetries()
-        self._stirred = False
+        self._is_due = False
         self._isolated: CpuSet | None = None
-        self._bell = Bell(self.stir)
-        self.jobs = Jobs(context, kernel, asked, self._bell)
+        self._watcher = PartitionWatcher(self.look_soon)
+        self.jobs = PartitionJobs(context, kernel, asked, self._watcher)
         context.enforcer.do_first(self.jobs.clear)
         if asked and kernel.lack:
             context.telemetry.problem(
@@ -69,85 +70,84 @@ class OwnersPartitions(Observer):
             if not key.startswith(KEY):
                 continue
             try:
-                self.jobs.records[key.removeprefix(KEY)] = PartitionRecord.load(value)
+                record = PartitionRecord.load(value)
+                self.jobs.known = self.jobs.known.making(key.removeprefix(KEY), record)
             except ValueError as error:
                 self._context.telemetry.problem(
                     "cannot use a record of the ledger", record=key, err=str(error)
                 )
 
-    # -- deciding -----------------------------------------------------------------------------------------
-
     def entered(self, container: Container, phase: Phase) -> None:
         """See ``Observer``."""
         if phase is Phase.RUNNING and container.placement.pool is Pool.OWN:
-            self.stir()
+            self.look_soon()
 
     def given(self, container: Container) -> None:
         """See ``Observer``."""
-        self.stir()
+        self.look_soon()
 
-    def stir(self) -> None:
+    def look_soon(self) -> None:
         """Something has changed: look soon."""
-        if not self._stirred:
-            self._stirred = True
+        if not self._is_due:
+            self._is_due = True
             self._context.spawn(self._soon())
 
     async def _soon(self) -> None:
-        self._stirred = False
+        self._is_due = False
         await self.once()
 
     async def once(self) -> None:
         """End what is not wanted, compare what is there, and make what is missing."""
-        context = self._context
+        context, jobs = self._context, self.jobs
         if not context.store.mode.writes:
             return
         async with self._lock:
-            self._forget()
-            await context.kernel.run(self.jobs.clear)
-            self._forget()
-            if not self.jobs.records and (not self.jobs.asked or self._kernel.lack):
+            await context.kernel.run(jobs.clear)
+            self._take_over_ended()
+            if not jobs.known.records and not jobs.kind:
                 return
-            self._say_lost(await context.kernel.run(self.jobs.compare))
-            self._forget()
+            self._report_lost(await context.kernel.run(jobs.compare))
+            self._take_over_ended()
             there = context.state.containers
-            self.why = {i: why for i, why in self.why.items() if i in there}
+            why = {i: why for i, why in jobs.known.why.items() if i in there}
+            jobs.known = dataclasses.replace(jobs.known, why=why)
             owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is Phase.RUNNING]
             self._retries.begin_pass(set(there))
             for container in owners:
-                if container.id not in self.jobs.records and self._retries.due(container.id):
+                if container.id not in jobs.known.records and self._retries.due(container.id):
                     await self._make(container)
             self._isolated = await context.kernel.run(self._kernel.isolated)
-            self._bell.wind()
+            self._watcher.wind()
 
     async def _make(self, container: Container) -> None:
-        context, state = self._context, self._context.state
-        if self.jobs.wanted(state, container.id) is None:
-            if self.jobs.asked and not context.store.mode.is_leaving and not self._kernel.lack:
-                self.why[container.id] = shared_with(state, container, state.wanted(container))
+        context, jobs = self._context, self.jobs
+        if not jobs.kind:
             return
-        record = await context.kernel.run(self.jobs.plan, container.id)
+        if partition_cpus(context.state, container.id) is None:
+            jobs.known = jobs.known.explained(container.id, shared_with(context.state, container))
+            return
+        record = await context.kernel.run(jobs.plan, container.id)
         if record is None:
-            return  # it has changed meanwhile: whoever did that looks again
-        self.jobs.records[container.id] = record
+            return  # it has changed meanwhile: what changed it has us look again
+        jobs.known = jobs.known.making(container.id, record)
         context.journal.put(KEY + container.id, record.dump())
         await context.journal.flush()
-        made = await context.kernel.run(self.jobs.carry_out, container.id, record)
-        self._forget()
+        made = await context.kernel.run(jobs.carry_out, container.id, record)
+        self._take_over_ended()
         if made is None:
             return
+        jobs.known = jobs.known.explained(container.id, made.reason)
         if made.valid:
-            self.why.pop(container.id, None)
             context.telemetry.count(metrics.PARTITIONS_MADE)
             context.telemetry.event(
                 "made a partition", **subject(container), cpus=record.cpus, kind=record.kind
             )
-            return
-        self._retries.failed(container.id)
-        self.why[container.id] = made.reason
-        context.telemetry.problem("cannot make a partition", **subject(container), err=made.reason)
+        else:
+            self._retries.failed(container.id)
+            context.telemetry.problem("cannot make a partition", **subject(container), err=made.reason)
 
-    def _say_lost(self, lost: Mapping[str, PartitionState]) -> None:
-        context = self._context
+    def _report_lost(self, lost: Mapping[str, PartitionState]) -> None:
+        context, jobs = self._context, self.jobs
         for container_id, state in lost.items():
             self._retries.failed(container_id)
             container = context.state.containers.get(container_id)
@@ -155,40 +155,44 @@ class OwnersPartitions(Observer):
                 continue
             words = f"{state.kind}{'' if state.valid else ' invalid'}".removeprefix("member invalid")
             said = f"the kernel made it {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
-            self.why[container_id] = said
+            jobs.known = jobs.known.explained(container_id, said)
             context.telemetry.count(metrics.PARTITIONS_LOST)
             context.telemetry.problem("the kernel ended a partition", **subject(container), err=said)
-        for container_id in self.jobs.records.keys() - lost.keys():
+        for container_id in jobs.known.records.keys() - lost.keys():
             self._retries.succeeded(container_id)
 
-    def _forget(self) -> None:
-        """Let go of the records of what has ended."""
-        while self.jobs.over:
-            container_id = self.jobs.over.pop()
-            if self.jobs.records.pop(container_id, None) is not None:
-                self._context.journal.put(KEY + container_id, None)
+    def _take_over_ended(self) -> None:
+        """Remove the records of what has ended."""
+        jobs, ended = self.jobs, list[str]()
+        while jobs.ended:
+            ended.append(jobs.ended.pop())
+        for container_id in jobs.known.records.keys() & ended:
+            self._context.journal.put(KEY + container_id, None)
+        jobs.known = jobs.known.without(ended)
 
     # -- for people ---------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows."""
-        there = self._context.state.containers
-        owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED]
+        state, known = self._context.state, self.jobs.known
+        owners = [c for c in state.containers.values() if c.placement.pool is Pool.OWN]
         rows = []
         for container in sorted(owners, key=lambda c: (c.ref, c.id)):
-            record = self.jobs.records.get(container.id)
+            if container.phase is Phase.EXITED:
+                continue
+            record = known.records.get(container.id)
             rows.append(
                 {
                     "id": container.id,
                     "ref": container.ref,
-                    "cpus": str(record.cpus) if record else str(self._context.state.wanted(container)),
+                    "cpus": str(record.cpus if record else state.wanted(container)),
                     "state": record.kind if record else MEMBER,
-                    "reason": "" if record else self.why.get(container.id, ""),
+                    "reason": "" if record else known.why.get(container.id, ""),
                 }
             )
         isolated = "" if self._isolated is None else str(self._isolated)
-        return {"asked": self.jobs.asked, "lack": self._kernel.lack, "isolated": isolated, "containers": rows}
+        return {"asked": self._asked, "lack": self._kernel.lack, "isolated": isolated, "containers": rows}
 
     def close(self) -> None:
         """Watch nothing any more; partitions stay."""
-        self._bell.close()
+        self._watcher.close()

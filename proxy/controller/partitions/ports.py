@@ -1,4 +1,4 @@
-"""What the keeper needs of the kernel for partitions. Every call may block and is made in a worker thread."""
+"""What the controller needs of the kernel for partitions. Every call may block; it is made in a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PartitionState:
 
     Attributes:
         kind: ``member``, ``root`` or ``isolated``.
-        valid: Whether it is a partition in force.
+        valid: Whether the partition is in effect.
         reason: Why not; empty where the kernel gives none.
     """
 
@@ -34,7 +34,7 @@ class Partitions(Protocol):
         """Why there are no partitions at all, in words; empty where there may be."""
 
     def file(self, path: str) -> str:
-        """Give the file that tells by poll when a partition changes; empty where none does."""
+        """Give the file with poll events when a partition changes; empty where none has them."""
 
     def look(self, path: str) -> PartitionState:
         """Read what a group is.
@@ -51,7 +51,7 @@ class Partitions(Protocol):
         """
 
     def isolated(self) -> CpuSet | None:
-        """Give all CPUs of isolated partitions; None where the kernel does not tell."""
+        """Give all CPUs of isolated partitions; None where the kernel does not report them."""
 
     def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
         """Make a group a partition, and read back what came of it.

@@ -1,8 +1,8 @@
-"""Being told when the kernel changes a partition, without a thread that waits.
+"""Notice when the kernel changes a partition, without a thread that waits.
 
 A partition's file is polled (cgroup-v2.rst: its changes cause poll events); an epoll of all of them is one
-descriptor that the event loop watches. It rings once; whoever answers reads the files, which silences it,
-and winds it up again.
+descriptor that the event loop watches. It reports once. To read the files (``silence``) ends the poll events,
+and ``wind`` has the next change reported.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Callable
 _READ_BYTES = 4096
 
 
-class Bell:
-    """Rings when one of some files has changed."""
+class PartitionWatcher:
+    """Reports when one of some files has changed."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
-        """Watch nothing yet; ``ring`` is called in the event loop."""
-        self._ring = ring
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """Watch nothing yet; ``changed`` is called in the event loop."""
+        self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._poll: select.epoll | None = None
         self._files: dict[str, int] = {}
 
     def add(self, key: str, file: str) -> None:
-        """Watch a file from now on; one that tells nothing (in an ordinary folder) is left."""
+        """Watch a file from now on; one without poll events (in an ordinary directory) is left."""
         if key in self._files or not file:
             return
         with contextlib.suppress(OSError):
@@ -54,14 +54,14 @@ class Bell:
                 os.pread(number, _READ_BYTES, 0)
 
     def wind(self) -> None:
-        """Ring at the next change; in the event loop."""
+        """Report the next change; in the event loop."""
         if self._files and self._poll is not None:
-            self._loop.add_reader(self._poll.fileno(), self._rung)
+            self._loop.add_reader(self._poll.fileno(), self._ready)
 
-    def _rung(self) -> None:
+    def _ready(self) -> None:
         if self._poll is not None:
-            self._loop.remove_reader(self._poll.fileno())  # until somebody has looked
-        self._ring()
+            self._loop.remove_reader(self._poll.fileno())  # until the files have been read
+        self._changed()
 
     def close(self) -> None:
         """Watch nothing any more."""
