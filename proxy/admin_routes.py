@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
     from proxy.controller.reconciler import Sync
     from proxy.frontends.cri.acceptor import Front
-    from proxy.frontends.cri.socket import Listener
     from proxy.hooks_setup import Hooking
     from proxy.release.lazy import LazyRelease
+    from proxy.sockets.unix_socket import Listener
     from proxy.takeover.lazy import LazyTakeover
 
 

@@ -21,12 +21,12 @@ from proxy.config.schema import Config, Mode
 from proxy.controller.shutdown import CLOSE_S, Ending
 from proxy.controller.tasks import tended
 from proxy.controller.time_slices import TimeSlices
-from proxy.frontends.cri.instance_lock import Lock
-from proxy.frontends.cri.socket import Listener, mirror_mode, open_listener
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.notify import SystemdNotifier
 from proxy.release.lazy import LazyRelease
+from proxy.sockets.instance_lock import Lock
+from proxy.sockets.unix_socket import Listener, mirror_mode, open_listener
 from proxy.takeover.lazy import LazyTakeover
 from proxy.topology.reader import read_machine
 

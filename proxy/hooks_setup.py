@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from proxy.config.hooks import HooksConfig
+    from proxy.controller.calls.call_flow import CallFlow
     from proxy.controller.controller import Keeper
     from proxy.controller.reconciler import Sync
     from proxy.controller.start_update import StartUpdate
-    from proxy.frontends.cri.hook_bridge.backfill import Backfill
-    from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
-    from proxy.frontends.cri.hook_bridge.updates import Updates
-    from proxy.frontends.cri.interceptors import Interceptors
+    from proxy.frontends.hook_bridge.backfill import Backfill
+    from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
+    from proxy.frontends.hook_bridge.updates import Updates
     from proxy.frontends.hookserver.service import Serving
     from proxy.hooks.engine.engine import HookEngine
     from proxy.hooks.registry import HookRegistry
@@ -39,10 +39,10 @@ FIRST_S: Final = 10.0
 STOP_S: Final = 8.0
 """So long hooks may take to be told that the daemon ends."""
 _IMPORTED: Final = (
-    "proxy.frontends.cri.hook_bridge.calls",
-    "proxy.frontends.cri.hook_bridge.lifecycle_events",
-    "proxy.frontends.cri.hook_bridge.backfill",
-    "proxy.frontends.cri.hook_bridge.updates",
+    "proxy.frontends.hook_bridge.calls",
+    "proxy.frontends.hook_bridge.lifecycle_events",
+    "proxy.frontends.hook_bridge.backfill",
+    "proxy.frontends.hook_bridge.updates",
     "proxy.hooks.engine.engine",
     "proxy.hooks.registry",
 )
@@ -73,7 +73,7 @@ class Hooking:
         keeper: Keeper,
         sync: Sync,
         launch: StartUpdate,
-        interceptors: Interceptors,
+        flow: CallFlow,
         marks: Path | None = None,
     ) -> None:
         """Ask nobody yet; calls wait until ``run`` has had its first look.
@@ -83,7 +83,7 @@ class Hooking:
             keeper: Whose node it is.
             sync: Looks up containers that a call names and nobody knows.
             launch: Watches over updates.
-            interceptors: Who decides on calls.
+            flow: Decides calls.
             marks: A folder to note in what is being brought into use.
         """
         self.config = config
@@ -91,12 +91,12 @@ class Hooking:
         self._keeper = keeper
         self._sync = sync
         self._launch = launch
-        self._interceptors = interceptors
+        self._flow = flow
         self._marks = marks
         self._parts: _Parts | None = None
         self._ready = asyncio.Event()
         if config.enabled:
-            interceptors.awaited = self._ready
+            flow.awaited = self._ready
 
     @property
     def engine(self) -> HookEngine | None:
@@ -118,7 +118,7 @@ class Hooking:
             await asyncio.to_thread(_import, ("proxy.frontends.hookserver.service",))
             from proxy.frontends.hookserver.service import Serving
 
-            self.server = Serving(self.config.serve, self._keeper, self._launch, self._interceptors)
+            self.server = Serving(self.config.serve, self._keeper, self._launch, self._flow)
         await self.server.run()
 
     async def run(self) -> None:
@@ -149,16 +149,16 @@ class Hooking:
     def _let_go(self) -> None:
         """Calls wait for hooks no more."""
         self._ready.set()
-        self._interceptors.awaited = None
+        self._flow.awaited = None
 
     async def _begin(self) -> None:
         """Make all that hooks need, and connect it."""
         await asyncio.to_thread(_import, _IMPORTED)  # it takes a tenth of a second, and calls go on
-        from proxy.frontends.cri.hook_bridge.backfill import Backfill
-        from proxy.frontends.cri.hook_bridge.calls import Hooked
-        from proxy.frontends.cri.hook_bridge.dispatch import HookDispatcher
-        from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
-        from proxy.frontends.cri.hook_bridge.updates import Updates
+        from proxy.frontends.hook_bridge.backfill import Backfill
+        from proxy.frontends.hook_bridge.calls import Hooked
+        from proxy.frontends.hook_bridge.dispatch import HookDispatcher
+        from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
+        from proxy.frontends.hook_bridge.updates import Updates
         from proxy.hooks.engine.engine import HookEngine
         from proxy.hooks.registry import HookRegistry
 
@@ -177,12 +177,12 @@ class Hooking:
             marks=self._marks,
         )
         adopt = self._sync.adoption.adopt_one
-        hold = self._interceptors.hold
+        hold = self._flow.hold
         way = HookDispatcher(keeper, engine, updates, hold, owned_cpus=owned)
         hooked = Hooked(keeper, way, following, adopt, hold, learning.in_call)
         self._parts = _Parts(engine, library, following, updates, learning)
         keeper.store.subscribe(following)
-        self._interceptors.hook(hooked)
+        self._flow.hook(hooked)
 
     # -- for people ---------------------------------------------------------------------------------------
 

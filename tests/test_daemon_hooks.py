@@ -209,7 +209,7 @@ def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
             await asyncio.sleep(1)
         run(daemon, day)
         node.runtime.stop()
-        of_hooks = ("proxy.hooks.", "proxy.frontends.cri.hook_bridge")
+        of_hooks = ("proxy.hooks.", "proxy.frontends.hook_bridge")
         print(*[name for name in sys.modules if name.startswith(of_hooks)])
     """
     command = [sys.executable, "-c", textwrap.dedent(story), str(node.folder / "n")]

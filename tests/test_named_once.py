@@ -16,7 +16,7 @@ PROXY = Path(__file__).parents[1] / "proxy"
 RENAMES = {
     "atomic_write.py": "it is the helper",
     "cli/hooks/file_commands.py": "a symbolic link",
-    "frontends/cri/socket.py": "a socket",
+    "sockets/unix_socket.py": "a socket",
     "frontends/hookserver/socket_path.py": "a socket",
     "backends/ledger/opening.py": "a damaged file is kept under another name",
     "backends/cgroup/fake/cpuset.py": "directories",

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl
 
-from proxy.frontends.cri.socket import bind_at
 from proxy.logs import log
 from proxy.model.errors import InputError
+from proxy.sockets.unix_socket import bind_at
 
 CLIENT_SECONDS = 5.0
 ACTION_SECONDS = 60.0

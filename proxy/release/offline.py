@@ -16,11 +16,11 @@ from proxy.assembly import keeper_of, suppression_of
 from proxy.backends.ledger import open_ledger
 from proxy.backends.ledger.journal import NAME
 from proxy.config.schema import BeSuppressConfig, Config, Mode
-from proxy.frontends.cri.instance_lock import Lock
 from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.release.record import KEY
 from proxy.release.service import RELEASED, Release
+from proxy.sockets.instance_lock import Lock
 from proxy.topology.reader import read_machine
 
 LOOK_S = 0.2

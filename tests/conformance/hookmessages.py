@@ -7,6 +7,7 @@ Values of environments are texts, though they are bytes in the CRI.
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,14 +17,22 @@ from google.protobuf.message import Message
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as hook
 from proxy.frontends.cri import decode
-from proxy.frontends.cri.hook_bridge.facts import container_facts, existing_facts, pod_facts
-from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
-from proxy.frontends.hookserver.messages import create_request, run_request
+from proxy.frontends.hook_bridge.facts import existing_facts, remembered_pod_facts
+from proxy.frontends.hook_bridge.object_cache import ObjectCache
+from proxy.frontends.hookserver.hook_view import ContainerHookView, SandboxHookView
+from proxy.frontends.hookserver.messages import (
+    KoordinatorCreateRequest,
+    container_reply,
+    pod_echo,
+    sandbox_pod,
+)
 from proxy.hooks.facts import ContainerFacts, PodFacts
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import ANY_MACHINE
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools import facts
 from tests.conformance.cases import BadCaseError
+from tests.testkit.hook_facts import container_facts, pod_facts
 
 _M = TypeVar("_M", bound=Message)
 
@@ -76,9 +85,13 @@ def _request_of(resources: cri.LinuxContainerResources) -> Request:
 
 
 def told_container(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, ContainerFacts]:
-    """Make facts of a container of what a server was told."""
-    request = create_request(entry, "", entry.pod_meta.attempt)
-    return create_facts(request.sandbox_config, request.SerializeToString())
+    """Make facts of a container from the request that a server got."""
+    view = ContainerHookView(entry, container_reply(entry))
+    return view.pod(_created(entry).pod(ANY_MACHINE)), view.container()
+
+
+def _created(entry: hook.ContainerResourceHookRequest) -> KoordinatorCreateRequest:
+    return KoordinatorCreateRequest(entry, entry.container_resources, "", entry.pod_meta.attempt)
 
 
 def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, ContainerFacts]:
@@ -88,38 +101,38 @@ def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, C
 
 def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: str) -> PodFacts | None:
     """Have a sandbox remembered, and give the one of that name."""
-    memory, request = ObjectCache(), run_request(entry)
-    memory.ran(sandbox_id, request.config, request.runtime_handler)
+    memory, answer = ObjectCache(), pod_echo(entry)
+    pod = dataclasses.replace(sandbox_pod(entry, answer, ANY_MACHINE), sandbox_id=lookup)
+    memory.ran(sandbox_id, SandboxHookView(entry, answer).sandbox(pod)[0])
     known = memory.pod(lookup)
-    return None if known is None else pod_facts(_pod_of(request.config, lookup), known)
+    return None if known is None else remembered_pod_facts(pod, known)
 
 
 def remembered_container(
     entry: hook.ContainerResourceHookRequest, container_id: str, lookup: str
 ) -> tuple[PodFacts, ContainerFacts] | None:
     """Have a container remembered, and give the one of that name."""
-    memory, request = ObjectCache(), create_request(entry, "", entry.pod_meta.attempt)
-    memory.created(container_id, request.SerializeToString())
+    memory, view, made = ObjectCache(), ContainerHookView(entry, container_reply(entry)), _created(entry)
+    memory.created(container_id, view.remembered())
     known = memory.container(lookup)
     if known is None:
         return None
-    pod = _pod_of(request.sandbox_config)
-    meta, asked = request.config.metadata, _request_of(request.config.linux.resources)
+    pod = made.pod(ANY_MACHINE)
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
-    one = Container(lookup, meta.name, pod, asked, placement, Phase.CREATED, meta.attempt)
-    return pod_facts(pod, request.sandbox_config), existing_facts(one, known)
+    one = Container(lookup, made.name, pod, made.resources, placement, Phase.CREATED, made.attempt)
+    return view.pod(pod), existing_facts(one, known)
 
 
 def sandbox_row(entry: hook.PodSandboxHookRequest, sandbox_id: str) -> cri.PodSandbox:
     """Give the row of the runtime's list for a sandbox of which an entry was stored."""
-    config = run_request(entry).config
-    return cri.PodSandbox(
+    row = cri.PodSandbox(
         id=sandbox_id,
-        metadata=config.metadata,
-        labels=config.labels,
-        annotations=config.annotations,
+        labels=entry.labels,
+        annotations=entry.annotations,
         runtime_handler=entry.runtime_handler,
     )
+    row.metadata.ParseFromString(entry.pod_meta.SerializeToString())  # the same fields in both protocols
+    return row
 
 
 def listed_pod(sandbox: cri.PodSandbox, memory: ObjectCache) -> PodFacts:
@@ -128,7 +141,7 @@ def listed_pod(sandbox: cri.PodSandbox, memory: ObjectCache) -> PodFacts:
     meta = sandbox.metadata
     name = (sandbox.id, meta.uid, meta.namespace, meta.name, meta.attempt)
     pod = facts.pod_facts(*name, sandbox.labels, sandbox.annotations, "")
-    return pod_facts(pod, memory.pod(sandbox.id))
+    return remembered_pod_facts(pod, memory.pod(sandbox.id))
 
 
 def listed_container(sandbox: cri.PodSandbox, row: cri.Container) -> tuple[PodFacts, ContainerFacts]:

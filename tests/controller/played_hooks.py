@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from proxy.frontends.cri.hook_bridge.calls import Hooked
-from proxy.frontends.cri.hook_bridge.dispatch import HookDispatcher
-from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
-from proxy.frontends.cri.hook_bridge.updates import Updates
+from proxy.frontends.hook_bridge.calls import Hooked
+from proxy.frontends.hook_bridge.dispatch import HookDispatcher
+from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
+from proxy.frontends.hook_bridge.updates import Updates
 from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.events import POINTS
 from proxy.hooks.hook import Hook, HookFailurePolicy

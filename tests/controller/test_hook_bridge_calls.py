@@ -10,7 +10,8 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
-from proxy.frontends.cri.hook_bridge import dispatch
+from proxy.frontends.cri.hook_view import CriHookView
+from proxy.frontends.hook_bridge import dispatch
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
 from proxy.hooks.hook import HookFailurePolicy, Outcome
 from proxy.model.errors import HookError
@@ -705,7 +706,7 @@ def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
 
 
 def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypatch) -> None:
-    def never(body: bytes, adjustment: Adjustment) -> bytes:
+    def never(view: CriHookView, adjustment: Adjustment) -> bytes:
         raise HookError("cannot change it")
 
     async def day(w) -> None:
@@ -714,8 +715,7 @@ def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypa
             h.add(pre_create_container=want, pre_update_container_resources=Adjustment(cpus=cpus("6-7")))
             one = await w.run(sandbox := await w.pod("ls", "LS"))
             assert w.on(one) == "6-7"
-            for name in ("calls.adjusted_create", "calls.adjusted_run_pod", "update_queue.adjusted_update"):
-                monkeypatch.setattr(f"proxy.frontends.cri.hook_bridge.{name}", never)
+            monkeypatch.setattr(CriHookView, "adjusted", never)
             call = await w.begin(sandbox, "second")
             assert linux(call).cpuset_cpus == "0-15", "half of an answer does not count"
             assert not created(call).labels

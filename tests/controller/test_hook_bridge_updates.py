@@ -10,7 +10,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import Limits
-from proxy.frontends.cri.hook_bridge import updates as module
+from proxy.frontends.hook_bridge import updates as module
 from proxy.hooks.answers import CLEAR, Adjustment, Update
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet

@@ -16,8 +16,8 @@ import pytest
 from proxy import hooks_setup
 from proxy.api.cri import api_pb2 as pb
 from proxy.config.hooks import HooksConfig
-from proxy.frontends.cri.hook_bridge import backfill
-from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
+from proxy.frontends.hook_bridge import backfill
+from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.hooks_setup import Hooking, may_be_hooks
 from proxy.model.errors import UnavailableError
 from proxy.model.mode import NodeMode

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.controller.calls.held_call import Trip
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.runtime_ports import RuntimePod
 from proxy.engine.invariants import violations
 from proxy.engine.state import NodeState
-from proxy.frontends.cri.call import Trip
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.options import Policy, Scope

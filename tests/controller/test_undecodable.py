@@ -9,10 +9,10 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer
-from proxy.frontends.cri.rewrite import field
 from proxy.model.mode import NodeMode
 from proxy.model.options import Policy
 from proxy.telemetry import metrics
+from proxy.wire.fields import field
 
 ODD = b"\xff\xfe\xc3\x28"
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200

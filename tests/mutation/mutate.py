@@ -44,8 +44,11 @@ def files_of(room: str, names: str) -> list[str]:
     return [f"proxy/{room}/{name}.py" for name in names.split()]
 
 
-CALLS = files_of("frontends/cri", "interceptors pod_calls create_calls container_calls call_context rewrite")
-BRIDGE = files_of("frontends/cri/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
+CALLS = [
+    *files_of("controller/calls", "call_flow pod_calls create_calls container_calls"),
+    *files_of("frontends/cri", "interceptors call decode rewrite"),
+]
+BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
 NARROWED = ["proxy/controller/hook_overrides.py", *files_of("plan", "narrowing pool_placement")]
 ENGINE_TESTS = "claims errors breaker checks asking telling runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
@@ -72,7 +75,7 @@ ROOMS: dict[str, list[Part]] = {
             ),
         ),
         (
-            files_of("frontends/cri/hook_bridge", "lazy facts config_fields adjust suffix object_cache"),
+            files_of("frontends/hook_bridge", "lazy facts config_fields adjust suffix object_cache"),
             tests_of(
                 "frontends/cri",
                 "hook_bridge_lazy hook_bridge_adjust hook_bridge_facts hook_bridge_object_cache",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from proxy.config import Config
-from proxy.frontends.cri.activation import FD_NAME
-from proxy.frontends.cri.socket import DEFAULT_FOLDER
+from proxy.sockets.activation import FD_NAME
+from proxy.sockets.unix_socket import DEFAULT_FOLDER
 
 UNITS = Path(__file__).parents[2] / "systemd"
 

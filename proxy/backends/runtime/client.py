@@ -18,10 +18,10 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.listing import entries_of, read_container, read_sandbox
 from proxy.backends.runtime.verbose_status import parse_detail
 from proxy.controller.runtime_ports import Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.frontends.cri.lenient_text import text
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.idset import CpuSet, Mask
+from proxy.wire.lenient_text import text
 
 if TYPE_CHECKING:
     import grpc

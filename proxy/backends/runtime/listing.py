@@ -9,10 +9,10 @@ from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import SOURCE, Listed, RuntimeContainer, RuntimePod
-from proxy.frontends.cri.lenient_text import Keys, identity, text
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.pools.facts import POD_KEYS
+from proxy.wire.lenient_text import Keys, identity, text
 
 _Entry = TypeVar("_Entry")
 

@@ -12,8 +12,8 @@ import json
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeDetail
-from proxy.frontends.cri.lenient_text import entry_of, text
 from proxy.model.idset import plausible
+from proxy.wire.lenient_text import entry_of, text
 
 _TOO_LARGE = 1 << 64
 """Numbers of the OCI specification have 64 bits."""

@@ -1,22 +1,103 @@
-"""An intercepted call, what handlers see of it, and what they keep of it until its answer has passed.
+"""An intercepted call: a CRI message in, a decision written into it.
 
-``InterceptedCall`` is a call on a connection. Handlers see a ``HeldCall``: a ``InterceptedCall``, or a
-question of a hook client.
+``CriCall`` is the CRI as the code that decides sees it (``proxy.controller.calls.held_call.HeldCall``).
+``InterceptedCall`` is such a call on a connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from google.protobuf.message import DecodeError
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.calls.held_call import ResourceUpdate
+from proxy.frontends.cri.decode import CriCreateRequest, pod_of, request_of
+from proxy.frontends.cri.rewrite import cgroup_parent_suffix, create_suffix, update_suffix
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Bounds
 from proxy.model.quoting import message as fit
+from proxy.model.workload import Pod, Request
 from proxy.relay.events import Unusual
+from proxy.wire.lenient_text import text
 
 if TYPE_CHECKING:
-    from proxy.controller.inflight import Flight
-    from proxy.model.idset import CpuSet
-    from proxy.model.workload import Pod
+    from proxy.frontends.cri.hook_view import CriHookView
+
+
+class CriCall:
+    """Reads and rewrites the CRI message of a call; what a call is on, its subclasses know."""
+
+    __slots__ = ()
+    unreadable: ClassVar[tuple[type[Exception], ...]] = (DecodeError,)
+    if TYPE_CHECKING:
+        method: str
+        body: bytes
+
+        def change(self, body: bytes) -> None:
+            """Have another message from now on."""
+
+        def release(self, body: bytes | None = None) -> None:
+            """Let the call go on, with another message where one is given."""
+
+    # -- reading; see ``HeldCall`` ------------------------------------------------------------------------
+
+    def target(self) -> str:
+        """Read the id of the container or sandbox that the call is about."""
+        return text(pb.Identity.FromString(self.body).id)
+
+    def sandbox(self, bounds: Bounds) -> Pod:
+        """Read the pod of a RunPodSandbox."""
+        return pod_of(pb.RunPodSandboxFacts.FromString(self.body).config, bounds=bounds)
+
+    def sandbox_total(self) -> Request:
+        """Read what the containers of the pod of a RunPodSandbox ask for together, without overhead."""
+        return request_of(pb.RunPodSandboxFacts.FromString(self.body).config.linux.resources)
+
+    def create_request(self) -> CriCreateRequest:
+        """Read a CreateContainer."""
+        return CriCreateRequest(self.body)
+
+    def resource_update(self) -> ResourceUpdate:
+        """Read an UpdateContainerResources."""
+        facts = pb.UpdateContainerResourcesFacts.FromString(self.body)
+        asked = facts.linux
+        return ResourceUpdate(
+            text(facts.container_id), text(asked.cpuset_cpus), text(asked.cpuset_mems), asked.cpu_quota
+        )
+
+    def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
+        """Read the pod of a RunPodSandbox or a CreateContainer from as little of the message as possible."""
+        sandbox_id = ""
+        try:
+            if self.method == "RunPodSandbox":
+                return self.sandbox(bounds)
+            pieces = pb.CreateContainerPieces.FromString(self.body)
+            sandbox_id = text(pieces.pod_sandbox_id)
+            config = pb.SandboxFacts.FromString(b"".join(pieces.sandbox_config))
+        except DecodeError:
+            return known.get(sandbox_id)
+        if not pieces.sandbox_config and sandbox_id in known:
+            return known[sandbox_id]
+        return pod_of(config, sandbox_id, bounds)
+
+    def seen_by_hooks(self) -> CriHookView:
+        """Give the message as hooks see it."""
+        from proxy.frontends.cri.hook_view import CriHookView  # in memory only where there are hooks
+
+        return CriHookView(self.method, self.body)
+
+    # -- rewriting ----------------------------------------------------------------------------------------
+
+    def set_cgroup_parent(self, parent: str) -> None:
+        """Name another cgroup of the pod in a CreateContainer."""
+        self.change(self.body + cgroup_parent_suffix(parent))
+
+    def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
+        """Let a CreateContainer or an UpdateContainerResources go on with a decision."""
+        suffix = create_suffix if self.method == "CreateContainer" else update_suffix
+        self.release(self.body + suffix(cpus, mems, quota))
 
 
 class _Owner(Protocol):
@@ -27,7 +108,7 @@ class _Owner(Protocol):
     def refuse(self, stream: int, code: int, message: str) -> None: ...
 
 
-class InterceptedCall:
+class InterceptedCall(CriCall):
     """One intercepted call.
 
     Attributes:
@@ -88,7 +169,7 @@ class InterceptedCall:
 
 
 class Interceptor(Protocol):
-    """Who decides on intercepted calls. What it raises is logged and lets the call pass as it came."""
+    """Decides on intercepted calls. What it raises is logged and lets the call pass as it came."""
 
     def request(self, call: InterceptedCall) -> None:
         """A call waits for ``release`` or ``refuse``, now or later."""
@@ -107,50 +188,3 @@ class Interceptor(Protocol):
             status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
                 lost).
         """
-
-
-class HeldCall(Protocol):
-    """One call while a handler decides on it; methods as those of ``InterceptedCall``."""
-
-    method: str
-    body: bytes
-    state: object
-    done: bool
-
-    def change(self, body: bytes) -> None:
-        """Have another message from now on."""
-
-    def release(self, body: bytes | None = None) -> None:
-        """Let the call go on, with another body where one is given."""
-
-    def refuse(self, code: int, message: str) -> None:
-        """Answer the call with a gRPC status."""
-
-
-@dataclass(slots=True)
-class Trip:
-    """What we remember of a call until its answer has passed.
-
-    Attributes:
-        target: Container id or sandbox id that the call is about; a create's token.
-        pod: The pod, for RunPodSandbox.
-        token: What the pod was admitted under, where it was decided as a whole.
-        sent: The CPUs that a create brings to the runtime.
-        flight: Set while the call may write the container's cpuset.
-        named: Set once the runtime has named what was created.
-        body: Where there are hooks, the message with what they have set, without what is decided here.
-    """
-
-    target: str = ""
-    pod: Pod | None = None
-    token: str = ""
-    sent: CpuSet | None = None
-    flight: Flight | None = None
-    named: bool = False
-    body: bytes = b""
-
-
-Hold = Callable[[HeldCall, Coroutine[object, object, None]], None]
-"""Holds a call while a coroutine decides on it."""
-Request = Callable[[HeldCall], None]
-Finished = Callable[[Trip, int | None], None]

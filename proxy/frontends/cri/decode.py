@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 from collections.abc import Sequence
 
-from proxy.allocation.memory.state import page_resource
+from proxy.allocation.memory.page_sizes import SIZE_LENGTH_LIMIT, SIZES_LIMIT, huge_pages
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.lenient_text import Keys, text
+from proxy.controller.ports import DeviceFacts
+from proxy.frontends.cri.device_facts import given_of
 from proxy.model.idset import plausible
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.workload import Pod, Request
 from proxy.pools.facts import POD_KEYS, pod_facts
+from proxy.wire.lenient_text import Keys, text
 
 _LIMIT = b"\x10"  # the key of HugepageLimit.limit; a limit of 0 is not on the wire
-_PAGE_SIZE = re.compile(r"([1-9][0-9]{0,8})([KMGT])i?B", re.ASCII)
 _POD = Keys(POD_KEYS)
-_KIB = {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
-
-
-_MOST_SIZES = 64
-"""Sizes of pages; no architecture has more than a dozen."""
-_LONGEST_SIZE = 16
-"""Characters of the size of a page."""
 
 
 def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_MACHINE) -> Pod:
@@ -47,15 +39,16 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
         text(config.linux.cgroup_parent),
         bounds,
     )
-    return pod if pod.cpuset is None else with_total(pod, config)
+    total = None if pod.cpuset is None else _pod_total(config)
+    return pod if total is None else dataclasses.replace(pod, total=total)
 
 
-def with_total(pod: Pod, config: pb.SandboxFacts) -> Pod:
-    """Give a pod with what its containers request together, where its sandbox's configuration says that."""
+def _pod_total(config: pb.SandboxFacts) -> Request | None:
+    """Read what the containers of a pod request together; None where the configuration does not say it."""
     if not config.linux.HasField("resources"):
-        return pod
+        return None
     total = config.linux.resources
-    return dataclasses.replace(pod, total=Request(total.cpu_shares, total.cpu_quota, total.cpu_period))
+    return Request(total.cpu_shares, total.cpu_quota, total.cpu_period)
 
 
 def request_of(resources: pb.ResourceFacts) -> Request:
@@ -72,26 +65,43 @@ def request_of(resources: pb.ResourceFacts) -> Request:
     )
 
 
-def total_of(config: pb.SandboxFacts) -> Request:
-    """Read what the containers of a pod ask for together (sums, without overhead)."""
-    return request_of(config.linux.resources)
+class CriCreateRequest:
+    """A CreateContainerRequest; see ``proxy.controller.calls.held_call.CreateRequest``."""
+
+    __slots__ = ("_message", "attempt", "name", "resources", "sandbox_id")
+
+    def __init__(self, body: bytes) -> None:
+        """Decode a request.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+        message = self._message = pb.CreateContainerFacts.FromString(body)
+        config = message.config
+        meta = config.metadata
+        self.sandbox_id = text(message.pod_sandbox_id)
+        self.name = text(meta.name)
+        self.attempt = meta.attempt
+        self.resources = request_of(config.linux.resources)
+
+    def pod(self, bounds: Bounds) -> Pod:
+        """Read the pod."""
+        return pod_of(self._sandbox(), self.sandbox_id, bounds)
+
+    def pod_total(self) -> Request | None:
+        """Read what the containers of the pod request together."""
+        return _pod_total(self._sandbox())
+
+    def devices(self) -> DeviceFacts:
+        """Read which devices the container gets."""
+        return given_of(self._message.config)
+
+    def _sandbox(self) -> pb.SandboxFacts:
+        pieces = self._message.sandbox_config
+        return pb.SandboxFacts.FromString(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 def _huge_pages(limits: Sequence[bytes]) -> tuple[tuple[str, int], ...]:
     """Read limits on huge pages; kubelet sends one of 0 for each size that is not asked for."""
-    found: dict[str, int] = {}
-    for raw in limits[:_MOST_SIZES]:
-        if _LIMIT not in raw:
-            continue
-        entry = pb.HugepageFacts.FromString(raw)
-        size = entry.page_size
-        if entry.limit and len(size) <= _LONGEST_SIZE and (name := _page_resource(text(size))):
-            found[name] = entry.limit
-    return tuple(sorted(found.items())) if found else ()
-
-
-@functools.lru_cache(maxsize=64)
-def _page_resource(page_size: str) -> str:
-    """Give the resource for a size as cgroup files spell it: ``2MB`` are 2 MiB; empty for what is no size."""
-    match = _PAGE_SIZE.fullmatch(page_size)
-    return page_resource(int(match[1]) * _KIB[match[2]]) if match else ""
+    entries = (pb.HugepageFacts.FromString(raw) for raw in limits[:SIZES_LIMIT] if _LIMIT in raw)
+    return huge_pages((text(entry.page_size[:SIZE_LENGTH_LIMIT]), entry.limit) for entry in entries)

@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.ports import DeviceFacts
-from proxy.frontends.cri.lenient_text import identity
 from proxy.topology.device_files import device_file, worth_a_look
+from proxy.wire.lenient_text import identity
 
 _Entry = TypeVar("_Entry", pb.PathFacts, pb.Entry, pb.CDIDeviceFacts)
 

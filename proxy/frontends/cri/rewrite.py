@@ -1,4 +1,4 @@
-"""Writing a cpuset into a CRI request without taking it apart; and, for who owns CPUs, a CFS quota.
+"""Writing a cpuset into a CRI request without taking it apart; and, for an owner of CPUs, a CFS quota.
 
 A protobuf parser merges a singular message that occurs twice, field by field, the later one winning. So a
 second, tiny ``config`` (or ``linux``) appended to the request overrides what it holds and nothing else: every
@@ -14,26 +14,10 @@ from __future__ import annotations
 import functools
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.wire.fields import field, varint
 
 _SUFFIXES = 256
 _create_suffixes: dict[tuple[int, int, int], bytes] = {}
-
-
-def varint(number: int) -> bytes:
-    """Encode a number that is not negative."""
-    found = b""
-    while number > 0x7F:
-        found += bytes((number & 0x7F | 0x80,))
-        number >>= 7
-    return found + bytes((number,))
-
-
-def field(number: int, payload: bytes) -> bytes:
-    """Encode a field that is a text or a message; numbers up to 15."""
-    size = len(payload)
-    if size < 0x80:  # most are
-        return bytes((number << 3 | 2, size)) + payload
-    return bytes((number << 3 | 2,)) + varint(size) + payload
 
 
 def _resources(cpus: CpuSet | None, mems: Mask | None, quota: int) -> bytes:
@@ -60,6 +44,14 @@ def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> byt
             _create_suffixes.clear()
         known = _create_suffixes[key] = field(2, field(15, field(1, _resources(cpus, mems, quota))))
     return known
+
+
+def cgroup_parent_suffix(parent: str) -> bytes:
+    """Give what names another cgroup of the pod at the end of a CreateContainerRequest.
+
+    The field is ``sandbox_config.linux.cgroup_parent``: 3, 8, 1.
+    """
+    return field(3, field(8, field(1, parent.encode())))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,15 +1,31 @@
-"""A call that another proxy makes to the runtime, with the interface of one that passes through us."""
+"""A call that another proxy makes to the runtime, held while it is decided."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from proxy.api.koordinator import hook_pb2 as pb
+from proxy.controller.calls.call_flow import CallFlow
+from proxy.controller.calls.held_call import HeldCall, ResourceUpdate
+from proxy.frontends.hookserver.messages import (
+    ContainerReply,
+    KoordinatorCreateRequest,
+    placed,
+    pod_echo,
+    request_of,
+    sandbox_pod,
+    with_parent,
+)
 from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Bounds
+from proxy.model.workload import Pod, Request
 
-SERVICE = "runtime.v1.RuntimeService"
+if TYPE_CHECKING:
+    from proxy.frontends.hookserver.hook_view import ContainerHookView, SandboxHookView
 
 
 class HookCallRefusedError(TopoproxyError):
@@ -20,68 +36,58 @@ class HookCallRefusedError(TopoproxyError):
         self.code = code
 
 
-class Wire(Protocol):
-    """What decides on calls: ``proxy.frontends.cri.interceptors``."""
-
-    def request(self, call: ForeignCall) -> None:
-        """A call waits for ``release`` or ``refuse``, now or later."""
-
-    def response(self, call: ForeignCall, message: bytes) -> None:
-        """What the runtime has answered."""
-
-    def finished(self, call: ForeignCall, status: int | None) -> None:
-        """The call is over; None where no answer is known."""
-
-
 class ForeignCall:
-    """One call; attributes as ``InterceptedCall``, and ``original``, the unchanged body.
+    """One call. Its body is the answer so far; what else it carries, its subclasses know.
 
     Releasing it answers the peer, which then makes the call; ``answered``, ``over`` and ``lost`` are set by
     what happened to it at the runtime.
     """
 
-    __slots__ = (
-        "_outcome", "_wire", "body", "decided", "done", "method", "original", "path", "service", "state",
-    )  # fmt: skip
+    __slots__ = ("_flow", "_outcome", "body", "decided", "done", "method", "state")
+    unreadable: ClassVar[tuple[type[Exception], ...]] = ()
 
-    def __init__(self, wire: Wire, method: str, body: bytes) -> None:
-        self._wire = wire
+    def __init__(self, flow: CallFlow, method: str, body: Any) -> None:
+        self._flow = flow
         self.method = method
-        self.service = SERVICE
-        self.path = f"/{SERVICE}/{method}"
-        self.original = self.body = body
+        self.body = body
         self.state: object | None = None
         self.decided = False
         self.done = False
-        self._outcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def decide(self) -> bytes:
+    async def decide(self) -> Any:
         """Have the call decided.
 
         Returns:
-            The message that is to go to the runtime.
+            The answer.
 
         Raises:
-            RefusedError: It is not to be made.
+            HookCallRefusedError: The call is not to be made.
         """
         try:
-            self._wire.request(self)
+            self._flow.request(self._held())
             return await self._outcome
         except asyncio.CancelledError:
             self.lost()  # the peer does not wait any more
             raise
 
-    # -- called by what decides calls ---------------------------------------------------------------------
+    def _held(self) -> HeldCall:
+        return cast("HeldCall", self)  # of the methods that read, only those of the call's method are called
 
-    def change(self, body: bytes) -> None:
-        """Have another message from now on."""
+    # -- called by the code that decides ------------------------------------------------------------------
+
+    def change(self, body: Any) -> None:
+        """Have another answer from now on."""
         self.body = body
 
-    def release(self, body: bytes | None = None) -> None:
+    def release(self) -> None:
         """Let the call go on; once decided nothing happens."""
+        self._answer(self.body)
+
+    def _answer(self, body: Any) -> None:
         if not self.decided:
             self.decided = True
-            self._outcome.set_result(self.body if body is None else body)
+            self._outcome.set_result(body)
 
     def refuse(self, code: int, message: str) -> None:
         """Have the call not be made."""
@@ -91,10 +97,10 @@ class ForeignCall:
 
     # -- the outcome -------------------------------------------------------------------------------------
 
-    def answered(self, message: bytes) -> None:
-        """The runtime has done it, and this is its answer."""
+    def answered(self, created: str) -> None:
+        """The runtime has created what the call is about, under this id."""
         if not self.done:
-            self._wire.response(self, message)
+            self._flow.answered(self._held(), created)
             self._end(0)
 
     def over(self, status: int) -> None:
@@ -117,4 +123,91 @@ class ForeignCall:
     def _end(self, status: int | None) -> None:
         if not self.done:
             self.decided = self.done = True
-            self._wire.finished(self, status)
+            self._flow.finished(self._held(), status)
+
+
+class SandboxCall(ForeignCall):
+    """RunPodSandbox; see ``proxy.controller.calls.held_call.HeldCall``."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, flow: CallFlow, asked: pb.PodSandboxHookRequest) -> None:
+        super().__init__(flow, "RunPodSandbox", pod_echo(asked))
+        self._asked = asked
+
+    def sandbox(self, bounds: Bounds) -> Pod:
+        """Read the pod."""
+        return sandbox_pod(self._asked, self.body, bounds)
+
+    def sandbox_total(self) -> Request:
+        """Read what the containers of the pod ask for together."""
+        return request_of(self._asked.resources)
+
+    def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
+        """Read the pod."""
+        return self.sandbox(bounds)
+
+    def seen_by_hooks(self) -> SandboxHookView:
+        """Give the message as hooks see it."""
+        from proxy.frontends.hookserver.hook_view import SandboxHookView  # only where there are hooks
+
+        return SandboxHookView(self._asked, self.body)
+
+
+class ContainerCall(ForeignCall):
+    """CreateContainer, StartContainer or UpdateContainerResources; see ``HeldCall``."""
+
+    __slots__ = ("_asked", "_sandbox")
+    body: ContainerReply
+
+    def __init__(
+        self,
+        flow: CallFlow,
+        method: str,
+        asked: pb.ContainerResourceHookRequest,
+        reply: ContainerReply,
+        sandbox: tuple[str, int] = ("", 0),
+    ) -> None:
+        """Prepare to have a call decided.
+
+        Args:
+            flow: Decides calls.
+            method: The CRI method.
+            asked: The request.
+            reply: The answer so far.
+            sandbox: Id and attempt of the pod's sandbox, for a create.
+        """
+        super().__init__(flow, method, reply)
+        self._asked = asked
+        self._sandbox = sandbox
+
+    def target(self) -> str:
+        """Read the id of the container."""
+        return self._asked.container_meta.id
+
+    def create_request(self) -> KoordinatorCreateRequest:
+        """Read a create."""
+        return KoordinatorCreateRequest(self._asked, self.body.asked, *self._sandbox)
+
+    def resource_update(self) -> ResourceUpdate:
+        """Read an update."""
+        asked = self.body.asked
+        return ResourceUpdate(self.target(), asked.cpuset_cpus, asked.cpuset_mems, asked.cpu_quota)
+
+    def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
+        """Read the pod."""
+        return self.create_request().pod(bounds)
+
+    def seen_by_hooks(self) -> ContainerHookView:
+        """Give the message as hooks see it."""
+        from proxy.frontends.hookserver.hook_view import ContainerHookView  # only where there are hooks
+
+        return ContainerHookView(self._asked, self.body)
+
+    def set_cgroup_parent(self, parent: str) -> None:
+        """Name another cgroup of the pod."""
+        self.change(with_parent(self.body, parent))
+
+    def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
+        """Let the call go on with a decision."""
+        self._answer(placed(self.body, cpus, mems, quota))

@@ -1,109 +1,42 @@
-"""Conversion between Koordinator's hook messages and the CRI's.
+"""Koordinator's hook messages: values that are decided on, and answers.
 
-A hook request becomes the CRI request that it was made from, as far as it carries that. An answer is the
-request again, with what was changed in the CRI request since: a server that leaves something out would have
-the peer erase it (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource: cpusets are
-always replaced, an ``oom_score_adj`` of 0 counts). Resources have the same fields and numbers in both
-protocols, so fields that we do not know stay.
-
-What the protocol has no field for, such as mounts, stays behind, and is named. A key of a map cannot be taken
-away either, since the peer adds the maps that it gets to those that it has.
+An answer is the request again, with what has been decided: a server that leaves something out would have the
+peer erase it (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource: cpusets are
+always replaced, an ``oom_score_adj`` of 0 counts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from typing import Final
+import dataclasses
+from dataclasses import dataclass
 
-from proxy.api.cri import api_pb2 as cri
+from proxy.allocation.memory.page_sizes import SIZES_LIMIT, huge_pages
 from proxy.api.koordinator import hook_pb2 as pb
-
-NUMBERS: Final = (
-    "cpu_period",
-    "cpu_quota",
-    "cpu_shares",
-    "memory_limit_in_bytes",
-    "oom_score_adj",
-    "cpuset_cpus",
-    "cpuset_mems",
-    "memory_swap_limit_in_bytes",
-)
-"""Fields of resources that are one value."""
+from proxy.controller.calls.held_call import NO_DEVICES
+from proxy.controller.ports import DeviceFacts
+from proxy.model.idset import CpuSet, Mask, plausible
+from proxy.model.machine import Bounds
+from proxy.model.workload import Pod, Request
+from proxy.pools.facts import pod_facts
 
 
-def run_request(asked: pb.PodSandboxHookRequest) -> cri.RunPodSandboxRequest:
-    """Make a RunPodSandbox of what is asked before one."""
-    request = cri.RunPodSandboxRequest(runtime_handler=asked.runtime_handler)
-    config = request.config
-    _pod(config, asked.pod_meta, asked.labels, asked.annotations, asked.cgroup_parent)
-    for name in ("overhead", "resources"):
-        if asked.HasField(name):
-            getattr(config.linux, name).ParseFromString(getattr(asked, name).SerializeToString())
-    return request
+@dataclass(frozen=True, slots=True)
+class ContainerReply:
+    """The answer about a container so far; its messages are never changed.
 
-
-def create_request(
-    asked: pb.ContainerResourceHookRequest, sandbox_id: str, attempt: int
-) -> cri.CreateContainerRequest:
-    """Make a CreateContainer of what is asked before one.
-
-    Args:
-        asked: What is asked; it names the pod by its uid, and never its attempt.
-        sandbox_id: The pod's sandbox.
-        attempt: The sandbox's attempt.
+    Attributes:
+        message: The answer.
+        asked: What the client asks for in resources, changed by hooks.
+        lost: Fields that hooks want to change and that the answer has no place for.
     """
-    request = cri.CreateContainerRequest(pod_sandbox_id=sandbox_id)
-    config, pod = request.config, request.sandbox_config
-    config.metadata.name = asked.container_meta.name
-    config.metadata.attempt = asked.container_meta.attempt
-    config.annotations.update(asked.container_annotations)
-    for key, value in asked.container_envs.items():
-        config.envs.add(key=key, value=value.encode())
-    config.linux.resources.ParseFromString(asked.container_resources.SerializeToString())
-    _pod(pod, asked.pod_meta, asked.pod_labels, asked.pod_annotations, asked.pod_cgroup_parent)
-    pod.metadata.attempt = attempt
-    if asked.HasField("pod_resources"):
-        pod.linux.resources.ParseFromString(asked.pod_resources.SerializeToString())
-    return request
 
-
-def update_request(
-    asked: pb.ContainerResourceHookRequest, *, quota: bool
-) -> cri.UpdateContainerResourcesRequest:
-    """Make an UpdateContainerResources of what is asked before one.
-
-    The peer sends everything that was ever set, so the sets in it are as likely ours as the client's
-    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out: nothing depends on
-    them, and they must not count as the client's request.
-
-    Args:
-        asked: What is asked.
-        quota: Whether a quota of -1 is the client's own; else it is an answer of ours, and left out too.
-    """
-    request = cri.UpdateContainerResourcesRequest(container_id=asked.container_meta.id)
-    request.annotations.update(asked.container_annotations)
-    request.linux.ParseFromString(asked.container_resources.SerializeToString())
-    request.linux.cpuset_cpus = request.linux.cpuset_mems = ""
-    if request.linux.cpu_quota < 0 and not quota:
-        request.linux.cpu_quota = 0
-    return request
-
-
-def _pod(
-    config: cri.PodSandboxConfig,
-    meta: pb.PodSandboxMetadata,
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    cgroup_parent: str,
-) -> None:
-    config.metadata.ParseFromString(meta.SerializeToString())  # the same fields in both protocols
-    config.labels.update(labels)
-    config.annotations.update(annotations)
-    config.linux.cgroup_parent = cgroup_parent
+    message: pb.ContainerResourceHookResponse
+    asked: pb.LinuxContainerResources
+    lost: tuple[str, ...] = ()
 
 
 def pod_echo(asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
-    """Answer that nothing is to be otherwise."""
+    """Answer that nothing is to be changed."""
     answer = pb.PodSandboxHookResponse(cgroup_parent=asked.cgroup_parent)
     answer.labels.update(asked.labels)
     answer.annotations.update(asked.annotations)
@@ -113,7 +46,7 @@ def pod_echo(asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
 
 
 def container_echo(asked: pb.ContainerResourceHookRequest) -> pb.ContainerResourceHookResponse:
-    """Answer that nothing is to be otherwise."""
+    """Answer that nothing is to be changed."""
     answer = pb.ContainerResourceHookResponse(pod_cgroup_parent=asked.pod_cgroup_parent)
     answer.container_annotations.update(asked.container_annotations)
     answer.container_envs.update(asked.container_envs)
@@ -122,69 +55,147 @@ def container_echo(asked: pb.ContainerResourceHookRequest) -> pb.ContainerResour
     return answer
 
 
-def run_answer(asked: pb.PodSandboxHookRequest, sent: bytes, body: bytes) -> pb.PodSandboxHookResponse:
-    """Answer with what was changed in a RunPodSandbox, from ``sent`` to ``body``."""
-    old, new = (cri.RunPodSandboxRequest.FromString(each).config for each in (sent, body))
-    answer = pod_echo(asked)
-    _changes(answer.labels, old.labels, new.labels)
-    _changes(answer.annotations, old.annotations, new.annotations)
-    if new.linux.cgroup_parent != old.linux.cgroup_parent:
-        answer.cgroup_parent = new.linux.cgroup_parent
-    return answer
+def container_reply(asked: pb.ContainerResourceHookRequest) -> ContainerReply:
+    """Begin an answer about a create."""
+    return ContainerReply(container_echo(asked), asked.container_resources)
 
 
-def create_answer(
-    asked: pb.ContainerResourceHookRequest, sent: bytes, body: bytes
-) -> tuple[pb.ContainerResourceHookResponse, list[str]]:
-    """Answer with what was changed in a CreateContainer, from ``sent`` to ``body``.
+def update_reply(asked: pb.ContainerResourceHookRequest, *, quota: bool) -> ContainerReply:
+    """Begin an answer about an update.
 
-    Returns:
-        The answer, and the names of changed fields that it has no place for.
+    The peer sends everything that was ever set, so the sets in it are as likely ours as the client's
+    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out of what is asked for:
+    nothing depends on them, and they must not count as the client's request.
+
+    Args:
+        asked: The request.
+        quota: Whether a quota of -1 is the client's own; else it is an answer of ours, and left out too.
     """
-    before, after = (cri.CreateContainerRequest.FromString(each) for each in (sent, body))
-    old, new = before.config, after.config
-    answer = container_echo(asked)
-    if (parent := after.sandbox_config.linux.cgroup_parent) != before.sandbox_config.linux.cgroup_parent:
-        answer.pod_cgroup_parent = parent
-    _changes(answer.container_annotations, old.annotations, new.annotations)
-    lost = [name for name in ("mounts", "devices", "labels", "CDI_devices") if getattr(new, name)]
-    envs = {entry.key: entry.value for entry in old.envs}
-    for entry in new.envs:
-        if envs.get(entry.key) != entry.value:
-            try:
-                answer.container_envs[entry.key] = entry.value.decode()
-            except UnicodeDecodeError:
-                lost.append(f"envs[{entry.key}]")
-    _resources(answer, old.linux.resources, new.linux.resources)
-    return answer, lost
+    resources = pb.LinuxContainerResources()
+    resources.CopyFrom(asked.container_resources)
+    resources.cpuset_cpus = resources.cpuset_mems = ""
+    if resources.cpu_quota < 0 and not quota:
+        resources.cpu_quota = 0
+    return ContainerReply(container_echo(asked), resources)
 
 
-def update_answer(
-    asked: pb.ContainerResourceHookRequest, sent: bytes, body: bytes
-) -> pb.ContainerResourceHookResponse:
-    """Answer with what was changed in an UpdateContainerResources, from ``sent`` to ``body``."""
-    old, new = (cri.UpdateContainerResourcesRequest.FromString(each) for each in (sent, body))
-    answer = container_echo(asked)
-    if body != sent:  # it was decided, and no set may mean to erase the one in the request
-        answer.container_resources.cpuset_cpus = new.linux.cpuset_cpus
-    _changes(answer.container_annotations, old.annotations, new.annotations)
-    _resources(answer, old.linux, new.linux)
-    return answer
+def placed(reply: ContainerReply, cpus: CpuSet | None, mems: Mask | None, quota: int) -> ContainerReply:
+    """Return an answer with a decision; as ``HeldCall.place``."""
+    answer = pb.ContainerResourceHookResponse()
+    answer.CopyFrom(reply.message)
+    resources = answer.container_resources
+    values: list[tuple[str, str | int]] = [("cpuset_cpus", str(cpus) if cpus else "")]
+    if mems:
+        values.append(("cpuset_mems", str(mems)))
+    if quota:
+        values.append(("cpu_quota", quota))
+    for name, value in values:
+        if getattr(resources, name) != value:
+            setattr(resources, name, value)
+    return dataclasses.replace(reply, message=answer)
 
 
-def _resources(
-    answer: pb.ContainerResourceHookResponse,
-    old: cri.LinuxContainerResources,
-    new: cri.LinuxContainerResources,
-) -> None:
-    for name in NUMBERS:
-        if getattr(new, name) != getattr(old, name):
-            setattr(answer.container_resources, name, getattr(new, name))
-    if new.unified != old.unified:
-        _changes(answer.container_resources.unified, old.unified, new.unified)
+def with_parent(reply: ContainerReply, parent: str) -> ContainerReply:
+    """Return an answer that names another cgroup of the pod."""
+    answer = pb.ContainerResourceHookResponse()
+    answer.CopyFrom(reply.message)
+    answer.pod_cgroup_parent = parent
+    return dataclasses.replace(reply, message=answer)
 
 
-def _changes(into: MutableMapping[str, str], old: Mapping[str, str], new: Mapping[str, str]) -> None:
-    for key, value in new.items():
-        if old.get(key) != value:
-            into[key] = value
+# -- values -------------------------------------------------------------------------------------------------
+
+
+def sandbox_pod(asked: pb.PodSandboxHookRequest, answer: pb.PodSandboxHookResponse, bounds: Bounds) -> Pod:
+    """Read the pod of a sandbox that is to be created.
+
+    Args:
+        asked: The request.
+        answer: The answer so far, with what hooks have set.
+        bounds: CPUs and NUMA nodes that annotations may name.
+    """
+    meta = asked.pod_meta
+    pod = pod_facts(
+        "",
+        meta.uid,
+        meta.namespace,
+        meta.name,
+        meta.attempt,
+        answer.labels,
+        answer.annotations,
+        answer.cgroup_parent,
+        bounds,
+    )
+    return _with_total(pod, asked.resources) if asked.HasField("resources") else pod
+
+
+def request_of(resources: pb.LinuxContainerResources) -> Request:
+    """Read what is asked for."""
+    pages = resources.hugepage_limits[:SIZES_LIMIT]
+    return Request(
+        resources.cpu_shares,
+        resources.cpu_quota,
+        resources.cpu_period,
+        resources.memory_limit_in_bytes,
+        plausible(resources.cpuset_cpus),
+        plausible(resources.cpuset_mems),
+        huge_pages((entry.page_size, entry.limit) for entry in pages),
+    )
+
+
+class KoordinatorCreateRequest:
+    """A create; see ``proxy.controller.calls.held_call.CreateRequest``."""
+
+    def __init__(
+        self,
+        asked: pb.ContainerResourceHookRequest,
+        resources: pb.LinuxContainerResources,
+        sandbox_id: str,
+        sandbox_attempt: int,
+    ) -> None:
+        """Read a create.
+
+        Args:
+            asked: The request; it names the pod by its uid, and never its attempt.
+            resources: What it asks for, changed by hooks.
+            sandbox_id: The pod's sandbox.
+            sandbox_attempt: The sandbox's attempt.
+        """
+        self.sandbox_id = sandbox_id
+        self.name = asked.container_meta.name
+        self.attempt = asked.container_meta.attempt
+        self.resources = request_of(resources)
+        self._asked = asked
+        self._sandbox_attempt = sandbox_attempt
+
+    def pod(self, bounds: Bounds) -> Pod:
+        """Read the pod."""
+        asked, meta = self._asked, self._asked.pod_meta
+        pod = pod_facts(
+            self.sandbox_id,
+            meta.uid,
+            meta.namespace,
+            meta.name,
+            self._sandbox_attempt,
+            asked.pod_labels,
+            asked.pod_annotations,
+            asked.pod_cgroup_parent,
+            bounds,
+        )
+        return _with_total(pod, asked.pod_resources) if asked.HasField("pod_resources") else pod
+
+    def pod_total(self) -> Request | None:
+        """Read what the containers of the pod ask for together."""
+        return _total(self._asked.pod_resources) if self._asked.HasField("pod_resources") else None
+
+    def devices(self) -> DeviceFacts:
+        """Return no devices: the protocol does not carry them."""
+        return NO_DEVICES
+
+
+def _total(resources: pb.LinuxContainerResources) -> Request:
+    return Request(resources.cpu_shares, resources.cpu_quota, resources.cpu_period)
+
+
+def _with_total(pod: Pod, resources: pb.LinuxContainerResources) -> Pod:
+    return pod if pod.cpuset is None else dataclasses.replace(pod, total=_total(resources))

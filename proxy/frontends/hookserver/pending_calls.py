@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from proxy.api.cri import api_pb2 as cri
 from proxy.controller.controller import Keeper
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.controller.start_update import StartUpdate
@@ -171,7 +170,7 @@ class PendingCalls:
         if call is not None and pod.id in self._keeper.state.pods:
             call.lost()  # known already: it has passed through us, too
         elif call is not None:
-            call.answered(cri.RunPodSandboxResponse(pod_sandbox_id=pod.id).SerializeToString())
+            call.answered(pod.id)
 
     def see_container(self, container: RuntimeContainer) -> None:
         """The runtime lists a container."""
@@ -179,7 +178,7 @@ class PendingCalls:
         if call is not None and container.id in self._keeper.state.containers:
             call.lost()  # known already: it has passed through us, too
         elif call is not None:
-            call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
+            call.answered(container.id)
             # Others may have changed the request after us.
             self._keeper.store.handle(SavedCpusLearned(container.id, None))
             if container.state in BEGUN:  # started without a request to us

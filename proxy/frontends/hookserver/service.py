@@ -13,9 +13,9 @@ from proxy.model.errors import TopoproxyError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from proxy.controller.calls.call_flow import CallFlow
     from proxy.controller.controller import Keeper
     from proxy.controller.start_update import StartUpdate
-    from proxy.frontends.hookserver.foreign_call import Wire
 
 PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
 """Delays before the socket is tried again, the last one repeatedly: its current user may be stopping."""
@@ -24,19 +24,19 @@ PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
 class Serving:
     """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
-    def __init__(self, path: Path, keeper: Keeper, launch: StartUpdate, wire: Wire) -> None:
+    def __init__(self, path: Path, keeper: Keeper, launch: StartUpdate, flow: CallFlow) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             path: Where to listen.
             keeper: The node.
             launch: Makes calls to the runtime on behalf of a call.
-            wire: Decides on calls: the interceptors of the calls that pass through us, so that the same hooks
-                are called.
+            flow: Decides calls: the same as for calls that pass through us, so that the same hooks are
+                called.
         """
         self.path = path
         self.listening = False
-        self.desk = Servicer(keeper, launch, wire)
+        self.desk = Servicer(keeper, launch, flow)
         self._keeper = keeper
         self._server = Server(path, keeper, self.desk)
         self._task: asyncio.Task[None] | None = None

@@ -1,70 +1,64 @@
 """The seven requests of Koordinator's protocol, answered on the event loop.
 
-Each becomes the CRI call that it is about, and is decided as if that call passed through us, by the same
-code: so all that holds for those holds here. Questions before a call may be refused; those after one only
-have us look at the runtime, as the peer asks them after failed calls, too (Koordinator v1.8.0
-pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
+Those before a call are decided by the same code as calls that pass through us (``CallFlow``), and may be
+refused. Those after a call only have us look at the runtime, as the peer sends them after failed calls, too
+(Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
 """
 
 from __future__ import annotations
 
-from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
+from proxy.controller.calls.call_flow import CallFlow
+from proxy.controller.calls.held_call import Trip
 from proxy.controller.controller import Keeper
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.quotas import CONTAINER
-from proxy.frontends.cri.call import Trip
-from proxy.frontends.hookserver.foreign_call import ForeignCall, HookCallRefusedError, Wire
+from proxy.frontends.hookserver.foreign_call import ContainerCall, HookCallRefusedError, SandboxCall
 from proxy.frontends.hookserver.lookup import RuntimeLookup
 from proxy.frontends.hookserver.messages import (
+    KoordinatorCreateRequest,
     container_echo,
-    create_answer,
-    create_request,
+    container_reply,
     pod_echo,
-    run_answer,
-    run_request,
-    update_answer,
-    update_request,
+    update_reply,
 )
 from proxy.frontends.hookserver.pending_calls import Creation, PendingCalls
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Phase
-from proxy.pools.facts import pod_facts
 
 Container = pb.ContainerResourceHookRequest
 ContainerAnswer = pb.ContainerResourceHookResponse
 
 
 class Servicer:
-    """Answers what is asked; all methods on the loop."""
+    """Answers the requests; all methods on the loop."""
 
-    def __init__(self, keeper: Keeper, launch: StartUpdate, wire: Wire) -> None:
+    def __init__(self, keeper: Keeper, launch: StartUpdate, flow: CallFlow) -> None:
         """Prepare to answer.
 
         Args:
             keeper: The node.
             launch: Makes calls to the runtime on behalf of a call.
-            wire: Decides on calls.
+            flow: Decides calls.
         """
         self._keeper = keeper
         self._launch = launch
-        self._wire = wire
+        self._flow = flow
         self.under_way = PendingCalls(keeper, launch)
         self._find = RuntimeLookup(keeper, launch, self.under_way)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
     async def pre_run_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
-        """A sandbox is about to be made.
+        """A sandbox is about to be created.
 
         Raises:
-            RefusedError: It is not to be.
+            HookCallRefusedError: It is not to be.
         """
-        call = ForeignCall(self._wire, "RunPodSandbox", run_request(asked).SerializeToString())
-        body = await call.decide()
+        call = SandboxCall(self._flow, asked)
+        answer: pb.PodSandboxHookResponse = await call.decide()
         with call.or_lost():
-            answer = run_answer(asked, call.original, body)
             if asked.pod_meta.uid and call.state is not None:
                 self.under_way.add_pod(asked.pod_meta.uid, call)
             else:
@@ -89,10 +83,10 @@ class Servicer:
     # -- containers ---------------------------------------------------------------------------------------
 
     async def pre_create_container(self, asked: Container) -> ContainerAnswer:
-        """A container is about to be made: it gets its CPUs, which are free when this returns.
+        """A container is about to be created: it gets its CPUs, which are free when this returns.
 
         Raises:
-            RefusedError: It is not to be.
+            HookCallRefusedError: It is not to be.
         """
         if self._keeper.store.mode.is_leaving:
             return container_echo(asked)  # the node is released
@@ -103,24 +97,22 @@ class Servicer:
             return self._undecided(asked, str(error))
         if found is None:
             return self._undecided(asked, "the runtime does not know its sandbox")
-        sandbox_id, attempt = found
-        body = create_request(asked, sandbox_id, attempt).SerializeToString()
-        call = ForeignCall(self._wire, "CreateContainer", body)
-        body = await call.decide()
+        call = ContainerCall(self._flow, "CreateContainer", asked, container_reply(asked), found)
+        reply = await call.decide()
+        answer: ContainerAnswer = reply.message
         with call.or_lost():
-            answer, lost = create_answer(asked, call.original, body)
-            self._entrust(call, answer, sandbox_id, asked.container_meta)
-        if lost:
+            self._entrust(call, answer, found[0], asked.container_meta)
+        if reply.lost:
             self._keeper.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
                 pod=f"{asked.pod_meta.namespace}/{asked.pod_meta.name}",
                 container=asked.container_meta.name,
-                fields=", ".join(lost),
+                fields=", ".join(reply.lost),
             )
         return answer
 
     def _entrust(
-        self, call: ForeignCall, answer: ContainerAnswer, sandbox_id: str, meta: pb.ContainerMetadata
+        self, call: ContainerCall, answer: ContainerAnswer, sandbox_id: str, meta: pb.ContainerMetadata
     ) -> None:
         """The create is the peer's from here on."""
         if isinstance(call.state, Trip):
@@ -135,13 +127,12 @@ class Servicer:
         """A container is about to be started: the runtime has today's set for it when this returns.
 
         Raises:
-            RefusedError: It is not to be.
+            HookCallRefusedError: It is not to be.
         """
         container_id = asked.container_meta.id
         if container_id:
             await self._find.name(container_id)
-            request = cri.StartContainerRequest(container_id=container_id)
-            call = ForeignCall(self._wire, "StartContainer", request.SerializeToString())
+            call = ContainerCall(self._flow, "StartContainer", asked, container_reply(asked))
             await call.decide()
             if call.state is not None:
                 self.under_way.starts.add(container_id, call)
@@ -165,10 +156,10 @@ class Servicer:
         return container_echo(asked)
 
     async def pre_update_container_resources(self, asked: Container) -> ContainerAnswer:
-        """A container's resources are about to be changed: its CPUs are ours to say.
+        """A container's resources are about to be changed; its CPUs are decided here.
 
         Raises:
-            RefusedError: They are not to be.
+            HookCallRefusedError: They are not to be.
         """
         container_id = asked.container_meta.id
         if not container_id:
@@ -177,11 +168,13 @@ class Servicer:
         quotas, container = self._keeper.quotas, self._keeper.state.containers.get(container_id)
         recorded = CONTAINER + container_id in quotas.known.records
         ours = recorded or (container is not None and quotas.off(container))
-        request = update_request(asked, quota=not ours)
-        call = ForeignCall(self._wire, "UpdateContainerResources", request.SerializeToString())
-        body = await call.decide()
+        call = ContainerCall(
+            self._flow, "UpdateContainerResources", asked, update_reply(asked, quota=not ours)
+        )
+        reply = await call.decide()
         call.lost()  # its end is never seen; afterwards the runtime gets the current set again
-        return update_answer(asked, call.original, body)
+        answer: ContainerAnswer = reply.message
+        return answer
 
     async def post_stop_container(self, asked: Container) -> ContainerAnswer:
         """A container was stopped, or was not: the runtime knows."""
@@ -197,7 +190,7 @@ class Servicer:
     # -- where nothing can be decided ---------------------------------------------------------------------
 
     def _undecided(self, asked: Container, why: str) -> ContainerAnswer:
-        """Let a create go on as it is, unless its pod would rather not run."""
+        """Let a create go on as it is, unless its pod must not run unplaced."""
         keeper = self._keeper
         meta = asked.pod_meta
         words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
@@ -213,9 +206,7 @@ class Servicer:
         return container_echo(asked)
 
     def is_strict(self, asked: Container) -> bool:
-        """Return whether a container's pod would rather not run than run anywhere."""
-        meta = asked.pod_meta
-        labels, annotations = asked.pod_labels, asked.pod_annotations
-        parent, bounds = asked.pod_cgroup_parent, self._keeper.state.node.machine.bounds
-        pod = pod_facts("", meta.uid, meta.namespace, meta.name, 0, labels, annotations, parent, bounds)
-        return self._keeper.state.node.refuses_unplaced(pod)
+        """Return whether a container's pod must not run unplaced."""
+        node = self._keeper.state.node
+        pod = KoordinatorCreateRequest(asked, asked.container_resources, "", 0).pod(node.machine.bounds)
+        return node.refuses_unplaced(pod)

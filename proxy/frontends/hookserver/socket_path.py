@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxy.config.endpoint import PATH_LIMIT
-from proxy.frontends.cri.socket import refuse_living
 from proxy.model.errors import CannotCreateError, PermissionDeniedError
+from proxy.sockets.unix_socket import refuse_living
 
 MODE = 0o600
 

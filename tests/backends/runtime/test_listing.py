@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.listing import entries_of, read_container, read_sandbox
 from proxy.controller.runtime_ports import RuntimeContainer
-from proxy.frontends.cri.rewrite import field
 from proxy.model.errors import RuntimeCallError
 from proxy.pools.facts import QOS_LABEL
+from proxy.wire.fields import field
 
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200
 GOOD = field(1, b"good") + field(2, b"s") + field(3, field(1, b"main") + b"\x10\x02") + b"\x30\x01"

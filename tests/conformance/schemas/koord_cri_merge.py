@@ -8,10 +8,9 @@ from typing import Any
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as hook
 from proxy.config.hooks import HooksConfig
-from proxy.frontends.cri.hook_bridge.adjust import adjusted_create
-from proxy.frontends.cri.hook_bridge.facts import resources_of
-from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
-from proxy.frontends.hookserver.messages import create_request
+from proxy.frontends.cri.hook_adjust import adjusted_create
+from proxy.frontends.hook_bridge.object_cache import ObjectCache
+from proxy.frontends.hook_bridge.resources import resources_of
 from proxy.hooks.answers import NOTHING
 from proxy.hooks.events import (
     PostStartContainer,
@@ -213,10 +212,10 @@ def _resources_cri_to_hook(case: Case) -> Outcome:
 
 
 def _resources_hook_to_cri(case: Case) -> Outcome:
-    entry = hook.ContainerResourceHookRequest()
-    entry.container_resources.CopyFrom(message(hook.LinuxContainerResources, case.optional("input", dict)))
+    """Resources have the same fields in both protocols."""
+    found = message(hook.LinuxContainerResources, case.optional("input", dict))
     expected = message(cri.LinuxContainerResources, _expected(case))
-    return Outcome(shown(expected), shown(create_request(entry, "", 0).config.linux.resources))
+    return Outcome(shown(expected), shown(resources_message(resources_of(found))))
 
 
 def _envs_cri_to_hook(case: Case) -> Outcome:

@@ -20,7 +20,7 @@ def pod_of(config: pb.PodSandboxConfig, sandbox_id: str, *bounds: Bounds) -> Pod
 
 
 def total_of(config: pb.PodSandboxConfig) -> Request:
-    return decode.total_of(pb.SandboxFacts.FromString(config.SerializeToString()))
+    return decode.request_of(pb.SandboxFacts.FromString(config.SerializeToString()).linux.resources)
 
 
 def with_pages(*limits: tuple[str, int]) -> pb.LinuxContainerResources:

@@ -11,18 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.hook_bridge.adjust import (
-    adjusted_create,
-    adjusted_run_pod,
-    adjusted_update,
-    with_cgroup_parent,
-)
-from proxy.frontends.cri.hook_bridge.facts import container_facts
-from proxy.frontends.cri.rewrite import create_suffix, field
+from proxy.frontends.cri.hook_adjust import adjusted_create, adjusted_run_pod, adjusted_update
+from proxy.frontends.cri.rewrite import cgroup_parent_suffix, create_suffix
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
+from proxy.wire.fields import field
+from tests.testkit.hook_facts import container_facts
 
 _M = TypeVar("_M", pb.CreateContainerRequest, pb.RunPodSandboxRequest, pb.UpdateContainerResourcesRequest)
 
@@ -369,7 +365,7 @@ def test_the_cgroup_of_a_pod_can_be_another() -> None:
     message = pb.CreateContainerRequest.FromString(request())
     message.sandbox_config.linux.cgroup_parent = "/kubepods/podu1"
     message.sandbox_config.labels["app"] = "web"
-    body = with_cgroup_parent(message.SerializeToString() + field(3, UNKNOWN), "/other/podu1")
+    body = message.SerializeToString() + field(3, UNKNOWN) + cgroup_parent_suffix("/other/podu1")
     sandbox = pb.CreateContainerRequest.FromString(body).sandbox_config
     assert (sandbox.linux.cgroup_parent, dict(sandbox.labels)) == ("/other/podu1", {"app": "web"})
     assert sandbox.SerializeToString().endswith(UNKNOWN)

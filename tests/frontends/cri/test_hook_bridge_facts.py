@@ -10,23 +10,23 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.frontends.cri.hook_bridge.facts import (
-    container_facts,
+from proxy.frontends.cri.rewrite import create_suffix
+from proxy.frontends.hook_bridge.facts import (
     decision_of,
     existing_facts,
-    pod_facts,
     pools_of,
-    resources_of,
+    remembered_pod_facts,
 )
-from proxy.frontends.cri.hook_bridge.lazy import LazyMap
-from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
-from proxy.frontends.cri.hook_bridge.resources import merged, recorded
-from proxy.frontends.cri.rewrite import create_suffix, field
+from proxy.frontends.hook_bridge.lazy import LazyMap
+from proxy.frontends.hook_bridge.object_cache import ObjectCache
+from proxy.frontends.hook_bridge.resources import merged, recorded, resources_of
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Pools, Resources
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from proxy.wire.fields import field
+from tests.testkit.hook_facts import container_facts, pod_facts, remember, remember_pod
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -92,12 +92,11 @@ def test_a_pods_facts_do_not_depend_on_their_source() -> None:
     maps = {"app": "web"}, {"note": "x"}
     expected = PodFacts("s1", "u1", "ns", "web", 2, "LS", "Burstable", "kata", POD.cgroup_parent, *maps)
     memory = ObjectCache()
-    memory.ran("s1", CONFIG, "kata")
-    remembered = memory.pod("s1")
-    for config in (CONFIG, CONFIG.SerializeToString(), remembered):
+    remember_pod(memory, POD, CONFIG, "kata")
+    for config in (CONFIG, CONFIG.SerializeToString()):
         assert pod_facts(POD, config, "kata") == expected
-    assert pod_facts(POD, remembered) == expected, "the handler is remembered, too"
-    assert pod_facts(POD, None) == dataclasses.replace(
+    assert remembered_pod_facts(POD, memory.pod("s1")) == expected, "the handler is remembered, too"
+    assert remembered_pod_facts(POD, None) == dataclasses.replace(
         expected, runtime_handler="", labels={}, annotations={}
     )
     assert type(pod_facts(POD, CONFIG).qos) is str
@@ -196,7 +195,7 @@ def test_a_container_that_is_being_made_has_no_id() -> None:
 
 def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
     memory = ObjectCache()
-    memory.created("c1", request().SerializeToString())
+    remember(memory, "c1", request().SerializeToString())
     container = dataclasses.replace(owning("c1", own("0-1")), request=Request(memory_limit=4096))
     told = existing_facts(container, memory.container("c1"))
     made = container_facts(request().SerializeToString())
@@ -206,7 +205,7 @@ def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
 def test_updates_take_precedence_over_the_ledger() -> None:
     memory = ObjectCache()
     memory.listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
-    memory.updated("c1", pb.LinuxContainerResources(cpu_shares=512, oom_score_adj=5))
+    memory.updated("c1", Resources(cpu_shares=512, oom_score_adj=5))
     container = dataclasses.replace(owning("c1", own("0-1")), request=Request(1024, memory_limit=4096))
     told = existing_facts(container, memory.container("c1"))
     assert told.resources == Resources(cpu_shares=512, memory_limit=4096, oom_score_adj=5)

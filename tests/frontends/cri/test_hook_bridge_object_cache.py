@@ -4,19 +4,22 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.hook_bridge.adjust import adjusted_create
-from proxy.frontends.cri.hook_bridge.facts import existing_facts, pod_facts
-from proxy.frontends.cri.hook_bridge.object_cache import (
+from proxy.frontends.cri.hook_adjust import adjusted_create
+from proxy.frontends.cri.hook_view import CriHookView
+from proxy.frontends.cri.rewrite import create_suffix
+from proxy.frontends.hook_bridge.facts import existing_facts, remembered_pod_facts
+from proxy.frontends.hook_bridge.object_cache import (
     CONTAINER_BYTES,
     POD_BYTES,
     ObjectCache,
     RememberedContainer,
 )
-from proxy.frontends.cri.rewrite import create_suffix
+from proxy.frontends.hook_bridge.resources import resources_of
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from tests.testkit.hook_facts import remember, remember_pod
 
 POD = Pod("s1", "u1", "ns", "web")
 
@@ -28,7 +31,7 @@ def facts(memory: ObjectCache, container_id: str = "c1") -> ContainerFacts:
 
 
 def pod(memory: ObjectCache) -> PodFacts:
-    return pod_facts(POD, memory.pod("s1"))
+    return remembered_pod_facts(POD, memory.pod("s1"))
 
 
 def create(**more: object) -> pb.CreateContainerRequest:
@@ -49,7 +52,7 @@ def create(**more: object) -> pb.CreateContainerRequest:
 
 def created(**more: object) -> ObjectCache:
     memory = ObjectCache()
-    memory.created("c1", create(**more).SerializeToString())
+    remember(memory, "c1", create(**more).SerializeToString())
     return memory
 
 
@@ -66,20 +69,18 @@ def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
     config = pb.PodSandboxConfig(labels={"l": "1"}, annotations={"a": "2"}, hostname="h")
     config.linux.cgroup_parent = "/kubepods/podu1"
     memory = ObjectCache()
-    for given in (config, config.SerializeToString()):
-        memory.ran("s1", given, "kata")
-        told = pod(memory)
-        assert (told.labels, told.annotations, told.runtime_handler) == ({"l": "1"}, {"a": "2"}, "kata")
-        known = memory.pod("s1")
-        assert known is not None
-        assert known.cgroup_parent == "/kubepods/podu1"
-        assert b"h" not in known.raw.replace(b"2", b""), "what hooks are not told is not kept"
+    remember_pod(memory, POD, config, "kata")
+    told = pod(memory)
+    assert (told.labels, told.annotations, told.runtime_handler) == ({"l": "1"}, {"a": "2"}, "kata")
+    known = memory.pod("s1")
+    assert known is not None
+    assert b"h" not in known.raw.replace(b"2", b""), "what hooks do not see is not kept"
 
 
 def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> None:
     body = adjusted_create(create().SerializeToString(), Adjustment(envs={"NEW": "1"}, cpu_shares=2))
     memory = ObjectCache()
-    memory.created("c1", body)
+    remember(memory, "c1", body)
     told = facts(memory)
     assert (told.envs, told.args, told.image) == ({"A": "\udcff", "NEW": "1"}, ("-v",), "i")
     assert told.resources == Resources(cpu_shares=2, oom_score_adj=-997)
@@ -87,9 +88,12 @@ def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> No
 
 def test_updates_add_up() -> None:
     memory = created()
-    memory.updated("c1", pb.LinuxContainerResources(cpu_quota=5000, memory_limit_in_bytes=1 << 30))
+    memory.updated(
+        "c1", resources_of(pb.LinuxContainerResources(cpu_quota=5000, memory_limit_in_bytes=1 << 30))
+    )
     memory.updated("c1", Resources(cpu_quota=-1, unified={"memory.high": "1"}))
-    memory.updated("c1", pb.LinuxContainerResources(memory_limit_in_bytes=-1, unified={"cpu.max": "max"}))
+    said = pb.LinuxContainerResources(memory_limit_in_bytes=-1, unified={"cpu.max": "max"})
+    memory.updated("c1", resources_of(said))
     unified = {"memory.high": "1", "cpu.max": "max"}
     assert facts(memory).resources == Resources(0, -1, 512, -1, 0, -997, unified=unified)
 
@@ -119,13 +123,13 @@ def test_lists_describe_containers_from_before() -> None:
 def test_a_container_that_is_gone_is_forgotten() -> None:
     """Koordinator's proxy keeps containers that ended by themselves for ever."""
     memory = created()
-    memory.created("c2", create().SerializeToString())
-    memory.ran("s1", b"", "")
-    memory.ran("s2", b"", "")
+    remember(memory, "c2", create().SerializeToString())
+    memory.ran("s1", PodFacts())
+    memory.ran("s2", PodFacts())
     memory.forget("c1", "s1")
     assert memory.container("c1") is memory.pod("s1") is None
     assert memory.container("c2") is not None
-    memory.created("c1", create().SerializeToString())
+    remember(memory, "c1", create().SerializeToString())
     memory.keep_only({"s1"}, {"c1"})
     assert memory.container("c2") is memory.pod("s2") is None
     assert memory.container("c1") is not None
@@ -151,11 +155,11 @@ def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
 def test_of_large_annotations_the_largest_go() -> None:
     notes = {"small": "1", "large": "x" * POD_BYTES, "larger": "y" * (POD_BYTES + 1), "fits": "z" * 1000}
     memory = ObjectCache()
-    memory.ran("s1", pb.PodSandboxConfig(labels={"l": "1"}, annotations=notes), "")
+    memory.ran("s1", PodFacts(labels={"l": "1"}, annotations=notes))
     assert (pod(memory).labels, {*pod(memory).annotations}) == ({"l": "1"}, {"small", "fits"})
     del notes["larger"]
     notes["large"] = "x" * (POD_BYTES - 2000)
-    memory.ran("s1", pb.PodSandboxConfig(annotations=notes), "")
+    memory.ran("s1", PodFacts(annotations=notes))
     assert pod(memory).annotations == notes, "as long as all fits, all is kept"
 
 
@@ -178,7 +182,7 @@ def test_no_container_takes_more_than_its_share(size: int) -> None:
         create().SerializeToString()
         + pb.CreateContainerRequest(config=pb.ContainerConfig(annotations=notes)).SerializeToString()
     )
-    memory.created("c3", body)
+    remember(memory, "c3", body)
     for each in ("c1", "c2", "c3"):
         found = memory.container(each)
         assert found is not None
@@ -189,18 +193,18 @@ def test_the_engines_own_choice_is_not_a_wish_of_the_client() -> None:
     """It is appended to what is remembered, not part of it; where it is, it is told as asked for."""
     memory = created()
     assert facts(memory).resources.cpuset_cpus == ""
-    memory.created("c1", create().SerializeToString() + create_suffix(CpuSet((1,)), None))
+    remember(memory, "c1", create().SerializeToString() + create_suffix(CpuSet((1,)), None))
     assert facts(memory).resources.cpuset_cpus == "1"
 
 
 def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
     memory = ObjectCache()
     for body in (b"\xff\xff\xff", b"\xff" * 2 * CONTAINER_BYTES):
-        memory.created("c1", body)
+        remember(memory, "c1", body)
         assert memory.knows("c1")
         assert memory.container("c1") == RememberedContainer("", b"", Resources(), whole=False)
 
 
 def test_an_invalid_sandbox_is_an_error() -> None:
     with pytest.raises(DecodeError):
-        ObjectCache().ran("s1", b"\xff\xff\xff", "")
+        CriHookView("RunPodSandbox", b"\xff\xff\xff").sandbox(POD)

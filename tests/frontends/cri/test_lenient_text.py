@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.decode import pod_of
-from proxy.frontends.cri.hook_bridge import lenient
-from proxy.frontends.cri.hook_bridge.facts import container_facts, pod_facts
-from proxy.frontends.cri.hook_bridge.lenient import TooManyFieldsError, read
-from proxy.frontends.cri.lenient_text import Keys, identity, text
-from proxy.frontends.cri.rewrite import field
 from proxy.model.errors import HookError
 from proxy.pools.facts import POD_KEYS
+from proxy.wire import lenient_message
+from proxy.wire.fields import field
+from proxy.wire.lenient_message import TooManyFieldsError, read
+from proxy.wire.lenient_text import Keys, identity, text
+from tests.testkit.hook_facts import container_facts, pod_facts
 
 BITS = st.binary(max_size=12) | st.text(max_size=6).map(str.encode)
 KEYS = st.sampled_from([key.encode() for key in POD_KEYS]) | BITS
@@ -87,7 +87,7 @@ def test_an_odd_message_that_is_too_large_fails_the_hook_that_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An empty map instead would let pass what a hook is there to refuse."""
-    monkeypatch.setattr(lenient, "MOST", 50)
+    monkeypatch.setattr(lenient_message, "MOST", 50)
     raw = b"".join(field(7, field(1, b"k%d" % n) + field(2, b"\xff")) for n in range(60))
     with pytest.raises(TooManyFieldsError):
         read(pb.PodSandboxConfig, raw)

@@ -16,10 +16,10 @@ from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.config.load import parse
+from proxy.controller.calls.call_flow import CallFlow
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
-from proxy.frontends.cri.interceptors import Interceptors
 from proxy.frontends.hookserver.service import Serving
 from proxy.telemetry import metrics
 from proxy.topology.build import described
@@ -215,7 +215,7 @@ hooks:
         assert sync is not None
         assert launch is not None
         # The daemon itself serves nothing here: what is tried is what it would start.
-        self.serving = Serving(self.socket, keeper, launch, Interceptors(keeper, sync, launch))
+        self.serving = Serving(self.socket, keeper, launch, CallFlow(keeper, sync, launch))
         await self.serving.run()
         self.peer = Peer(self.folder / "runtime.sock", self.socket)
 

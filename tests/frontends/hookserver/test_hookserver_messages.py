@@ -1,4 +1,4 @@
-"""Between the two protocols: nothing is lost on the way, and only what was changed comes back changed."""
+"""Koordinator's messages: nothing is lost in an answer, and only what was decided or wanted is changed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.frontends.cri.rewrite import create_suffix, update_suffix
 from proxy.frontends.hookserver import messages
+from proxy.frontends.hookserver.hook_view import ContainerHookView, SandboxHookView
+from proxy.hooks.answers import CLEAR, NOTHING, Adjustment
+from proxy.hooks.facts import Device, Mount
+from proxy.hooks.remote.convert import NUMBERS
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import ANY_MACHINE
+from proxy.model.workload import Pod, Request
 
 TEXT = st.text(max_size=8)
 MAP = st.dictionaries(TEXT, TEXT, max_size=4)
 NUMBER = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)
 UNKNOWN = b"\xfa\x3f\x03abc"
-"""Field 1023, which nobody declares."""
+"""Field 1023, which no message declares."""
 
 
 @st.composite
 def resources(draw: Any) -> pb.LinuxContainerResources:
     found = pb.LinuxContainerResources()
-    for name in messages.NUMBERS:
-        setattr(found, name, draw(TEXT if name.startswith("cpuset") else NUMBER))
+    for name in NUMBERS.values():
+        setattr(found, name, draw(NUMBER))
+    found.cpuset_cpus, found.cpuset_mems = draw(TEXT), draw(TEXT)
     found.unified.update(draw(MAP))
     for size, limit in draw(st.dictionaries(TEXT, st.integers(0, 1 << 63), max_size=2)).items():
         found.hugepage_limits.add(page_size=size, limit=limit)
@@ -62,15 +68,10 @@ def pods(draw: Any) -> pb.PodSandboxHookRequest:
 
 @given(containers())
 def test_an_unchanged_create_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
-    sent = messages.create_request(asked, "s", 3)
-    assert (sent.pod_sandbox_id, sent.sandbox_config.metadata.attempt) == ("s", 3)
-    assert sent.sandbox_config.metadata.uid == asked.pod_meta.uid
-    assert dict(sent.sandbox_config.labels) == dict(asked.pod_labels)
-    assert {e.key: e.value.decode() for e in sent.config.envs} == dict(asked.container_envs)
-    body = sent.SerializeToString()
-    answer, lost = messages.create_answer(asked, body, body)
-    assert answer == messages.container_echo(asked)
-    assert lost == []
+    reply = messages.container_reply(asked)
+    assert ContainerHookView(asked, reply).adjusted(NOTHING) is reply
+    answer = reply.message
+    assert reply.lost == ()
     assert answer.container_resources == asked.container_resources
     assert answer.HasField("container_resources") == asked.HasField("container_resources")
     assert dict(answer.container_envs) == dict(asked.container_envs)
@@ -79,93 +80,128 @@ def test_an_unchanged_create_is_echoed(asked: pb.ContainerResourceHookRequest) -
 
 
 @given(containers())
+def test_a_create_names_its_pod_and_container(asked: pb.ContainerResourceHookRequest) -> None:
+    made = messages.KoordinatorCreateRequest(asked, asked.container_resources, "s", 3)
+    pod = made.pod(ANY_MACHINE)
+    meta = asked.pod_meta
+    assert (made.sandbox_id, pod.sandbox_id, pod.attempt) == ("s", "s", 3)
+    assert (pod.uid, pod.namespace, pod.name) == (meta.uid, meta.namespace, meta.name)
+    assert (made.name, made.attempt) == (asked.container_meta.name, asked.container_meta.attempt)
+    assert made.resources.cpu_shares == asked.container_resources.cpu_shares
+    assert made.pod_total() is None
+
+
+def test_a_create_says_what_its_pod_asks_for_together() -> None:
+    asked = pb.ContainerResourceHookRequest(pod_labels={"koordinator.sh/qosClass": "LSE"})
+    asked.pod_annotations["scheduling.koordinator.sh/resource-status"] = '{"cpuset": "2-3"}'
+    asked.pod_resources.cpu_shares, asked.pod_resources.memory_limit_in_bytes = 512, 1 << 20
+    made = messages.KoordinatorCreateRequest(asked, asked.container_resources, "s", 0)
+    assert made.pod(ANY_MACHINE).total == made.pod_total() == Request(512)
+
+
+def test_huge_pages_are_read() -> None:
+    found = pb.LinuxContainerResources()
+    for size, limit in (("1GB", 0), ("2MB", 4 << 20), ("two", 1)):
+        found.hugepage_limits.add(page_size=size, limit=limit)
+    assert messages.request_of(found).huge_pages == (("hugepages-2Mi", 4 << 20),)
+
+
+@given(containers())
 def test_a_decided_create_differs_in_what_was_decided(asked: pb.ContainerResourceHookRequest) -> None:
-    body = messages.create_request(asked, "s", 0).SerializeToString()
-    decided = body + create_suffix(CpuSet.parse("2-3"), Mask((1,)), -1)
-    answer, _ = messages.create_answer(asked, body, decided)
+    before = messages.container_reply(asked)
+    after = messages.placed(before, CpuSet.parse("2-3"), Mask((1,)), -1)
     want = messages.container_echo(asked)
+    assert before.message == want
     want.container_resources.cpuset_cpus, want.container_resources.cpuset_mems = "2-3", "1"
     want.container_resources.cpu_quota = -1
-    assert answer == want
+    assert after.message == want
 
 
 @given(containers())
 def test_an_erased_set_is_erased(asked: pb.ContainerResourceHookRequest) -> None:
     asked.container_resources.cpuset_cpus = "0-3"
-    body = messages.create_request(asked, "s", 0).SerializeToString()
-    answer, _ = messages.create_answer(asked, body, body + create_suffix(None, None))
-    assert answer.container_resources.cpuset_cpus == ""
-    body = messages.update_request(asked, quota=True).SerializeToString()
-    changed = messages.update_answer(asked, body, body + update_suffix(None, None))
-    assert changed.container_resources.cpuset_cpus == ""
+    for reply in (messages.container_reply(asked), messages.update_reply(asked, quota=True)):
+        answer = messages.placed(reply, None, None, 0).message
+        assert answer.container_resources.cpuset_cpus == ""
+        assert answer.container_resources.cpuset_mems == asked.container_resources.cpuset_mems
 
 
 @given(containers())
 def test_an_undecided_update_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
-    body = messages.update_request(asked, quota=False).SerializeToString()
-    assert messages.update_answer(asked, body, body) == messages.container_echo(asked)
+    reply = messages.update_reply(asked, quota=False)
+    assert ContainerHookView(asked, reply).adjusted(NOTHING).message == messages.container_echo(asked)
 
 
 @given(pods())
 def test_an_unchanged_sandbox_is_echoed(asked: pb.PodSandboxHookRequest) -> None:
-    sent = messages.run_request(asked)
-    assert (sent.runtime_handler, sent.config.metadata.attempt) == (
-        asked.runtime_handler,
-        asked.pod_meta.attempt,
-    )
-    body = sent.SerializeToString()
-    answer = messages.run_answer(asked, body, body)
-    assert answer == messages.pod_echo(asked)
+    answer = messages.pod_echo(asked)
+    assert SandboxHookView(asked, answer).adjusted(NOTHING) is answer
     assert dict(answer.labels) == dict(asked.labels)
     assert answer.resources == asked.resources
     assert answer.cgroup_parent == asked.cgroup_parent
+    pod = messages.sandbox_pod(asked, answer, ANY_MACHINE)
+    assert (pod.name, pod.attempt) == (asked.pod_meta.name, asked.pod_meta.attempt)
+    facts, _ = SandboxHookView(asked, answer).sandbox(pod)
+    assert (facts.runtime_handler, facts.labels) == (asked.runtime_handler, dict(asked.labels))
 
 
 def test_an_update_leaves_out_what_may_be_ours() -> None:
     asked = pb.ContainerResourceHookRequest()
     asked.container_resources.cpuset_cpus, asked.container_resources.cpuset_mems = "2-3", "0"
     asked.container_resources.cpu_quota = -1
-    assert not messages.update_request(asked, quota=False).linux.ListFields()
-    assert messages.update_request(asked, quota=True).linux.cpu_quota == -1
+    assert not messages.update_reply(asked, quota=False).asked.ListFields()
+    assert messages.update_reply(asked, quota=True).asked.cpu_quota == -1
     asked.container_resources.cpu_quota = 5000
-    assert messages.update_request(asked, quota=False).linux.cpu_quota == 5000
+    reply = messages.update_reply(asked, quota=False)
+    assert reply.asked.cpu_quota == 5000
+    assert reply.message.container_resources.cpuset_cpus == "2-3", "the peer would erase what is left out"
 
 
-def test_what_hooks_have_changed_comes_back() -> None:
+def test_what_hooks_want_of_a_create_is_in_the_answer() -> None:
     asked = pb.ContainerResourceHookRequest(pod_cgroup_parent="/kubepods/podx")
     asked.container_envs["A"] = "1"
     asked.container_resources.unified["memory.high"] = "1"
-    sent = messages.create_request(asked, "s", 0)
-    body = sent.SerializeToString()
-    sent.config.envs.add(key="B", value=b"2")
-    sent.config.envs.add(key="C", value=b"\xff")
-    sent.config.annotations["a"] = "b"
-    sent.config.mounts.add(container_path="/x", host_path="/y")
-    sent.config.labels["l"] = "m"
-    sent.config.linux.resources.unified["memory.high"] = "2"
-    sent.config.linux.resources.oom_score_adj = -5
-    sent.sandbox_config.linux.cgroup_parent = "/kubepods/pody"
-    answer, lost = messages.create_answer(asked, body, sent.SerializeToString())
-    assert lost == ["mounts", "labels", "envs[C]"]
-    assert dict(answer.container_envs) == {"A": "1", "B": "2"}
+    asked.container_resources.cpuset_cpus = "0-3"
+    want = Adjustment(
+        cpus=CLEAR,
+        oom_score_adj=-5,
+        cpu_shares=CLEAR,
+        unified={"memory.high": "2"},
+        annotations={"a": "b"},
+        labels={"l": "m"},
+        envs={"B": "2", "C": "\udcff", "A": CLEAR},
+        mounts={"/x": Mount("/x", "/y")},
+        devices={"/dev/z": CLEAR},
+    )
+    reply = ContainerHookView(asked, messages.container_reply(asked)).adjusted(want)
+    assert reply.lost == ("mounts", "labels", "envs[C]")
+    answer = reply.message
+    assert dict(answer.container_envs) == {"A": "1", "B": "2"}, "the peer keeps what it has"
     assert dict(answer.container_annotations) == {"a": "b"}
     assert dict(answer.container_resources.unified) == {"memory.high": "2"}
-    assert answer.container_resources.oom_score_adj == -5
-    assert answer.pod_cgroup_parent == "/kubepods/pody"
+    assert (answer.container_resources.oom_score_adj, answer.container_resources.cpuset_cpus) == (-5, "")
+    assert answer.container_resources == reply.asked
+    facts = ContainerHookView(asked, reply).container()
+    assert (facts.envs, facts.resources.oom_score_adj) == ({"A": "1", "B": "2"}, -5)
+    other = messages.with_parent(reply, "/kubepods/pody")
+    assert (other.message.pod_cgroup_parent, other.lost) == ("/kubepods/pody", reply.lost)
+    assert asked.container_resources.cpuset_cpus == "0-3", "what the peer has sent stays as it was"
+    lost = ContainerHookView(asked, reply).adjusted(Adjustment(devices={"/d": Device("/d", "/d")})).lost
+    assert lost == (*reply.lost, "devices")
 
 
-def test_what_hooks_have_changed_of_a_sandbox_comes_back() -> None:
+def test_what_hooks_want_of_a_sandbox_is_in_the_answer() -> None:
     asked = pb.PodSandboxHookRequest(cgroup_parent="/a")
-    sent = messages.run_request(asked)
-    body = sent.SerializeToString()
-    sent.config.labels["l"], sent.config.annotations["a"] = "1", "2"
-    sent.config.linux.cgroup_parent = "/b"
-    answer = messages.run_answer(asked, body, sent.SerializeToString())
+    want = Adjustment(labels={"l": "1"}, annotations={"a": "2"}, cgroup_parent="/b")
+    answer = SandboxHookView(asked, messages.pod_echo(asked)).adjusted(want)
     assert (dict(answer.labels), dict(answer.annotations)) == ({"l": "1"}, {"a": "2"})
     assert answer.cgroup_parent == "/b"
+    pod = messages.sandbox_pod(asked, answer, ANY_MACHINE)
+    assert isinstance(pod, Pod)
+    assert pod.cgroup_parent == "/b"
 
 
 @pytest.mark.parametrize("kind", [cri.LinuxContainerResources, pb.LinuxContainerResources])
-def test_all_values_of_resources_are_compared(kind: Any) -> None:
-    maps = {"unified", "hugepage_limits"}
-    assert set(messages.NUMBERS) | maps == {field.name for field in kind.DESCRIPTOR.fields}
+def test_all_values_of_resources_are_known(kind: Any) -> None:
+    others = {"unified", "hugepage_limits", "cpuset_cpus", "cpuset_mems"}
+    assert {*NUMBERS.values()} | others == {field.name for field in kind.DESCRIPTOR.fields}

@@ -140,7 +140,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
 
     async def day(node: Any) -> None:
         other = node.folder / "other.sock"
-        again = Serving(other, node.keeper, node.daemon._launch, node.serving.desk._wire)
+        again = Serving(other, node.keeper, node.daemon._launch, node.serving.desk._flow)
         with monkeypatch.context() as patched:
             patched.setattr("grpc._server._Server.start", fails)
             with pytest.raises(RuntimeError, match="no more threads"):

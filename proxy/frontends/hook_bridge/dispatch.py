@@ -1,14 +1,14 @@
-"""Asking hooks in the way of one call, and doing what they answer: what all calls have in common."""
+"""Calling hooks for one held call, and doing what they answer: what all calls have in common."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from proxy.controller.calls.held_call import HeldCall, Hold
 from proxy.engine.narrowing import Narrowing
-from proxy.frontends.cri.call import HeldCall, Hold
-from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
+from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Answers, Outcome
 from proxy.model.errors import HookError
@@ -18,7 +18,7 @@ from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
-    from proxy.frontends.cri.hook_bridge.updates import Updates
+    from proxy.frontends.hook_bridge.updates import Updates
     from proxy.hooks.hook import Asking
 
 _MARGIN_S = 5.0
@@ -28,16 +28,16 @@ Decided = Callable[[Outcome], None]
 
 
 class HookDispatcher:
-    """The way of a call through the hooks."""
+    """Takes a call through the hooks."""
 
     def __init__(
         self, keeper: Keeper, asking: Asking, updates: Updates, hold: Hold, *, owned_cpus: bool = False
     ) -> None:
-        """Ask nobody yet.
+        """Prepare; no hook is called yet.
 
         Args:
-            keeper: Whose node it is.
-            asking: Who asks.
+            keeper: The node.
+            asking: Calls the hooks.
             updates: Does what hooks want of other containers.
             hold: Holds a call while a coroutine decides on it.
             owned_cpus: Hooks may give CPUs that have owners.
@@ -49,7 +49,7 @@ class HookDispatcher:
         self._owned_cpus = owned_cpus
 
     def answers(self, event: Point) -> Answers:
-        """Ask hooks of something."""
+        """Call the hooks of an event's point."""
         try:
             return self.asking.ask(event)
         except Exception as error:  # noqa: BLE001  a fault of ours costs the hooks, never the call
@@ -57,7 +57,7 @@ class HookDispatcher:
             return _NONE
 
     async def outcome(self, answers: Answers) -> Outcome:
-        """Wait for what hooks want; who asks them has the deadlines, and this is for its faults."""
+        """Wait for what hooks want. ``asking`` has the deadlines; the one here is for its faults."""
         if answers.outcome is not None:
             return answers.outcome
         try:
@@ -68,11 +68,11 @@ class HookDispatcher:
             return AS_IT_IS
 
     def ask(self, call: HeldCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
-        """Ask hooks in the way of a call.
+        """Call hooks for a held call.
 
         Args:
-            call: It is held as long as they think.
-            event: What they are told.
+            call: It is held until they have answered.
+            event: What they are called with.
             go: Called with what they want, in this turn of the loop if they have answered.
             over: Called instead where the client has gone meanwhile.
         """
@@ -91,7 +91,7 @@ class HookDispatcher:
         self._hold(call, later())
 
     def refuses(self, call: HeldCall, outcome: Outcome) -> bool:
-        """Refuse the call where hooks do; else have done what they want of others."""
+        """Refuse the call where hooks do; else start what they want of other containers."""
         if outcome.refusal:
             self._keeper.telemetry.count(metrics.REFUSED_BY_HOOKS)
             self._keeper.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
@@ -101,31 +101,29 @@ class HookDispatcher:
         return False
 
     def relays(self, call: HeldCall) -> bool:
-        """Let a call go where the node was released while hooks thought: nothing is decided here any more."""
+        """Let a call go where the node was released meanwhile: nothing is decided here any more."""
         if not self._keeper.store.mode.is_leaving:
             return False
         call.release()
         return True
 
     def update(self, outcome: Outcome) -> None:
-        """Have done what hooks want of other containers."""
+        """Start what hooks want of other containers."""
         if outcome.adjustment.updates:
             self._updates.take(outcome.adjustment.updates, outcome.owners)
 
-    def written(
-        self, call: HeldCall, adjusted: Callable[[bytes, Adjustment], bytes], outcome: Outcome
-    ) -> tuple[Outcome, bytes]:
+    def written(self, call: HeldCall, outcome: Outcome) -> tuple[Outcome, Any]:
         """Write what hooks want into a call's message.
 
         Returns:
             What counts of the outcome, and the message. Where it cannot be written nothing of it counts, and
-            the call is refused if a hook has said some of it that must not be missed.
+            the call is refused if a hook has set some of it without which the call must not continue.
         """
         if outcome.refusal:
             return outcome, call.body
         try:
-            return outcome, adjusted(call.body, outcome.adjustment)
-        except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and that is said
+            return outcome, call.seen_by_hooks().adjusted(outcome.adjustment)
+        except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
             words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
             self._keeper.telemetry.problem("cannot apply what hooks ask for", method=call.method, err=words)
             return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
@@ -149,12 +147,12 @@ class HookDispatcher:
 
 
 class _NoDecision:
-    """Answers where nobody could be asked."""
+    """Stands for answers where hooks could not be called."""
 
     outcome: Outcome | None = AS_IT_IS
 
     async def wait(self) -> Outcome:
-        """Give that nobody wants anything."""
+        """Return that no hook wants anything."""
         return AS_IT_IS
 
 

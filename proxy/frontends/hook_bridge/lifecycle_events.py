@@ -1,9 +1,8 @@
-"""What hooks are told after it has happened, and what is remembered for them meanwhile.
+"""The events that hooks are notified of afterwards, and what is remembered for them meanwhile.
 
-Told is what the node's state says, not what a call says: a container that ends by itself has stopped, one
-that the runtime does not list any more is gone, and a create whose answer was lost has made what the list
-shows. So each of it is told once, whether a call brought it about, a call that failed did all the same, or
-none did.
+Events come from the node's state, not from calls: a container that ends by itself has stopped, one that the
+runtime does not list any more is gone, and a create whose answer was lost has created what the list shows. So
+each event is sent once, whether a call caused it, a call that failed caused it all the same, or none did.
 
 Nothing is kept of what is gone (Koordinator's proxy forgets a container only with StopContainer, which
 kubelet never calls for one that has ended by itself: Koordinator v1.8.0
@@ -21,9 +20,13 @@ from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.observer import Change, Observer
-from proxy.frontends.cri.hook_bridge.facts import decision_of, existing_facts, pod_facts, pools_of
-from proxy.frontends.cri.hook_bridge.lenient import read
-from proxy.frontends.cri.hook_bridge.object_cache import ObjectCache
+from proxy.frontends.hook_bridge.facts import (
+    decision_of,
+    existing_facts,
+    pools_of,
+    remembered_pod_facts,
+)
+from proxy.frontends.hook_bridge.object_cache import ObjectCache
 from proxy.hooks.events import (
     MachineChanged,
     Point,
@@ -40,10 +43,13 @@ from proxy.hooks.events import (
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.model.workload import Container, Phase, Pod, Pool
-from proxy.pools.facts import pod_facts as facts_of_pod
+from proxy.pools.facts import pod_facts
+from proxy.wire.lenient_message import read
 
 if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
+    from proxy.frontends.hook_bridge.object_cache import RememberedContainer
+    from proxy.frontends.hook_bridge.view import HookView
     from proxy.hooks.hook import Asking
 
 _Entry = TypeVar("_Entry", pb.PodSandbox, pb.Container)
@@ -55,7 +61,7 @@ class LifecycleEvents(Observer):
     Attributes:
         memory: What calls do not carry.
         stopped: Sandboxes that have been stopped and are still there, by id.
-        sent: Requests of creates that are at the runtime, by token.
+        sent: What is kept of creates that are at the runtime, by token.
     """
 
     def __init__(
@@ -70,9 +76,9 @@ class LifecycleEvents(Observer):
         """Begin with an empty memory.
 
         Args:
-            keeper: Whom to follow.
-            asking: Who tells the hooks.
-            resumed: Called when a node that was released is ours again: hooks were told nothing meanwhile.
+            keeper: The node.
+            asking: Calls the hooks.
+            resumed: Called when a node that was released is ours again: hooks were not notified meanwhile.
             lacks: Called when there is something that came without a call, so that little is known of it.
             owned_cpus: Hooks may give CPUs that have owners.
         """
@@ -86,12 +92,12 @@ class LifecycleEvents(Observer):
         self._stirred = False
         self.memory = ObjectCache()
         self.stopped: dict[str, Pod] = {}
-        self.sent: dict[str, bytes] = {}
+        self.sent: dict[str, RememberedContainer | Callable[[], RememberedContainer]] = {}
 
     # -- facts --------------------------------------------------------------------------------------------
 
     def lacks(self, target: str) -> bool:
-        """Tell whether labels and annotations are missing of a container and its pod, or of a sandbox."""
+        """Return whether labels and annotations of a container and its pod, or of a sandbox, are missing."""
         container = self._keeper.state.containers.get(target)
         if container is None:
             return self.find_pod(target) is not None and self.memory.pod(target) is None
@@ -102,20 +108,20 @@ class LifecycleEvents(Observer):
         return self._keeper.state.pods.get(sandbox_id) or self.stopped.get(sandbox_id)
 
     def pod(self, pod: Pod) -> PodFacts:
-        """Tell of a sandbox."""
-        return pod_facts(pod, self.memory.pod(pod.sandbox_id))
+        """Return the facts of a sandbox."""
+        return remembered_pod_facts(pod, self.memory.pod(pod.sandbox_id))
 
     def facts(self, container: Container) -> tuple[PodFacts, ContainerFacts]:
-        """Tell of a container that has been made, and of its pod."""
+        """Return the facts of a container that has been created, and of its pod."""
         pod = self.find_pod(container.pod.sandbox_id) or container.pod
         return self.pod(pod), existing_facts(container, self.memory.container(container.id))
 
     def decision(self, container: Container) -> Decision:
-        """Tell what is decided for a container."""
+        """Return what is decided for a container."""
         return decision_of(self._keeper.state, container, self._owned_cpus)
 
     def everything(self) -> Synchronize:
-        """Tell of all that exists."""
+        """Return the event with all that exists."""
         state = self._keeper.state
         there = [c for c in state.containers.values() if c.phase is not Phase.CREATING]
         pods = [*state.pods.values(), *self.stopped.values()]
@@ -127,7 +133,7 @@ class LifecycleEvents(Observer):
         )
 
     def learn(self, pods: bytes, containers: bytes) -> None:
-        """Learn from the runtime's lists about those that were made before there were hooks.
+        """Learn from the runtime's lists about those that were created before there were hooks.
 
         Args:
             pods: A ListPodSandboxResponse.
@@ -138,52 +144,51 @@ class LifecycleEvents(Observer):
         for one in sandboxes:
             if one.state == pb.SANDBOX_NOTREADY and self.find_pod(one.id) is None:
                 meta = one.metadata
-                self.stopped[one.id] = facts_of_pod(
+                self.stopped[one.id] = pod_facts(
                     one.id, meta.uid, meta.namespace, meta.name, meta.attempt, one.labels, one.annotations, ""
                 )
 
-    # -- telling ------------------------------------------------------------------------------------------
+    # -- notifying ----------------------------------------------------------------------------------------
 
-    def tell(self, kind: type[Point], make: Callable[[], Point]) -> None:
-        """Tell hooks of something, if any of them wants to know."""
+    def notify(self, kind: type[Point], make: Callable[[], Point]) -> None:
+        """Notify hooks of something, if any of them handles it."""
         keeper = self._keeper
         if kind.NAME not in self._asking.points or keeper.store.mode.is_leaving:
             return
         try:
             self._asking.tell(make())
-        except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not told
+        except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not notified
             keeper.broken(error)
 
-    def ran(self, pod: Pod, body: bytes) -> None:
-        """A sandbox has been made by a RunPodSandboxRequest."""
-        request = read(pb.RunPodSandboxRequest, body)
-        self.memory.ran(pod.sandbox_id, request.config, request.runtime_handler)
-        self.tell(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
+    def ran(self, pod: Pod, view: HookView) -> None:
+        """A sandbox has been created by a RunPodSandbox."""
+        self.memory.ran(pod.sandbox_id, view.sandbox(pod)[0])
+        self.notify(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
 
-    def updated(self, container_id: str, body: bytes) -> None:
-        """A container's resources have been changed by an UpdateContainerResourcesRequest."""
-        self.memory.updated(container_id, read(pb.UpdateContainerResourcesRequest, body).linux)
+    def updated(self, container_id: str, view: HookView) -> None:
+        """A container's resources have been changed by an UpdateContainerResources."""
+        self.memory.updated(container_id, view.update()[0])
         container = self._keeper.state.containers.get(container_id)
         if container is not None:
-            self._tell(PostUpdateContainerResources, container)
+            self._notify(PostUpdateContainerResources, container)
 
-    def _tell(
+    def _notify(
         self,
         kind: type[
             PostCreateContainer | PostStartContainer | PostStopContainer | PostUpdateContainerResources
         ],
         container: Container,
     ) -> None:
-        self.tell(kind, lambda: kind(*self.facts(container), self.decision(container)))
+        self.notify(kind, lambda: kind(*self.facts(container), self.decision(container)))
 
-    # -- what the keeper tells ----------------------------------------------------------------------------
+    # -- what happens on the node -------------------------------------------------------------------------
 
     def created(self, token: str, container: Container) -> None:
         """See ``Observer``."""
-        body = self.sent.pop(token, b"")
-        if body:
-            self.memory.created(container.id, body)
-        self._tell(PostCreateContainer, container)
+        made = self.sent.pop(token, None)
+        if made is not None:
+            self.memory.created(container.id, made)
+        self._notify(PostCreateContainer, container)
         if container.placement.pool is Pool.OWN:
             self._stir()  # its CPUs have an owner with an id now
 
@@ -194,29 +199,29 @@ class LifecycleEvents(Observer):
     def entered(self, container: Container, phase: Phase) -> None:
         """See ``Observer``."""
         if phase is Phase.RUNNING:
-            self._tell(PostStartContainer, container)
+            self._notify(PostStartContainer, container)
         elif phase is Phase.EXITED:
-            self._tell(PostStopContainer, container)
+            self._notify(PostStopContainer, container)
 
     def gone(self, container: Container) -> None:
         """See ``Observer``."""
         if container.phase is Phase.RUNNING:
-            self._tell(PostStopContainer, container.in_phase(Phase.EXITED))
-        self.tell(PostRemoveContainer, lambda: PostRemoveContainer(*self.facts(container)))
+            self._notify(PostStopContainer, container.in_phase(Phase.EXITED))
+        self.notify(PostRemoveContainer, lambda: PostRemoveContainer(*self.facts(container)))
         self.memory.forget(container.id)
 
     def pod_stopped(self, pod: Pod) -> None:
         """See ``Observer``."""
         if pod.sandbox_id in self._keeper.sandboxes.arriving:
-            return  # it was never made
+            return  # it was never created
         self.stopped[pod.sandbox_id] = pod
-        self.tell(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))
+        self.notify(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))
 
     def pod_gone(self, sandbox_id: str) -> None:
         """See ``Observer``."""
         pod = self.stopped.pop(sandbox_id, None)
         if pod is not None:
-            self.tell(PostRemovePodSandbox, lambda: PostRemovePodSandbox(self.pod(pod)))
+            self.notify(PostRemovePodSandbox, lambda: PostRemovePodSandbox(self.pod(pod)))
         self.memory.forget(sandbox_id)
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
@@ -233,7 +238,7 @@ class LifecycleEvents(Observer):
             i in pods and self.memory.pod(i) is None for i in state.pods
         ):
             self._lacks()
-        self.sent = {token: body for token, body in self.sent.items() if token in state.containers}
+        self.sent = {token: made for token, made in self.sent.items() if token in state.containers}
 
     # -- what changes on the node -------------------------------------------------------------------------
 
@@ -242,7 +247,7 @@ class LifecycleEvents(Observer):
         self._stir()
 
     def _stir(self) -> None:
-        """Compare soon. What changes several times before the loop turns is told once."""
+        """Compare soon. What changes several times before the loop turns is one event."""
         if not self._stirred:
             self._stirred = True
             asyncio.get_running_loop().call_soon(self._compare)
@@ -253,11 +258,11 @@ class LifecycleEvents(Observer):
         self._state = now
         was, machine = before.node.machine, now.node.machine
         if was is not machine and was != machine:
-            self.tell(MachineChanged, lambda: MachineChanged(was, machine))
+            self.notify(MachineChanged, lambda: MachineChanged(was, machine))
         if PoolsChanged.NAME in self._asking.points:
             old, new = pools_of(before), pools_of(now)
             if old != new:
-                self.tell(PoolsChanged, lambda: PoolsChanged(old, new))
+                self.notify(PoolsChanged, lambda: PoolsChanged(old, new))
 
 
 def _entries(kind: type[_Entry], raw: bytes) -> list[_Entry]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from proxy.api.cri import api_pb2 as pb
+from proxy.controller.calls.held_call import Finished, Handle, HeldCall, Hold, ResourceUpdate, Trip
+from proxy.controller.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.fencing import Fence
-from proxy.frontends.cri.call import Finished, HeldCall, Hold, Request, Trip
-from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, HookGateway, let_go
-from proxy.frontends.cri.lenient_text import text
-from proxy.frontends.cri.rewrite import update_suffix
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
@@ -24,11 +21,11 @@ class ContainerCalls:
 
     def __init__(self, keeper: Keeper, sync: Sync, launch: StartUpdate, hold: Hold) -> None:
         self.keeper = keeper
-        self.hooked: HookGateway = NOBODY
+        self.hooked: HookGateway = NO_HOOKS
         self.sync = sync
         self.launch = launch
         self._hold = hold
-        self.requests: Mapping[str, Request] = {
+        self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
             "UpdateContainerResources": self._update,
             "StopContainer": self._container_ref,
@@ -43,13 +40,12 @@ class ContainerCalls:
 
     def _start(self, call: HeldCall) -> None:
         if "pre_start_container" in self.hooked.points:
-            container_id = text(pb.Identity.FromString(call.body).id)
-            self.hooked.start(call, container_id, self._start_now)
+            self.hooked.start(call, call.target(), self._start_now)
         else:
             self._start_now(call)
 
     def _start_now(self, call: HeldCall) -> None:
-        container_id = text(pb.Identity.FromString(call.body).id)
+        container_id = call.target()
         container = self.keeper.state.containers.get(container_id)
         wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
         if container is not None and self.launch.is_fresh(container) and not wary:
@@ -86,7 +82,7 @@ class ContainerCalls:
         # Of any other the runtime will say what is wrong with that.
         call.release()
 
-    def _start_done(self, trip: Trip, status: int | None) -> None:
+    def _start_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.flight is None:
             return
         if status is None:
@@ -96,59 +92,56 @@ class ContainerCalls:
 
     def _update(self, call: HeldCall) -> None:
         if "pre_update_container_resources" in self.hooked.points:
-            container_id = text(pb.Identity.FromString(call.body).id)
-            self.hooked.update(call, container_id, self._update_now)
+            self.hooked.update(call, call.target(), self._update_now)
         else:
             self._update_now(call)
 
     def _update_now(self, call: HeldCall) -> None:
-        request = pb.UpdateContainerResourcesFacts.FromString(call.body)
-        container_id, asked = text(request.container_id), request.linux
-        container = self.keeper.state.containers.get(container_id)
+        asked = call.resource_update()
+        container = self.keeper.state.containers.get(asked.container_id)
         if container is not None and not self.keeper.lasting.fencing.is_wary(container):
-            self._go_update(call, container_id, asked, None)
+            self._go_update(call, asked, None)
         else:
-            self._hold(call, self._update_later(call, container_id, asked))
+            self._hold(call, self._update_later(call, asked))
 
-    async def _update_later(self, call: HeldCall, container_id: str, asked: pb.ResourceFacts) -> None:
-        fencing = self.keeper.lasting.fencing
-        known = container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(
-            container_id
+    async def _update_later(self, call: HeldCall, asked: ResourceUpdate) -> None:
+        containers, fencing, container_id = (
+            self.sync.adoption,
+            self.keeper.lasting.fencing,
+            asked.container_id,
         )
+        known = container_id in self.keeper.state.containers or await containers.adopt_one(container_id)
         fence = await fencing.fitting(container_id) if known else None
         if call.done:
             await fencing.drop(fence)
         elif container_id in self.keeper.state.containers:
-            self._go_update(call, container_id, asked, fence)
+            self._go_update(call, asked, fence)
         else:
             call.release()
             await fencing.drop(fence)
 
-    def _go_update(
-        self, call: HeldCall, container_id: str, asked: pb.ResourceFacts, fence: Fence | None
-    ) -> None:
-        container = self.keeper.state.containers[container_id]
+    def _go_update(self, call: HeldCall, asked: ResourceUpdate, fence: Fence | None) -> None:
+        container = self.keeper.state.containers[asked.container_id]
         if not self.keeper.store.mode.enforces or container.phase is Phase.EXITED:
             call.release()
             self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
             return
         want = self.keeper.state.wanted(container)
         self._note_asked(container, asked)
-        flight = self.keeper.flights.depart(container_id, want)
+        flight = self.keeper.flights.depart(container.id, want)
         self.keeper.lasting.fencing.bind(flight, fence)
-        call.state = Trip(container_id, flight=flight, body=call.body if self.hooked.active else b"")
+        call.state = Trip(container.id, flight=flight)
         quota = self.keeper.quotas.requested(container, asked.cpu_quota)
-        told = None if self.keeper.state.node.erases(container.placement) else want
-        call.release(call.body + update_suffix(told, self.keeper.mems.told(container), quota))
+        cpus = None if self.keeper.state.node.erases(container.placement) else want
+        call.place(cpus, self.keeper.mems.told(container), quota)
 
-    def _note_asked(self, container: Container, asked: pb.ResourceFacts) -> None:
+    def _note_asked(self, container: Container, asked: ResourceUpdate) -> None:
         """Remember a set that a client names: it is what the container gets back when we leave.
 
         What kubelet's static policy names is in its state file, and comes all the time.
         """
         known = container.request
-        cpus = text(asked.cpuset_cpus) or known.cpuset_cpus
-        mems = text(asked.cpuset_mems) or known.cpuset_mems
+        cpus, mems = asked.cpus or known.cpuset_cpus, asked.mems or known.cpuset_mems
         if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
             return
         if self.keeper.beside.manager.policy != "static":
@@ -157,7 +150,7 @@ class ContainerCalls:
             after, records = self.keeper.state.changed(put=(changed,)), {f"c/{container.id}": changed}
             self.keeper.store.change(after, "container updated", records=records)
 
-    def _update_done(self, trip: Trip, status: int | None) -> None:
+    def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.flight is None:
             return
         self.keeper.drift.hint("kubelet", (trip.flight.container_id,))
@@ -165,24 +158,24 @@ class ContainerCalls:
             self.launch.stray(trip.flight)
         else:
             self.launch.landed(trip.flight, trip.flight.carries if status == GrpcStatus.OK else None)
-            if status == GrpcStatus.OK and trip.body and self.hooked.active:
-                self.hooked.updated(trip)
+            if status == GrpcStatus.OK and self.hooked.active:
+                self.hooked.updated(trip.target, call)
 
     def _container_ref(self, call: HeldCall) -> None:
-        container_id = text(pb.Identity.FromString(call.body).id)
+        container_id = call.target()
         call.state = Trip(target=container_id)
         if LEAVING[call.method] in self.hooked.points:
             self.hooked.leave(call, container_id, let_go)
         else:
             call.release()
 
-    def _stopped(self, trip: Trip, status: int | None) -> None:
+    def _stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.lifecycle.phase(trip.target, Phase.EXITED)
         else:
             self.keeper.attention.set()
 
-    def _removed(self, trip: Trip, status: int | None) -> None:
+    def _removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.lifecycle.removed([trip.target])
         else:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.hook_bridge.lazy import LazyMap
+from proxy.api.koordinator import hook_pb2 as hook_pb
+from proxy.frontends.hook_bridge.lazy import LazyMap
 from proxy.hooks.facts import Resources
 from proxy.model.workload import Request
 
@@ -21,7 +22,7 @@ NOT_SAID = Resources()
 _PAGES = re.compile(r"hugepages-([0-9]+)([KMGT])i")
 
 
-def resources_of(message: pb.LinuxContainerResources) -> Resources:
+def resources_of(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResources) -> Resources:
     """Read what a request says; huge pages and unified are read when they are looked at."""
     return Resources(
         message.cpu_period,
@@ -67,11 +68,11 @@ def merged(before: Resources, said: Resources) -> Resources:
     )
 
 
-def _page_limits(message: pb.LinuxContainerResources) -> dict[str, int]:
+def _page_limits(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResources) -> dict[str, int]:
     return {entry.page_size: entry.limit for entry in message.hugepage_limits}
 
 
-def _unified(message: pb.LinuxContainerResources) -> dict[str, str]:
+def _unified(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResources) -> dict[str, str]:
     return dict(message.unified)
 
 

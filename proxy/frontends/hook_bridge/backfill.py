@@ -15,7 +15,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 
 if TYPE_CHECKING:
     from proxy.controller.context import NodeContext
-    from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
+    from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.hooks.hook import Asking
 
 IN_CALL_S: Final = 1.0

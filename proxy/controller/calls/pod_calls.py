@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from proxy.api.cri import api_pb2 as pb
+from proxy.controller.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
+from proxy.controller.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
 from proxy.controller.controller import Keeper
 from proxy.engine.admit import decides_pod
-from proxy.frontends.cri.call import Finished, HeldCall, Hold, Request, Trip
-from proxy.frontends.cri.decode import pod_of, total_of
-from proxy.frontends.cri.hook_gateway import LEAVING, NOBODY, HookGateway, let_go
-from proxy.frontends.cri.lenient_text import identity, text
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
-from proxy.model.workload import Request as Containers
 
 
 class PodCalls:
@@ -22,9 +18,9 @@ class PodCalls:
 
     def __init__(self, keeper: Keeper, hold: Hold) -> None:
         self.keeper = keeper
-        self.hooked: HookGateway = NOBODY
+        self.hooked: HookGateway = NO_HOOKS
         self._hold = hold
-        self.requests: Mapping[str, Request] = {
+        self.requests: Mapping[str, Handle] = {
             "RunPodSandbox": self._run_pod,
             "StopPodSandbox": self._pod_ref,
             "RemovePodSandbox": self._pod_ref,
@@ -38,20 +34,20 @@ class PodCalls:
     def _run_pod(self, call: HeldCall) -> None:
         if "pre_run_pod_sandbox" in self.hooked.points:
             self.hooked.run_pod(call, self._go_run_pod)
-            return
-        config = pb.RunPodSandboxFacts.FromString(call.body).config
-        self._go_run_pod(call, config, pod_of(config, bounds=self.keeper.state.node.machine.bounds))
+        else:
+            self._go_run_pod(call, call.sandbox(self.keeper.state.node.machine.bounds))
 
-    def _go_run_pod(self, call: HeldCall, config: pb.SandboxFacts, pod: Pod) -> None:
+    def _go_run_pod(self, call: HeldCall, pod: Pod) -> None:
         keeper, node = self.keeper, self.keeper.state.node
         if decides_pod(node, pod) or keeper.scout.pod_matters(node, pod):
-            self._hold(call, self._admit(call, pod, total_of(config)))
+            self._hold(call, self._admit(call, pod))
         else:
-            self._goes(call, Trip(pod=pod))
+            call.state = Trip(pod=pod)
+            call.release()
 
-    async def _admit(self, call: HeldCall, pod: Pod, total: Containers) -> None:
-        """Ask for what the CRI does not carry, then decide about the pod as a whole."""
-        keeper, node = self.keeper, self.keeper.state.node
+    async def _admit(self, call: HeldCall, pod: Pod) -> None:
+        """Ask for what the call does not carry, then decide about the pod as a whole."""
+        keeper, node, total = self.keeper, self.keeper.state.node, call.sandbox_total()
         if keeper.scout.pod_matters(node, pod):
             pod = await keeper.scout.pod(pod)
         if decides_pod(node, pod):
@@ -60,50 +56,45 @@ class PodCalls:
         if call.done:
             return
         if not decides_pod(node, pod):
-            self._goes(call, Trip(pod=pod))
+            call.state = Trip(pod=pod)
+            call.release()
             return
         verdict, pod = keeper.sandboxes.admit(pod, total)
         if not verdict.admitted and keeper.store.mode.enforces:
             call.refuse(verdict.code, verdict.message)
             return
         # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.
-        trip = call.state = Trip(pod=pod, token=pod.sandbox_id)
+        call.state = Trip(pod=pod, token=pod.sandbox_id)
         if pod.reserved_for_pod is not None:
             await keeper.journal.flush()
         if not call.done:
-            self._goes(call, trip)
+            call.release()
 
-    def _goes(self, call: HeldCall, trip: Trip) -> None:
-        call.state = trip
-        if self.hooked.active:
-            trip.body = call.body
-        call.release()
-
-    def answered(self, trip: Trip, message: bytes) -> None:
+    def answered(self, trip: Trip, sandbox_id: str) -> None:
         """The runtime has named the sandbox."""
-        trip.target = identity(pb.Identity.FromString(message).id)
+        trip.target = sandbox_id
 
-    def _run_pod_done(self, trip: Trip, status: int | None) -> None:
+    def _run_pod_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status == GrpcStatus.OK and trip.target and trip.pod is not None:
             pod = dataclasses.replace(trip.pod, sandbox_id=trip.target)
             self.keeper.sandboxes.running(pod, trip.token)
-            if trip.body and self.hooked.active:
-                self.hooked.ran(pod, trip.body)
+            if self.hooked.active:
+                self.hooked.ran(pod, call)
         elif trip.token:
             self.keeper.sandboxes.failed(trip.token)
 
     def _pod_ref(self, call: HeldCall) -> None:
-        sandbox_id = text(pb.Identity.FromString(call.body).id)
+        sandbox_id = call.target()
         call.state = Trip(target=sandbox_id)
         if LEAVING[call.method] in self.hooked.points:
             self.hooked.leave(call, sandbox_id, let_go)
         else:
             call.release()
 
-    def _pod_stopped(self, trip: Trip, status: int | None) -> None:
+    def _pod_stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.sandboxes.stopped(trip.target)
 
-    def _pod_removed(self, trip: Trip, status: int | None) -> None:
+    def _pod_removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.sandboxes.removed(trip.target)

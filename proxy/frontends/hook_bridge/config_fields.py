@@ -11,9 +11,9 @@ from typing import Generic, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.hook_bridge.lenient import TooManyFieldsError, read
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
+from proxy.wire.lenient_message import TooManyFieldsError, read
 
 _M = TypeVar("_M", bound=Message)
 _Pod: TypeAlias = "Unread[pb.PodSandboxConfig]"

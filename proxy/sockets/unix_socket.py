@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Self
 
 from proxy.config.endpoint import PATH_LIMIT, parse_endpoint
-from proxy.frontends.cri.activation import adopt, path_of
-from proxy.frontends.cri.instance_lock import Lock
 from proxy.model.errnos import DENIED
 from proxy.model.errors import CannotCreateError, ConfigError, PermissionDeniedError
+from proxy.sockets.activation import adopt, path_of
+from proxy.sockets.instance_lock import Lock
 
 __all__ = [
     "DEFAULT_FOLDER",

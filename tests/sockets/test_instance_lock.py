@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.frontends.cri.instance_lock import Lock
 from proxy.model.errors import CannotCreateError, LockedError
+from proxy.sockets.instance_lock import Lock
 
 HOLD = """
 import sys
 from pathlib import Path
-from proxy.frontends.cri.instance_lock import Lock
+from proxy.sockets.instance_lock import Lock
 Lock.take(Path(sys.argv[1]), "try")
 print("held", flush=True)
 sys.stdin.read()

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.frontends.cri.socket import bind_at, mirror_mode, open_listener, parse_endpoint
 from proxy.model.errors import CannotCreateError, ConfigError, LockedError, PermissionDeniedError
+from proxy.sockets.unix_socket import bind_at, mirror_mode, open_listener, parse_endpoint
 
 SERVE = """
 import sys
 from pathlib import Path
-from proxy.frontends.cri.socket import open_listener
+from proxy.sockets.unix_socket import open_listener
 listener = open_listener(Path(sys.argv[1]), Path(sys.argv[2]))
 print("adopted" if listener.adopted else "bound", listener.path, flush=True)
 for word in sys.stdin:
@@ -149,7 +149,7 @@ def test_a_living_socket_with_a_full_queue_is_left_alone(at: Path, runtime: Path
         living.listen(0)
         waiting.connect(str(at))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("proxy.frontends.cri.socket.PROBE_SECONDS", 0.05)
+            patch.setattr("proxy.sockets.unix_socket.PROBE_SECONDS", 0.05)
             with pytest.raises(CannotCreateError, match="may be in use"):
                 open_listener(at, runtime)
         assert at.is_socket()
@@ -230,7 +230,7 @@ def test_a_missing_directory_is_not_made(tmp_path: Path, runtime: Path) -> None:
 def test_the_default_directory_is_made(
     tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.frontends.cri.socket.DEFAULT_FOLDER", tmp_path / "topoproxy")
+    monkeypatch.setattr("proxy.sockets.unix_socket.DEFAULT_FOLDER", tmp_path / "topoproxy")
     with open_listener(tmp_path / "topoproxy" / "s", runtime):
         assert stat.S_IMODE((tmp_path / "topoproxy").stat().st_mode) == 0o711
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.call import HeldCall, Trip
+from proxy.controller.calls.held_call import Handle, HeldCall
 from proxy.model.workload import Container, Pod
-
-Go = Callable[[HeldCall], None]
-"""Goes on with a call, whose message may be another one by now."""
 
 
 class HookGateway(Protocol):
-    """Who has hooks asked in the way of calls.
+    """Calls hooks for calls that are held.
 
     Each method that takes ``go`` holds the call until the hooks have answered, mostly within the same turn of
-    the loop; then it goes on, or is refused.
+    the loop; then it goes on, perhaps with another message, or is refused.
 
     Attributes:
         active: There are hooks: what passes is remembered.
@@ -32,49 +28,49 @@ class HookGateway(Protocol):
 
     active: bool
 
-    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, pb.SandboxFacts, Pod], None]) -> None:
-        """A sandbox is to be made; ``go`` is told how it is to be by then."""
+    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, Pod], None]) -> None:
+        """A sandbox is to be created; ``go`` is called with the pod as hooks want it."""
 
-    def ran(self, pod: Pod, body: bytes) -> None:
-        """A sandbox has been made by a request."""
+    def ran(self, pod: Pod, call: HeldCall) -> None:
+        """A sandbox has been created by a call."""
 
     def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
-        """A container has been placed; ``go`` is told how hooks want it."""
+        """A container has been placed; ``go`` is called with the container as hooks want it."""
 
     async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
-        """A container has been placed anew; gives how hooks want it, None where the call is over."""
+        """A container has been placed again; returns it as hooks want it, None where the call is over."""
 
-    def leaves(self, token: str, body: bytes) -> None:
+    def leaves(self, token: str, call: HeldCall) -> None:
         """A create goes to the runtime."""
 
-    def start(self, call: HeldCall, container_id: str, go: Go) -> None:
+    def start(self, call: HeldCall, container_id: str, go: Handle) -> None:
         """A container is to be started."""
 
-    def update(self, call: HeldCall, container_id: str, go: Go) -> None:
+    def update(self, call: HeldCall, container_id: str, go: Handle) -> None:
         """A container's resources are to be changed."""
 
-    def updated(self, trip: Trip) -> None:
-        """A container's resources have been changed."""
+    def updated(self, container_id: str, call: HeldCall) -> None:
+        """A container's resources have been changed by a call."""
 
-    def leave(self, call: HeldCall, target: str, go: Go) -> None:
-        """A container or a sandbox is to be stopped or removed, whatever hooks say."""
+    def leave(self, call: HeldCall, target: str, go: Handle) -> None:
+        """A container or a sandbox is to be stopped or removed, whatever hooks answer."""
 
 
-class _Nobody:
+class _NoHooks:
     """No hooks: nothing else of it is ever called."""
 
     points: frozenset[str] = frozenset()
     active = False
 
 
-NOBODY: Final = cast("HookGateway", _Nobody())
+NO_HOOKS: Final = cast("HookGateway", _NoHooks())
 LEAVING: Final = {
     "StopContainer": "pre_stop_container",
     "RemoveContainer": "pre_remove_container",
     "StopPodSandbox": "pre_stop_pod_sandbox",
     "RemovePodSandbox": "pre_remove_pod_sandbox",
 }
-"""Calls that cannot be refused, and where hooks are asked before them."""
+"""Calls that cannot be refused, and the point at which hooks are called before them."""
 
 
 def let_go(call: HeldCall) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.rewrite import field, varint
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence, Update
 from proxy.hooks.facts import Device, Mount
+from proxy.wire.fields import field, varint
 
 _SCALARS = (
     ("cpu_period", 1),

@@ -21,12 +21,12 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.hook_bridge import suffix
-from proxy.frontends.cri.lenient_text import entry_of, text
-from proxy.frontends.cri.rewrite import field
+from proxy.frontends.cri import hook_suffix as suffix
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
+from proxy.wire.fields import field
+from proxy.wire.lenient_text import entry_of, text
 
 _LABELS, _ANNOTATIONS, _LINUX = 9, 10, 15
 """Fields of ContainerConfig."""
@@ -53,11 +53,6 @@ def adjusted_run_pod(body: bytes, adjustment: Adjustment) -> bytes:
 def adjusted_update(body: bytes, adjustment: Adjustment) -> bytes:
     """Change an UpdateContainerResourcesRequest: resources and annotations; as ``adjusted_create``."""
     return _told("UpdateContainerResources", _update, body, adjustment)
-
-
-def with_cgroup_parent(body: bytes, parent: str) -> bytes:
-    """Name another cgroup of the pod in a CreateContainerRequest (``sandbox_config.linux.cgroup_parent``)."""
-    return body + field(3, field(8, field(1, parent.encode())))
 
 
 def _told(method: str, change: Callable[[bytes, Adjustment], bytes], body: bytes, want: Adjustment) -> bytes:

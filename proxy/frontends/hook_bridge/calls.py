@@ -1,12 +1,12 @@
-"""Asking hooks in the way of calls, and doing what they answer.
+"""Calling hooks for held calls, and doing what they answer.
 
-What hooks want is done between a decision and its barrier: the CPUs of a create are taken already, and
-nobody has moved yet. So a refusal costs nobody anything, and what a hook names can only be less than what
-was decided (``proxy.engine.narrowing``). Hooks' fields are written first, then the engine's own: which CPUs
-and memory nodes a request names is always its last word.
+What hooks want is done between a decision and its barrier: the CPUs of a create are taken already, and no
+container has moved yet. So a refusal costs the others nothing, and what a hook names can only be less than
+what was decided (``proxy.engine.narrowing``). Hooks' fields are written first, then the engine's own: which
+CPUs and memory nodes a request names is always its last word.
 
-While hooks are asked anything may happen: the client may go, pools may change, the node may be released. So
-the state is looked at anew when they have answered.
+While hooks are called anything may happen: the client may go, pools may change, the node may be released. So
+the state is read again when they have answered.
 
 Stops and removals cannot be refused, and go on whatever becomes of the hooks.
 """
@@ -17,15 +17,11 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.call import HeldCall, Hold, Trip
-from proxy.frontends.cri.decode import pod_of
-from proxy.frontends.cri.hook_bridge.adjust import adjusted_create, adjusted_run_pod
-from proxy.frontends.cri.hook_bridge.dispatch import HookDispatcher
-from proxy.frontends.cri.hook_bridge.facts import container_facts, pod_facts, resources_of
-from proxy.frontends.cri.hook_bridge.lenient import TooManyFieldsError, read
-from proxy.frontends.cri.hook_bridge.update_queue import UpdateQueue
-from proxy.frontends.cri.hook_gateway import LEAVING, Go
+from proxy.controller.calls.held_call import Handle, HeldCall, Hold, Trip
+from proxy.controller.calls.hook_gateway import LEAVING
+from proxy.frontends.hook_bridge.dispatch import HookDispatcher
+from proxy.frontends.hook_bridge.facts import remembered_pod_facts
+from proxy.frontends.hook_bridge.update_queue import UpdateQueue
 from proxy.hooks.events import (
     Point,
     PreCreateContainer,
@@ -40,17 +36,19 @@ from proxy.hooks.hook import Outcome
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
+from proxy.wire.lenient_message import TooManyFieldsError
 
 if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
     from proxy.engine.state import NodeState
-    from proxy.frontends.cri.hook_bridge.lifecycle_events import LifecycleEvents
+    from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
+    from proxy.frontends.hook_bridge.view import HookView
 
 STARTABLE = (Phase.CREATED, Phase.STARTING)
 
 
 class Hooked:
-    """Has hooks asked; implements ``proxy.frontends.cri.hook_gateway.HookGateway``."""
+    """Has hooks called; implements ``proxy.controller.calls.hook_gateway.HookGateway``."""
 
     active = True
 
@@ -63,15 +61,16 @@ class Hooked:
         hold: Hold,
         learn: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Ask nobody yet.
+        """Prepare; no hook is called yet.
 
         Args:
-            keeper: Whose node it is.
-            way: Asks hooks.
-            following: Knows what hooks are told.
-            adopt: Takes in a container that a call names and nobody knows; tells whether it is known then.
+            keeper: The node.
+            way: Calls hooks.
+            following: Has the facts that hooks are called with.
+            adopt: Adopts a container that a call names and that is not known; returns whether it is known
+                then.
             hold: Holds a call while a coroutine decides on it.
-            learn: Learns what hooks lack of a container or sandbox.
+            learn: Looks up the facts of a container or sandbox that are missing.
         """
         self._keeper = keeper
         self._way = way
@@ -83,50 +82,47 @@ class Hooked:
 
     @property
     def points(self) -> frozenset[str]:
-        """See ``Asked``."""
+        """See ``HookGateway``."""
         return self._way.asking.points
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
-    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, pb.SandboxFacts, Pod], None]) -> None:
-        """See ``Asked``."""
+    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, Pod], None]) -> None:
+        """See ``HookGateway``."""
+        bounds = self._keeper.state.node.machine.bounds
+        pod = call.sandbox(bounds)
         try:
-            request = read(pb.RunPodSandboxRequest, call.body)
+            event = PreRunPodSandbox(*call.seen_by_hooks().sandbox(pod))
         except TooManyFieldsError as error:
             self._keeper.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
             return
-        config = pb.RunPodSandboxFacts.FromString(call.body).config
-        bounds = self._keeper.state.node.machine.bounds
-        pod = pod_of(config, bounds=bounds)
-        facts = pod_facts(pod, request.config, request.runtime_handler)
 
         def decided(outcome: Outcome) -> None:
-            outcome, body = self._way.written(call, adjusted_run_pod, outcome)
+            outcome, body = self._way.written(call, outcome)
             if self._way.refuses(call, outcome):
                 self._keeper.overrides.refused_pod(pod, outcome.refusal)
                 return
-            told, seen = config, pod
+            seen = pod
             if body is not call.body:
                 call.change(body)
-                told = pb.RunPodSandboxFacts.FromString(body).config
-                seen = _renewed(pod, pod_of(told, bounds=bounds))
+                seen = _renewed(pod, call.sandbox(bounds))
             if not self._way.relays(call):
-                go(call, told, seen)
+                go(call, seen)
 
-        self._way.ask(call, PreRunPodSandbox(facts, resources_of(request.config.linux.resources)), decided)
+        self._way.ask(call, event, decided)
 
-    def ran(self, pod: Pod, body: bytes) -> None:
-        """See ``Asked``."""
-        self._following.ran(pod, body)
+    def ran(self, pod: Pod, call: HeldCall) -> None:
+        """See ``HookGateway``."""
+        self._following.ran(pod, call.seen_by_hooks())
 
     # -- creates ------------------------------------------------------------------------------------------
 
     def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
-        """See ``Asked``."""
+        """See ``HookGateway``."""
         if isinstance(call.state, Trip):
             call.state.body = call.body
-        event, state = self._creating(call.body, container), self._keeper.state
+        event, state = self._creating(call, container), self._keeper.state
 
         def decided(outcome: Outcome) -> None:
             hooked = self._placed(call, container, state, event.decision.cpus, outcome)
@@ -139,40 +135,41 @@ class Hooked:
         self._way.ask(call, event, decided, over)
 
     async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
-        """See ``Asked``. Hooks begin anew with the request as it came: they were told of other CPUs."""
-        if isinstance(call.state, Trip) and call.state.body:
+        """See ``HookGateway``. Hooks start again with the request as it came: it had other CPUs then."""
+        if isinstance(call.state, Trip) and call.state.body is not None:
             call.change(call.state.body)
-        event, state = self._creating(call.body, container), self._keeper.state
+        event, state = self._creating(call, container), self._keeper.state
         outcome = await self._way.outcome(self._way.answers(event))
         if call.done:
             self._keeper.lifecycle.failed(container.id)
             return None
         return self._placed(call, container, state, event.decision.cpus, outcome)
 
-    def leaves(self, token: str, body: bytes) -> None:
-        """See ``Asked``."""
-        self._following.sent[token] = body
+    def leaves(self, token: str, call: HeldCall) -> None:
+        """See ``HookGateway``."""
+        self._following.sent[token] = call.seen_by_hooks().remembered()
 
-    def _creating(self, body: bytes, container: Container) -> PreCreateContainer:
+    def _creating(self, call: HeldCall, container: Container) -> PreCreateContainer:
         pod, following = container.pod, self._following
+        view: HookView = call.seen_by_hooks()
         known = following.memory.pod(pod.sandbox_id)
-        facts = pod_facts(pod, known or b"".join(pb.CreateContainerFacts.FromString(body).sandbox_config))
-        return PreCreateContainer(facts, container_facts(body), following.decision(container))
+        facts = remembered_pod_facts(pod, known) if known else view.pod(pod)
+        return PreCreateContainer(facts, view.container(), following.decision(container))
 
     def _placed(
         self, call: HeldCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
     ) -> Container | None:
-        """Do with a placement what hooks want; None where the call has been answered or let go.
+        """Apply what hooks want to a placement; None where the call has been answered or let go.
 
         Args:
             call: The call.
             placed: The container as it was placed.
-            state: The state in which hooks were asked.
+            state: The state in which hooks were called.
             offered: What it ran on then.
             outcome: What hooks want.
         """
         keeper, token = self._keeper, placed.id
-        outcome, body = self._way.written(call, adjusted_create, outcome)
+        outcome, body = self._way.written(call, outcome)
         if outcome.refusal:
             verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
             keeper.history.refused(token, verdict)
@@ -192,14 +189,14 @@ class Hooked:
 
     # -- containers that exist ----------------------------------------------------------------------------
 
-    def start(self, call: HeldCall, container_id: str, go: Go) -> None:
-        """See ``Asked``."""
+    def start(self, call: HeldCall, container_id: str, go: Handle) -> None:
+        """See ``HookGateway``."""
         if container_id in self._keeper.state.containers and not self._following.lacks(container_id):
             self._start(call, container_id, go)
         else:
             self._hold(call, self._start_unknown(call, container_id, go))
 
-    async def _start_unknown(self, call: HeldCall, container_id: str, go: Go) -> None:
+    async def _start_unknown(self, call: HeldCall, container_id: str, go: Handle) -> None:
         if container_id not in self._keeper.state.containers:
             await self._adopt(container_id)
         if self._following.lacks(container_id):
@@ -207,7 +204,7 @@ class Hooked:
         if not call.done:
             self._start(call, container_id, go)
 
-    def _start(self, call: HeldCall, container_id: str, go: Go) -> None:
+    def _start(self, call: HeldCall, container_id: str, go: Handle) -> None:
         container, following = self._keeper.state.containers.get(container_id), self._following
         if container is None or container.phase not in STARTABLE:
             go(call)  # of any other the runtime will say what is wrong with that
@@ -220,23 +217,23 @@ class Hooked:
         event = PreStartContainer(*following.facts(container), following.decision(container))
         self._way.ask(call, event, decided)
 
-    def updated(self, trip: Trip) -> None:
-        """See ``Asked``."""
-        self._following.updated(trip.target, trip.body)
+    def updated(self, container_id: str, call: HeldCall) -> None:
+        """See ``HookGateway``."""
+        self._following.updated(container_id, call.seen_by_hooks())
 
-    def leave(self, call: HeldCall, target: str, go: Go) -> None:
-        """See ``Asked``."""
+    def leave(self, call: HeldCall, target: str, go: Handle) -> None:
+        """See ``HookGateway``."""
         if self._following.lacks(target):
             self._hold(call, self._leave_unknown(call, target, go))
         else:
             self._leave(call, target, go)
 
-    async def _leave_unknown(self, call: HeldCall, target: str, go: Go) -> None:
+    async def _leave_unknown(self, call: HeldCall, target: str, go: Handle) -> None:
         await self._learn(target)
         if not call.done:
             self._leave(call, target, go)
 
-    def _leave(self, call: HeldCall, target: str, go: Go) -> None:
+    def _leave(self, call: HeldCall, target: str, go: Handle) -> None:
         event = self._leaving(call, target)
         if event is None:
             go(call)
@@ -249,7 +246,7 @@ class Hooked:
         self._way.ask(call, event, decided)
 
     def _leaving(self, call: HeldCall, target: str) -> Point | None:
-        """Give what hooks are told before a stop or a removal; None where it stops or removes nothing."""
+        """Return the event before a stop or a removal; None where it stops or removes nothing."""
         following, state, point = self._following, self._keeper.state, LEAVING[call.method]
         if point == PreStopPodSandbox.NAME:
             pod = state.pods.get(target)
@@ -264,7 +261,7 @@ class Hooked:
             return PreRemoveContainer(*following.facts(container))
         if container.phase is Phase.EXITED:
             return None
-        grace = read(pb.StopContainerRequest, call.body).timeout
+        grace = call.seen_by_hooks().grace()
         return PreStopContainer(*following.facts(container), following.decision(container), grace)
 
 

@@ -1,26 +1,24 @@
-"""What calls about a pod or a container do not carry, but hooks are told: labels, annotations, the image...
+"""What hooks see of a pod or a container and later calls do not carry: labels, annotations, the image...
 
-Kept while there are hooks, and only as long as the pod or container is there. What was made before is learned
-from the runtime's lists, which carry less (the runtimes keep no environment, command, mounts or devices
-there); what the ledger knows of its resources is added when facts are made.
+It is kept while there are hooks, and only as long as the pod or container exists. What was created earlier is
+read from the runtime's lists, which carry less (the runtimes keep no environment, command, mounts or devices
+there); what the ledger has of its resources is added when facts are made.
 
 Sizes are bounded: of a container the configuration is kept as it came, if it is small; else its labels and
-annotations alone; and of these what is too large goes, largest first. A small request is kept unread until
-somebody looks: nothing is decoded in the way of calls.
+annotations alone; and of these what is too large is left out, largest first. A small request is kept unread
+until a hook looks at it: nothing is decoded in the path of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-
-from google.protobuf.message import DecodeError
+from typing import Protocol
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.hook_bridge.config_fields import image_of
-from proxy.frontends.cri.hook_bridge.lenient import read
-from proxy.frontends.cri.hook_bridge.resources import NOT_SAID, merged, resources_of
-from proxy.hooks.facts import Resources
+from proxy.frontends.hook_bridge.config_fields import image_of
+from proxy.frontends.hook_bridge.resources import NOT_SAID, merged
+from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 
 CONTAINER_BYTES = 16 << 10
 """The most that is kept of a container's configuration."""
@@ -30,18 +28,26 @@ _AROUND = 6
 """The least bytes that an entry of a map takes beside its key and its value."""
 
 
+class _Labelled(Protocol):
+    """What has labels and annotations."""
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+    @property
+    def annotations(self) -> Mapping[str, str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RememberedPod:
     """A pod sandbox.
 
     Attributes:
         handler: Its runtime handler.
-        cgroup_parent: Its cgroup as its request named it; empty where that is not known.
         raw: A PodSandboxConfig with its labels and annotations.
     """
 
     handler: str
-    cgroup_parent: str
     raw: bytes
 
 
@@ -67,7 +73,7 @@ class ObjectCache:
 
     def __init__(self) -> None:
         self._pods: dict[str, RememberedPod] = {}
-        self._containers: dict[str, RememberedContainer | bytes] = {}
+        self._containers: dict[str, RememberedContainer | Callable[[], RememberedContainer]] = {}
 
     def pod(self, sandbox_id: str) -> RememberedPod | None:
         """Give what is remembered of a sandbox."""
@@ -76,57 +82,52 @@ class ObjectCache:
     def container(self, container_id: str) -> RememberedContainer | None:
         """Give what is remembered of a container."""
         found = self._containers.get(container_id)
-        if isinstance(found, bytes):
-            found = self._containers[container_id] = _read(found)
+        if found is not None and not isinstance(found, RememberedContainer):
+            found = self._containers[container_id] = found()
         return found
 
     def knows(self, container_id: str) -> bool:
-        """Tell whether anything is remembered of a container."""
+        """Return whether anything is remembered of a container."""
         return container_id in self._containers
 
-    def ran(self, sandbox_id: str, config: bytes | pb.PodSandboxConfig, handler: str) -> None:
-        """A sandbox has been made.
+    def ran(self, sandbox_id: str, pod: PodFacts) -> None:
+        """A sandbox has been created.
 
         Args:
             sandbox_id: The runtime's id.
-            config: Its configuration as it went to the runtime, with what hooks have set.
-            handler: Its runtime handler.
+            pod: Its facts as they went to the runtime, with what hooks have set.
         """
-        if isinstance(config, bytes):
-            config = read(pb.PodSandboxConfig, config)
-        kept = pb.PodSandboxConfig(labels=config.labels, annotations=config.annotations)
-        raw = _fitting(kept, POD_BYTES)
-        self._pods[sandbox_id] = RememberedPod(handler, config.linux.cgroup_parent, raw)
+        kept = pb.PodSandboxConfig(labels=dict(pod.labels), annotations=dict(pod.annotations))
+        self._pods[sandbox_id] = RememberedPod(pod.runtime_handler, _fitting(kept, POD_BYTES))
 
-    def created(self, container_id: str, body: bytes) -> None:
-        """A container has been made.
+    def created(
+        self, container_id: str, made: RememberedContainer | Callable[[], RememberedContainer]
+    ) -> None:
+        """A container has been created.
 
         Args:
             container_id: The runtime's id.
-            body: The CreateContainerRequest with what hooks have set, without the engine's suffix: that is
-                no wish of the client's.
+            made: What is kept of its request with what hooks have set, without the engine's decision, which
+                is not the client's wish; or a function that reads it.
         """
-        self._containers[container_id] = body if len(body) <= CONTAINER_BYTES else _read(body)
+        self._containers[container_id] = made
 
-    def updated(self, container_id: str, said: Resources | pb.LinuxContainerResources) -> None:
+    def updated(self, container_id: str, said: Resources) -> None:
         """An update of a container has succeeded."""
         known = self.container(container_id)
         if known is not None:
-            said = said if isinstance(said, Resources) else resources_of(said)
             self._containers[container_id] = replace(known, asked=merged(known.asked, said))
 
     def listed(self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> None:
-        """Learn from the runtime's lists about those that were made before."""
+        """Add from the runtime's lists what was created earlier."""
         for pod in pods:
             if pod.id not in self._pods:
                 config = pb.PodSandboxConfig(labels=pod.labels, annotations=pod.annotations)
-                self._pods[pod.id] = RememberedPod(pod.runtime_handler, "", _fitting(config, POD_BYTES))
+                self._pods[pod.id] = RememberedPod(pod.runtime_handler, _fitting(config, POD_BYTES))
         for each in containers:
             if each.id not in self._containers:
-                found = pb.ContainerConfig(labels=each.labels, annotations=each.annotations)
-                raw = _fitting(found, CONTAINER_BYTES)
                 self._containers[each.id] = RememberedContainer(
-                    image_of(each.image), raw, NOT_SAID, whole=False
+                    image_of(each.image), packed(each), NOT_SAID, whole=False
                 )
 
     def forget(self, *ids: str) -> None:
@@ -141,18 +142,20 @@ class ObjectCache:
         self.forget(*(each for each in self._containers if each not in containers))
 
 
-def _read(body: bytes) -> RememberedContainer:
-    try:
-        config = read(pb.CreateContainerConfig, body).config
-        raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
-    except DecodeError:
-        return RememberedContainer("", b"", NOT_SAID, whole=False)  # a runtime that reads more than we do
-    if len(raw) > CONTAINER_BYTES:
-        raw = _fitting(
-            pb.ContainerConfig(labels=config.labels, annotations=config.annotations), CONTAINER_BYTES
-        )
-    asked = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
-    return RememberedContainer(image_of(config.image), raw, asked, whole=True)
+def packed(container: _Labelled) -> bytes:
+    """Encode the labels and annotations of a container, without those that are too large."""
+    kept = pb.ContainerConfig(labels=dict(container.labels), annotations=dict(container.annotations))
+    return _fitting(kept, CONTAINER_BYTES)
+
+
+def remembered(container: ContainerFacts) -> RememberedContainer:
+    """Return what is kept of a container whose facts are plain values."""
+    envs = [pb.KeyValue(key=key, value=value.encode()) for key, value in container.envs.items()]
+    kept = pb.ContainerConfig(
+        labels=dict(container.labels), annotations=dict(container.annotations), envs=envs
+    )
+    raw = kept.SerializeToString() if kept.ByteSize() <= CONTAINER_BYTES else packed(container)
+    return RememberedContainer(container.image, raw, merged(NOT_SAID, container.resources), whole=True)
 
 
 def _fitting(config: pb.PodSandboxConfig | pb.ContainerConfig, limit: int) -> bytes:

@@ -2,7 +2,7 @@
 
 A proto3 decoder rejects the whole message for one such string. Nearly all messages have none, so a message
 is decoded as it is first. Where that fails, a copy is made in which such strings are replaced as in
-``proxy.frontends.cri.lenient_text``, and that is decoded. Only facts are read from the copy; what goes to the
+``proxy.wire.lenient_text``, and that is decoded. Only facts are read from the copy; what goes to the
 runtime is made from the bytes that came.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from proxy.frontends.cri.lenient_text import text
-from proxy.frontends.cri.rewrite import varint
+from proxy.wire.fields import varint
+from proxy.wire.lenient_text import text
 
 _M = TypeVar("_M", bound=Message)
 

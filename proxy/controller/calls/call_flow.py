@@ -1,0 +1,186 @@
+"""How calls are decided: held calls in, decisions out, answers noted. Front ends translate to this.
+
+Calls that need no waiting are decided and sent on before the loop turns: a container that goes to a pool
+costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
+
+Whatever goes wrong in here must not make the node worse than no proxy: an internal error lets the call pass
+as it came and has the container looked at soon, unless its pod must not run unplaced (LSE, LSR).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from proxy.controller.calls.container_calls import ContainerCalls
+from proxy.controller.calls.create_calls import CreateCalls
+from proxy.controller.calls.held_call import HeldCall, Trip
+from proxy.controller.calls.hook_gateway import HookGateway
+from proxy.controller.calls.pod_calls import PodCalls
+from proxy.controller.controller import Keeper
+from proxy.controller.reconciler import Sync
+from proxy.controller.start_update import StartUpdate
+from proxy.engine.node_events import SavedCpusLearned
+from proxy.model.grpc_status import GrpcStatus
+from proxy.telemetry import metrics
+
+UNSYNCED = "forwarded a call without a decision: the initial reconcile with the runtime is not done"
+
+
+class CallFlow:
+    """Decides calls.
+
+    Attributes:
+        awaited: What calls wait for at a start, after the first comparison; None for nothing.
+    """
+
+    def __init__(self, keeper: Keeper, sync: Sync, launch: StartUpdate) -> None:
+        """Prepare to decide.
+
+        Args:
+            keeper: The node.
+            sync: Looks up containers that a call names and that are not known.
+            launch: Follows starts and updates.
+        """
+        self.keeper = keeper
+        self.awaited: asyncio.Event | None = None
+        pods, creates = PodCalls(keeper, self.hold), CreateCalls(keeper, self.hold)
+        containers = ContainerCalls(keeper, sync, launch, self.hold)
+        self._parts = (pods, creates, containers)
+        self._requests = {**pods.requests, **creates.requests, **containers.requests}
+        self._finished = {**pods.finished, **creates.finished, **containers.finished}
+        self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def hook(self, hooked: HookGateway) -> None:
+        """Have hooks called from now on; calls that are in progress go on as they began."""
+        for part in self._parts:
+            part.hooked = hooked
+
+    # -- front ends call these ----------------------------------------------------------------------------
+
+    def request(self, call: HeldCall) -> None:
+        """A call is held: decide, and send it on now or later."""
+        if self.keeper.store.mode.is_leaving:
+            call.release()  # the node is released: this is only a relay
+        elif self.awaited is None and self.keeper.synced.is_set():
+            self._handle(call)
+        else:
+            self.hold(call, self._when_synced(call))
+
+    def names(self, call: HeldCall) -> bool:
+        """Return whether the answer to a call names what was created, and that matters."""
+        return call.method in self._answered and isinstance(call.state, Trip)
+
+    def answered(self, call: HeldCall, created: str) -> None:
+        """The runtime has named what a call has created; an empty name where it cannot be read."""
+        trip = call.state
+        if isinstance(trip, Trip):
+            try:
+                self._answered[call.method](trip, created)
+            except Exception as error:  # noqa: BLE001  the runtime's list will show what was created
+                self._missed(error)
+
+    def finished(self, call: HeldCall, status: int | None) -> None:
+        """The call is over.
+
+        Args:
+            call: The call.
+            status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
+                lost, outcome unknown).
+        """
+        trip = call.state
+        call.state = None
+        if not isinstance(trip, Trip):
+            return
+        try:
+            self._finished[call.method](call, trip, status)
+        except Exception as error:  # noqa: BLE001  as in ``answered``
+            self._missed(error)
+
+    def _missed(self, error: Exception) -> None:
+        """An answer could not be taken note of: compare the node with the runtime soon."""
+        self.keeper.attention.set()
+        self.keeper.broken(error)
+
+    def hold(self, call: HeldCall, work: Coroutine[object, object, None]) -> None:
+        """Hold a call while a coroutine decides on it; a fault in there is handled as any."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  as in _handle
+                self._fault(call, error)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- deciding -----------------------------------------------------------------------------------------
+
+    def _handle(self, call: HeldCall) -> None:
+        try:
+            self._requests[call.method](call)
+        except call.unreadable as error:
+            self._undecodable(call, error)
+        except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
+            self._fault(call, error)
+
+    def _undecodable(self, call: HeldCall, error: Exception) -> None:
+        """Do with a request what can be done without knowing what it asks for.
+
+        A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
+        may be one that must not run unplaced, the runtime does not get the request.
+        """
+        keeper = self.keeper
+        keeper.telemetry.count(metrics.REQUESTS_UNDECODABLE)
+        keeper.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
+        keeper.attention.set()
+        if call.method in self._answered and keeper.store.mode.enforces and self._is_strict(call):
+            call.refuse(
+                GrpcStatus.INTERNAL,
+                f"cannot place what {call.method} asks for: the request cannot be decoded",
+            )
+        else:
+            call.release()
+
+    def _fault(self, call: HeldCall, error: BaseException) -> None:
+        keeper = self.keeper
+        keeper.broken(error)
+        keeper.attention.set()
+        if isinstance(call.state, Trip):
+            # It passes without our set: not what we meant.
+            keeper.store.handle(SavedCpusLearned(call.state.target, None))
+            call.state.sent = None
+        strict = call.method == "CreateContainer" and keeper.store.mode.enforces
+        if strict and (keeper.options.refuse_on_error or self._is_strict(call)):
+            message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
+            call.refuse(GrpcStatus.INTERNAL, message)
+        else:
+            call.release()
+
+    async def _when_synced(self, call: HeldCall) -> None:
+        keeper = self.keeper
+        try:
+            async with asyncio.timeout(keeper.options.call_timeout):
+                await keeper.synced.wait()
+        except TimeoutError:
+            keeper.telemetry.problem(UNSYNCED, method=call.method)
+            keeper.attention.set()
+            if call.method == "CreateContainer" and keeper.store.mode.enforces and self._is_strict(call):
+                call.refuse(
+                    GrpcStatus.UNAVAILABLE, "cannot place the container: not in step with the runtime yet"
+                )
+                return
+            call.release()
+            return
+        if self.awaited is not None:
+            await self.awaited.wait()
+        if not call.done:
+            self._handle(call)
+
+    def _is_strict(self, call: HeldCall) -> bool:
+        """Return whether a call's pod must not run unplaced, or may be such a pod."""
+        state = self.keeper.state
+        pod = call.pod_of(state.pods, state.node.machine.bounds)
+        return pod is None or state.node.refuses_unplaced(pod)

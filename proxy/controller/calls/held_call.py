@@ -1,0 +1,159 @@
+"""A call that a front end holds while it is decided, and what is kept of it until it is over.
+
+A front end decodes its protocol into a ``HeldCall``. Its methods that read give values of ``model`` from the
+message as it is then: hooks may have changed it. One of ``release``, ``place`` and ``refuse`` ends the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from proxy.controller.ports import DeviceFacts
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Bounds
+from proxy.model.workload import Pod, Request
+
+if TYPE_CHECKING:
+    from proxy.controller.inflight import Flight
+
+NO_DEVICES = DeviceFacts()
+"""Stands for devices that were not looked for, as they could change nothing."""
+
+
+class CreateRequest(Protocol):
+    """What a CreateContainer asks for. The methods read parts that few calls need.
+
+    Attributes:
+        sandbox_id: The runtime's id of the pod's sandbox.
+        name, attempt: Of the container.
+        resources: What it asks for.
+    """
+
+    sandbox_id: str
+    name: str
+    attempt: int
+    resources: Request
+
+    def pod(self, bounds: Bounds) -> Pod:
+        """Read the pod; ``bounds`` are the CPUs and NUMA nodes that its annotations may name."""
+
+    def pod_total(self) -> Request | None:
+        """Read what the containers of the pod ask for together; None where the request does not say it."""
+
+    def devices(self) -> DeviceFacts:
+        """Read which devices the container gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUpdate:
+    """What an UpdateContainerResources asks for.
+
+    Attributes:
+        container_id: The container.
+        cpus, mems: The sets that the client names, as text; empty for none.
+        cpu_quota: Microseconds; -1 for no limit, 0 for not set.
+    """
+
+    container_id: str
+    cpus: str
+    mems: str
+    cpu_quota: int
+
+
+class HeldCall(Protocol):
+    """One call while it is decided.
+
+    Attributes:
+        unreadable: What its methods raise where the message cannot be decoded.
+        method: The CRI method that it is about.
+        body: The message as it is now. Only the front end knows what it is.
+        state: Free for the code that decides.
+        done: The call is over.
+    """
+
+    unreadable: ClassVar[tuple[type[Exception], ...]]
+    method: str
+    body: Any
+    state: object
+    done: bool
+
+    def target(self) -> str:
+        """Read the id of the container or sandbox that the call is about."""
+
+    def sandbox(self, bounds: Bounds) -> Pod:
+        """Read the pod of a RunPodSandbox."""
+
+    def sandbox_total(self) -> Request:
+        """Read what the containers of the pod of a RunPodSandbox ask for together."""
+
+    def create_request(self) -> CreateRequest:
+        """Read a CreateContainer."""
+
+    def resource_update(self) -> ResourceUpdate:
+        """Read an UpdateContainerResources."""
+
+    def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
+        """Read the pod of a RunPodSandbox or a CreateContainer from as little of the message as possible.
+
+        Args:
+            known: Sandbox id to pod.
+            bounds: CPUs and NUMA nodes that annotations may name.
+
+        Returns:
+            The pod; None where the message does not give it away.
+        """
+
+    def seen_by_hooks(self) -> Any:
+        """Give the message as hooks see it: ``proxy.frontends.hook_bridge.view.HookView``."""
+
+    def change(self, body: Any) -> None:
+        """Have another message from now on."""
+
+    def set_cgroup_parent(self, parent: str) -> None:
+        """Have the message name another cgroup of the pod; for a CreateContainer."""
+
+    def release(self) -> None:
+        """Let the call go on with its message; once it is decided nothing happens."""
+
+    def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
+        """Let a CreateContainer or an UpdateContainerResources go on with a decision.
+
+        Args:
+            cpus: The CPUs; None to erase what the message names.
+            mems: The memory nodes; None to leave them.
+            quota: The CFS quota, -1 for none; 0 to leave it.
+        """
+
+    def refuse(self, code: int, message: str) -> None:
+        """Answer the call with a gRPC status."""
+
+
+@dataclass(slots=True)
+class Trip:
+    """What is kept of a call until its answer has passed.
+
+    Attributes:
+        target: Container id or sandbox id that the call is about; a create's token.
+        pod: The pod, for RunPodSandbox.
+        token: What the pod was admitted under, where it was decided as a whole.
+        sent: The CPUs that a create brings to the runtime.
+        flight: Set while the call may write the container's cpuset.
+        named: Set once the runtime has named what was created.
+        body: A create's message before hooks have changed it; None where no hook was called.
+    """
+
+    target: str = ""
+    pod: Pod | None = None
+    token: str = ""
+    sent: CpuSet | None = None
+    flight: Flight | None = None
+    named: bool = False
+    body: Any = None
+
+
+Hold = Callable[[HeldCall, Coroutine[object, object, None]], None]
+"""Holds a call while a coroutine decides on it."""
+Handle = Callable[[HeldCall], None]
+Finished = Callable[[HeldCall, Trip, int | None], None]

@@ -1,1 +1,0 @@
-"""Between CRI messages and the vocabulary of hooks; nothing of it is imported on a node without hooks."""

@@ -1,0 +1,155 @@
+"""CRI messages as hooks see them, and what hooks want written into them; only where there are hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.hook_adjust import adjusted_create, adjusted_run_pod, adjusted_update
+from proxy.frontends.hook_bridge.config_fields import Unread, image_of
+from proxy.frontends.hook_bridge.facts import unread_container_facts, unread_pod_facts
+from proxy.frontends.hook_bridge.lazy import LazyMap
+from proxy.frontends.hook_bridge.object_cache import CONTAINER_BYTES, RememberedContainer, packed
+from proxy.frontends.hook_bridge.resources import NOT_SAID, merged, resources_of
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
+from proxy.model.errors import HookError
+from proxy.model.workload import Pod
+from proxy.wire.lenient_message import TooManyFieldsError, read
+
+_FIELDS: Final = tuple(each.name for each in fields(ContainerFacts))
+_ADJUST: Final[Mapping[str, Callable[[bytes, Adjustment], bytes]]] = {
+    "RunPodSandbox": adjusted_run_pod,
+    "CreateContainer": adjusted_create,
+    "UpdateContainerResources": adjusted_update,
+}
+
+
+class CriHookView:
+    """A CRI message; see ``proxy.frontends.hook_bridge.view.HookView``."""
+
+    __slots__ = ("_body", "_method")
+
+    def __init__(self, method: str, body: bytes) -> None:
+        self._method = method
+        self._body = body
+
+    def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
+        """Read a RunPodSandbox: the pod, and what its containers ask for together.
+
+        Raises:
+            TooManyFieldsError: It cannot be read.
+        """
+        request = read(pb.RunPodSandboxRequest, self._body)
+        config = request.config
+        facts = unread_pod_facts(pod, Unread(pb.PodSandboxConfig, b"", config), request.runtime_handler)
+        return facts, resources_of(config.linux.resources)
+
+    def pod(self, pod: Pod) -> PodFacts:
+        """Read the pod of a CreateContainer."""
+        pieces = pb.CreateContainerFacts.FromString(self._body).sandbox_config
+        return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, b"".join(pieces)))
+
+    def container(self) -> ContainerFacts:
+        """Read the container of a CreateContainer. What cannot be read is empty: the runtime refuses it."""
+        return NewContainer.of(self._body)
+
+    def update(self) -> tuple[Resources, Mapping[str, str]]:
+        """Read an UpdateContainerResources: what is asked for, and the annotations."""
+        request = read(pb.UpdateContainerResourcesRequest, self._body)
+        return resources_of(request.linux), LazyMap(_annotations, request)
+
+    def grace(self) -> int:
+        """Read the grace period of a StopContainer, in seconds."""
+        return read(pb.StopContainerRequest, self._body).timeout
+
+    def adjusted(self, adjustment: Adjustment) -> bytes:
+        """Return the message with what hooks want.
+
+        Raises:
+            HookError: Something in the adjustment cannot be written, or the message cannot be read.
+        """
+        return _ADJUST[self._method](self._body, adjustment)
+
+    def remembered(self) -> RememberedContainer | Callable[[], RememberedContainer]:
+        """Return what is kept of a CreateContainer; a small request is kept unread."""
+        if len(self._body) <= CONTAINER_BYTES:
+            return partial(_remembered, self._body)
+        return _remembered(self._body)
+
+
+class NewContainer(ContainerFacts):
+    """A container that is to be created: its request is read when a hook looks at a first field.
+
+    Most hooks look at few of the containers whose creates they see. As in ``lazy``, two first looks at the
+    same time read the same; copies and pickles are plain.
+    """
+
+    __qualname__ = ContainerFacts.__qualname__  # it prints as one
+    __slots__ = ("_body",)
+
+    @classmethod
+    def of(cls, body: bytes) -> NewContainer:
+        """Make it from a CreateContainerRequest that is not read yet."""
+        new = object.__new__(cls)
+        object.__setattr__(new, "_body", body)
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        """Fill the fields; Python comes here for one that has no value yet."""
+        if name not in _FIELDS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        found = _read(self._body)
+        for each in _FIELDS:
+            object.__setattr__(self, each, getattr(found, each))
+        return getattr(found, name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ContainerFacts):
+            return NotImplemented
+        return all(getattr(self, each) == getattr(other, each) for each in _FIELDS)
+
+    __hash__ = ContainerFacts.__hash__
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return ContainerFacts, tuple(getattr(self, each) for each in _FIELDS)
+
+
+def _read(body: bytes) -> ContainerFacts:
+    try:
+        config = read(pb.CreateContainerConfig, body).config
+    except TooManyFieldsError as error:
+        raise HookError(f"cannot read a CreateContainer request: {error}") from None
+    except DecodeError:
+        config = pb.ContainerConfig()
+    meta = config.metadata
+    return unread_container_facts(
+        "",
+        meta.name,
+        meta.attempt,
+        "creating",
+        image_of(config.image),
+        Unread(pb.ContainerConfig, b"", config),
+        resources_of(config.linux.resources),
+    )
+
+
+def _remembered(body: bytes) -> RememberedContainer:
+    try:
+        config = read(pb.CreateContainerConfig, body).config
+        raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
+    except DecodeError:
+        return RememberedContainer("", b"", NOT_SAID, whole=False)  # a runtime that reads more than we do
+    if len(raw) > CONTAINER_BYTES:
+        raw = packed(config)
+    asked = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
+    return RememberedContainer(image_of(config.image), raw, asked, whole=True)
+
+
+def _annotations(request: pb.UpdateContainerResourcesRequest) -> dict[str, str]:
+    return dict(request.annotations)

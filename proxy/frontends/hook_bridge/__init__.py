@@ -1,0 +1,1 @@
+"""Between the calls of all front ends and hooks; nothing of it is imported on a node without hooks."""

@@ -1,0 +1,156 @@
+"""The facts that hooks are called with, from messages, from what is remembered, and from the state.
+
+Nothing here is decoded that no hook looks at, but for what must be a plain value at once: image and resources
+of a container that exists. Everything is made on the event loop and may be looked at from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.engine.state import NodeState
+from proxy.frontends.hook_bridge import config_fields
+from proxy.frontends.hook_bridge.config_fields import Unread, annotations_of
+from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
+from proxy.frontends.hook_bridge.object_cache import RememberedContainer, RememberedPod
+from proxy.frontends.hook_bridge.resources import merged, recorded
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools, Resources
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool
+
+_NO_CPUS = CpuSet()
+
+
+def pod_facts(
+    pod: Pod, labels: Mapping[str, str], annotations: Mapping[str, str], handler: str = ""
+) -> PodFacts:
+    """Return the facts of a pod.
+
+    Args:
+        pod: The pod as the engine knows it.
+        labels: The sandbox's.
+        annotations: The sandbox's.
+        handler: Its runtime handler.
+    """
+    return PodFacts(
+        pod.sandbox_id,
+        pod.uid,
+        pod.namespace,
+        pod.name,
+        pod.attempt,
+        pod.qos.value,
+        pod.kube_qos.value,
+        handler,
+        pod.cgroup_parent,
+        labels,
+        annotations,
+    )
+
+
+def unread_pod_facts(pod: Pod, config: Unread[pb.PodSandboxConfig], handler: str = "") -> PodFacts:
+    """Return the facts of a pod, whose labels and annotations are read when they are looked at."""
+    labels, annotations = LazyMap(config_fields.labels_of, config), LazyMap(annotations_of, config)
+    return pod_facts(pod, labels, annotations, handler)
+
+
+def remembered_pod_facts(pod: Pod, known: RememberedPod | None) -> PodFacts:
+    """Return the facts of a pod whose sandbox exists.
+
+    Args:
+        pod: The pod as the engine knows it.
+        known: What is remembered of it, with what hooks set when its sandbox was created; None where nothing
+            is.
+    """
+    if known is None:
+        return pod_facts(pod, {}, {})
+    return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, known.raw), known.handler)
+
+
+def existing_facts(container: Container, known: RememberedContainer | None) -> ContainerFacts:
+    """Return the facts of a container that has been created.
+
+    Args:
+        container: The container as the engine knows it.
+        known: What is remembered of it; None where nothing is.
+    """
+    name, attempt, phase = container.name, container.attempt, container.phase.value
+    container_id = "" if container.phase is Phase.CREATING else container.id
+    if known is None:
+        asked = recorded(container.request)
+        return ContainerFacts(container_id, name, attempt, phase, resources=asked)
+    asked = known.asked if known.whole else merged(recorded(container.request), known.asked)
+    unread = Unread(pb.ContainerConfig, known.raw)
+    return unread_container_facts(container_id, name, attempt, phase, known.image, unread, asked)
+
+
+def unread_container_facts(
+    container_id: str,
+    name: str,
+    attempt: int,
+    phase: str,
+    image: str,
+    unread: Unread[pb.ContainerConfig],
+    resources: Resources,
+) -> ContainerFacts:
+    """Return the facts of a container, most of which are read when they are looked at."""
+    return ContainerFacts(
+        container_id,
+        name,
+        attempt,
+        phase,
+        image,
+        LazyMap(config_fields.labels_of, unread),
+        LazyMap(annotations_of, unread),
+        LazyMap(config_fields.envs_of, unread),
+        LazyList(config_fields.command_of, unread),
+        LazyList(config_fields.args_of, unread),
+        LazyList(config_fields.mounts_of, unread),
+        LazyList(config_fields.devices_of, unread),
+        LazyList(config_fields.cdi_devices_of, unread),
+        resources,
+    )
+
+
+def decision_of(state: NodeState, container: Container, owned_cpus: bool = False) -> Decision:
+    """Return what has been decided for a container.
+
+    Args:
+        state: The node.
+        container: The container; it need not be in the state.
+        owned_cpus: Hooks may give CPUs that have owners: they choose from all that are online and that the
+            node does not keep for itself.
+    """
+    placement, machine = container.placement, state.node.machine
+    cpus = state.wanted(container)
+    offered = cpus if placement.hook_cpus is None else state.offered(container)
+    own = _own(placement, cpus) if placement.pool is Pool.OWN else _NO_CPUS
+    mems = state.wanted_mems(container) if placement.mems else None
+    return Decision(
+        placement.pool.value,
+        cpus,
+        own,
+        mems,
+        placement.cfs_quota_off,
+        placement.reasons,
+        offered | machine.online - state.node.reserved - state.node.withheld if owned_cpus else offered,
+        mems if mems is not None and placement.blocks else machine.memory_nodes,
+    )
+
+
+def pools_of(state: NodeState) -> Pools:
+    """Return the pools. A container that is being created has no id yet: its CPUs are owned."""
+    owners = {
+        container.id: _own(container.placement, state.wanted(container))
+        for container in state.containers.values()
+        if container.placement.pool is Pool.OWN and container.phase not in (Phase.CREATING, Phase.EXITED)
+    }
+    owned = CpuSet.from_bits(union(owner.cpus.bits for owner in state.owners.values()))
+    return Pools(state.pools.shared, state.pools.of(Pool.BE), owned, owners)
+
+
+def _own(placement: Placement, cpus: CpuSet) -> CpuSet:
+    """Give those of an owner's CPUs that it runs on: without what is offline, or left out by hooks."""
+    return cpus & (
+        placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
+    )

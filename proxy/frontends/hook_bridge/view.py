@@ -1,0 +1,49 @@
+"""A message as hooks see it. Each front end has its own: ``HeldCall.seen_by_hooks``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from proxy.frontends.hook_bridge.object_cache import RememberedContainer
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
+from proxy.model.workload import Pod
+
+
+class HookView(Protocol):
+    """A message, which never changes. What is read depends on the method that it is for."""
+
+    def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
+        """Read a RunPodSandbox: the pod, and what its containers ask for together.
+
+        Args:
+            pod: The pod as the engine knows it.
+
+        Raises:
+            TooManyFieldsError: It cannot be read.
+        """
+
+    def pod(self, pod: Pod) -> PodFacts:
+        """Read the pod of a CreateContainer."""
+
+    def container(self) -> ContainerFacts:
+        """Read the container of a CreateContainer."""
+
+    def update(self) -> tuple[Resources, Mapping[str, str]]:
+        """Read an UpdateContainerResources: what is asked for, and the annotations."""
+
+    def grace(self) -> int:
+        """Read the grace period of a StopContainer, in seconds."""
+
+    def adjusted(self, adjustment: Adjustment) -> Any:
+        """Return the message with what hooks want; the message itself if that is nothing.
+
+        CPUs and memory nodes are left to the engine.
+
+        Raises:
+            HookError: Something in the adjustment cannot be written, or the message cannot be read.
+        """
+
+    def remembered(self) -> RememberedContainer | Callable[[], RememberedContainer]:
+        """Return what is kept of a CreateContainer, or a function that reads it when it is needed."""

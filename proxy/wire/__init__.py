@@ -1,0 +1,1 @@
+"""Reading and writing protobuf bytes beside the generated classes."""

@@ -1,0 +1,34 @@
+"""What hooks see of CRI messages, as the daemon makes it from their bytes."""
+
+from __future__ import annotations
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.hook_view import CriHookView
+from proxy.frontends.hook_bridge.config_fields import Unread
+from proxy.frontends.hook_bridge.facts import unread_pod_facts
+from proxy.frontends.hook_bridge.object_cache import ObjectCache
+from proxy.hooks.facts import ContainerFacts, PodFacts
+from proxy.model.workload import Pod
+
+
+def container_facts(body: bytes) -> ContainerFacts:
+    """Return the facts of a container for its CreateContainerRequest."""
+    return CriHookView("CreateContainer", body).container()
+
+
+def pod_facts(pod: Pod, config: bytes | pb.PodSandboxConfig, handler: str = "") -> PodFacts:
+    """Return the facts of a pod for its configuration."""
+    if isinstance(config, bytes):
+        return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, config), handler)
+    return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, b"", config), handler)
+
+
+def remember_pod(memory: ObjectCache, pod: Pod, config: pb.PodSandboxConfig, handler: str = "") -> None:
+    """Remember a sandbox that was created with a configuration."""
+    body = pb.RunPodSandboxRequest(config=config, runtime_handler=handler).SerializeToString()
+    memory.ran(pod.sandbox_id, CriHookView("RunPodSandbox", body).sandbox(pod)[0])
+
+
+def remember(memory: ObjectCache, container_id: str, body: bytes) -> None:
+    """Remember a container that was created by a CreateContainerRequest."""
+    memory.created(container_id, CriHookView("CreateContainer", body).remembered())
