@@ -187,7 +187,7 @@ def test_suspects_do_not_accumulate_on_a_released_node(live: Live) -> None:
         await w.run(await w.pod("ls", "LS"))
         w.keeper.drift.suspect("systemd")
         assert w.keeper.drift._suspected == set()
-        assert not w.keeper.drift.hints
+        assert not w.keeper.drift.known.hints
 
     live(day, mode=NodeMode.OBSERVE)
 
