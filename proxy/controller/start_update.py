@@ -21,9 +21,10 @@ from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.reservations import Reservations
-from proxy.controller.systemd.fencing import Fence, Fencing
+from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.worker import Worker
 from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.pod_fence import Fence
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset

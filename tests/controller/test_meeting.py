@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.systemd.fencing import Fence, _Standing
 from proxy.controller.systemd.ports import UnitSets
 from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.pod_fence import Fence, StandingFence
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
@@ -97,7 +97,7 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
         fencing, flight = w.keeper.lasting.fencing, w.keeper.flights.depart(ls, ALL)
-        fencing._standing["slice"] = _Standing(CpuSet(), 1)
+        fencing._standing = {"slice": StandingFence(CpuSet())}
         fencing.bind(flight, Fence("slice", ALL))
         w.keeper.enforcer.do_first(lambda: 1 / 0)
         w.launch.landed(flight, ALL)

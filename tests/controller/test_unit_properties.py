@@ -11,6 +11,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.quirks.runc import reversed_mask
 from proxy.controller.kernel_ports import CpusetValue
 from proxy.controller.systemd.ports import UnitNews, UnitSets
+from proxy.engine.systemd_masks import MaskOrder
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
@@ -285,7 +286,7 @@ def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
 def test_wrong_masks_are_detected_corrected_and_reported_once(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.keeper.lasting.masks.reverses is True
+        assert world.keeper.lasting.order is MaskOrder.REVERSED
         await has(world, lse, cpus_of(OWNED))
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
@@ -374,10 +375,10 @@ def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lasting: Any = world.keeper.lasting
         ls = await run(world, "ls", qos="LS")
-        assert lasting.masks.reverses is None, "all CPUs read the same in both orders"
+        assert lasting.order is MaskOrder.UNKNOWN, "all CPUs read the same in both orders"
         assert world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED) == 0
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.keeper.lasting.masks.reverses is False
+        assert world.keeper.lasting.order is MaskOrder.RIGHT
         fences = world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED)
         await calm(world)
         asked = len(systemd.asked)
@@ -394,14 +395,14 @@ def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
 def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         def tells() -> Any:
-            return world.keeper.lasting.masks.reverses
+            return world.keeper.lasting.order
 
         await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert tells() is False
+        assert tells() is MaskOrder.RIGHT
         systemd.wrong = True
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
-        assert tells() is True
+        assert tells() is MaskOrder.REVERSED
 
     on_systemd(live, day, wrong=False)
 
@@ -411,7 +412,7 @@ def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(live: Any) ->
         ls = await run(world, "ls", qos="LS")
         await run(world, "lsr", qos="LSR", cpus="12-13")
         await has(world, ls, cpus_of("0-11,14-15"))
-        assert world.keeper.lasting.masks.reverses is True
+        assert world.keeper.lasting.order is MaskOrder.REVERSED
         del world.log[:]
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         await has(world, ls, REST - cpus_of("12-13"))
@@ -427,7 +428,7 @@ def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
         await world.create(sandbox, **SHARES)  # ls moves, and nothing has told yet how the runtime is
-        await world.until(lambda: world.keeper.lasting.masks.reverses is not None)
+        await world.until(lambda: world.keeper.lasting.order is not MaskOrder.UNKNOWN)
         await calm(world)
         at = world.log.index(f"runtime {ls} {REST}")
         assert f"fence {slice_of('ls')} {REST}" in world.log[:at]

@@ -10,7 +10,7 @@ from proxy.controller.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, 
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
-from proxy.controller.systemd.fencing import Fence
+from proxy.engine.pod_fence import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase

@@ -1,1 +1,1 @@
-"""What systemd says of containers' units."""
+"""The units of containers in systemd: their properties, and fences around pods."""

@@ -1,72 +1,46 @@
-"""Fences around pods while somebody else may put their containers on wrong CPUs.
+"""Fences around pods while a call may put their containers on wrong CPUs; see ``proxy.engine.pod_fence``.
 
-Theory. On cgroup v2 a container's group never has more than the groups above it. Where the runtime's runc
-tells systemd wrong sets (see ``lasting``), a wrong set may be in force from the runtime's call until it is
-put right, and nobody can prevent that. But if the slice of the pod holds no more than its containers are to
-have, a wrong set cannot reach anybody else's CPUs: what sticks out has no effect, and where nothing is
-left the container has what its slice has. So the slice is narrowed before such a call leaves and opened when
-the unit is right again. Two writes to one file; what systemd writes meanwhile is the scope's file, not the
-slice's.
-
-Calls for several containers of a pod may overlap: the fence stands until the last of them has landed. What
-remains of one where the daemon is killed is as wide as the pod's containers were to be; who is to have more
-has it with the next write (groups above are widened), and a fence that is taken is as wide as the machine.
+Where the runtime's runc sends wrong cpusets to systemd (see ``unit_properties``), a wrong one may be in
+effect from the runtime's call until the unit is repaired, and nothing can prevent that. So the slice of the
+pod is narrowed before such a call leaves and widened when the unit is right again. Two writes to one file;
+what systemd writes meanwhile is the scope's file, not the slice's.
 """
 
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from proxy.controller.context import NodeContext
 from proxy.controller.inflight import Flight
 from proxy.controller.kernel_writes import KernelWrites
-from proxy.controller.systemd.masks import Masks
 from proxy.controller.systemd.ports import Fences
+from proxy.engine.pod_fence import (
+    Fence,
+    StandingFences,
+    fence_cpus,
+    has_group,
+    has_slice,
+    lowered,
+    raised,
+)
 from proxy.model.errors import CgroupError, UnavailableError
-from proxy.model.idset import CpuSet, union
-from proxy.model.workload import Container, Phase
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container
 from proxy.telemetry import metrics
 
-_POD = re.compile(r"-pod[^-/]+\.slice")
-"""The end of a pod's slice; any other may be the parent of what is not ours."""
-_POD_GROUP = re.compile(r"pod[^/]+")
-"""A pod's group where systemd has none of them."""
 ROUNDS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """A fence that stands.
-
-    Attributes:
-        path: The slice of the pod.
-        cpus: What it lets its containers have.
-    """
-
-    path: str
-    cpus: CpuSet
-
-
-@dataclass(slots=True)
-class _Standing:
-    before: CpuSet
-    count: int = 0
-
-
 class UnitRepairs(Protocol):
-    """What fences need of the part that keeps units right (``lasting``).
+    """What fences need of the part that keeps units right (``unit_properties``).
 
     Attributes:
         connected: Whether systemd can be asked now.
-        masks: Whether the runtime sends systemd the right sets.
     """
 
     connected: bool
-    masks: Masks
 
     def begin(self) -> None:
         """Connect, once there is a unit."""
@@ -74,7 +48,10 @@ class UnitRepairs(Protocol):
     def is_unit(self, container: Container) -> bool:
         """Report whether a container is a scope of systemd, or will be one."""
 
-    def looked_for(self, container_id: str, carried: CpuSet) -> None:
+    def is_trusted(self, cpus: CpuSet) -> bool:
+        """Report whether a set that the runtime sends to systemd is known to arrive as it is."""
+
+    def sent(self, container_id: str, carried: CpuSet) -> None:
         """The runtime has sent systemd a set, outside of a fence."""
 
     def landed(self, container_id: str) -> None:
@@ -93,7 +70,7 @@ class UnitRepairs(Protocol):
 
 
 class Fencing:
-    """The fences of a keeper."""
+    """Puts up fences and takes them away."""
 
     def __init__(
         self, context: NodeContext, writes: KernelWrites, lasting: UnitRepairs, fences: Fences | None = None
@@ -101,27 +78,26 @@ class Fencing:
         """Put up none.
 
         Args:
-            context: Whose containers.
+            context: Has the containers.
             writes: Takes note of what is written.
-            lasting: Knows what the runtime tells systemd, and puts it right.
-            fences: Writes the lists; nobody does if None.
+            lasting: Knows what the runtime sends to systemd, and repairs it.
+            fences: Writes the lists; None where nothing does.
         """
         self._context = context
         self._writes = writes
         self._lasting = lasting
         self._fenced: dict[Flight, Fence] = {}
         self.fences = fences
-        self._standing: dict[str, _Standing] = {}
+        self._standing: StandingFences = {}
+        """For the kernel worker."""
 
     def can(self, container: Container) -> bool:
-        """Tell whether a container's pod has a slice of its own."""
-        name = container.pod.cgroup_parent.rstrip("/").rpartition("/")[2]
-        return self.fences is not None and _POD.search(name) is not None
+        """Report whether a container's pod has a slice of its own that can be narrowed."""
+        return self.fences is not None and has_slice(container.pod)
 
     def can_confine(self, container: Container) -> bool:
-        """Tell whether a container's pod has a group of its own, whoever makes it."""
-        name = container.pod.cgroup_parent.rstrip("/").rpartition("/")[2]
-        return self.can(container) or (self.fences is not None and _POD_GROUP.fullmatch(name) is not None)
+        """Report whether a container's pod has a group of its own that can be narrowed."""
+        return self.fences is not None and has_group(container.pod)
 
     async def confine(self, flight: Flight, container: Container, mine: CpuSet) -> bool:
         """Put a fence around the pod of a container while a call for it is in flight.
@@ -159,18 +135,12 @@ class Fencing:
             self._context.spawn(self.take(fence))
 
     def is_fenced(self, flight: Flight) -> bool:
-        """Tell whether a fence stands for a call."""
+        """Report whether a fence stands for a call."""
         return flight in self._fenced
-
-    def need(self, container: Container) -> CpuSet:
-        """Give what the containers in the slice of a container's pod are to have, of an old sandbox too."""
-        state, parent = self._context.state, container.pod.cgroup_parent
-        there = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
-        return CpuSet.from_bits(union(state.wanted(c).bits for c in there if c.phase is not Phase.EXITED))
 
     async def put(self, container: Container) -> Fence | None:
         """Put up a fence; None where there is nothing to fence."""
-        cpus = self.need(container)
+        cpus = fence_cpus(self._context.state, container)
         if not cpus or self.fences is None:
             return None
         try:
@@ -193,25 +163,25 @@ class Fencing:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
     async def take_all(self) -> None:
-        """Take all away: nobody will come back for them."""
+        """Take all away: the daemon ends."""
         await self._context.kernel.run(self._take_all)
 
     # -- around the runtime's calls -----------------------------------------------------------------------
 
     def is_wary(self, container: Container) -> bool:
-        """Tell whether a call that carries a container's set to the runtime is to wait for a fence."""
+        """Report whether a call that carries a container's set to the runtime is to wait for a fence."""
         if not self._lasting.is_unit(container):
             return False
         self._lasting.begin()
         want = self._context.state.wanted(container)
-        doubtful = self._lasting.connected and not self._lasting.masks.is_trusted(want)
+        doubtful = self._lasting.connected and not self._lasting.is_trusted(want)
         return doubtful and self.can(container)
 
     async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
         """Put up the fence that a call for a container needs now.
 
         Args:
-            container_id: Whose call.
+            container_id: The container that the call is for.
             fence: What was put up for it before; it is taken away if it does not fit any more.
         """
         container = self._context.state.containers.get(container_id)
@@ -233,10 +203,10 @@ class Fencing:
         return fence
 
     def fits(self, container: Container, fence: Fence | None) -> bool:
-        """Tell whether a call for a container may leave with what was put up for it."""
+        """Report whether a call for a container may leave with what was put up for it."""
         if fence is None:
             return not self.is_wary(container)
-        return fence.cpus == self.need(container)
+        return fence.cpus == fence_cpus(self._context.state, container)
 
     async def drop(self, fence: Fence | None) -> None:
         """No call will leave."""
@@ -253,8 +223,8 @@ class Fencing:
 
         Args:
             flight: Which.
-            carried: The set that the runtime has told systemd, if any.
-            then: To be called when the call counts as in flight no more: at once where it had no fence.
+            carried: The set that the runtime has sent to systemd, if any.
+            then: Called when the call no longer counts as in flight: at once where it had no fence.
         """
         fence = self._fenced.pop(flight, None)
         if fence is not None:
@@ -262,7 +232,7 @@ class Fencing:
             return
         then()
         if carried is not None:
-            self._lasting.looked_for(flight.container_id, carried)
+            self._lasting.sent(flight.container_id, carried)
         self._lasting.landed(flight.container_id)
 
     async def _mend(
@@ -283,7 +253,7 @@ class Fencing:
         except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
             context.broken(error)
         try:
-            # Who set the property has seen the file written; where nobody could, it is written here.
+            # Setting the property has written the file; where that failed, it is written here.
             self._writes.moved(await context.kernel.run(context.enforcer.enforce, [container_id]))
         except Exception as error:  # noqa: BLE001  as above
             context.broken(error)
@@ -300,30 +270,23 @@ class Fencing:
         path = self._context.enforcer.cgroups.pod_group(parent)
         if path is None or self.fences is None:
             return None
-        before = self.fences.swap(path, cpus)
-        self._standing.setdefault(path, _Standing(before)).count += 1
+        self._standing = raised(self._standing, path, self.fences.swap(path, cpus))
         return path
 
     def _take(self, path: str) -> None:
-        standing = self._standing.get(path)
-        if standing is None:
+        fence, self._standing = self._standing.get(path), lowered(self._standing, path)
+        if fence is None or path in self._standing:
             return
-        standing.count -= 1
-        if standing.count > 0:
-            return
-        del self._standing[path]
-        present = self._context.state.node.machine.present
         try:
             assert self.fences is not None
-            # It cannot be without a list again while anybody is in it.
-            self.fences.swap(path, standing.before or present)
+            self.fences.swap(path, fence.before or self._context.state.node.machine.present)
         except CgroupError as error:
             if error.errno != errno.ENOENT:  # else the pod has ended
                 raise
 
     def _take_all(self) -> None:
-        for path, standing in list(self._standing.items()):
-            standing.count = 1
+        while self._standing:
+            path = next(iter(self._standing))
             try:
                 self._take(path)
             except CgroupError as error:

@@ -1,4 +1,4 @@
-"""What the keeper needs of systemd, where containers are scopes of its. Every call may block."""
+"""What the controller needs of systemd, where containers are its scopes. Every call may block."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class UnitSets:
 
 
 class UnitNews(Enum):
-    """What systemd tells by itself."""
+    """What systemd reports by itself."""
 
     CONNECTED = "connected"
-    """Somebody listens from now on; what was before, nobody has told."""
+    """Signals arrive from now on; what was before has not been reported."""
     LOST = "lost"
     RELOADED = "reloaded"
-    """All units have been loaded anew, and their files may have been written."""
+    """All units have been reloaded, and their files may have been written."""
 
 
 class Units(Protocol):

@@ -1,24 +1,25 @@
 """Sets that last where containers are scopes of systemd (cgroup v2).
 
-Theory.
+Theory of operation.
 
 * A value in a cgroup file lasts until systemd writes the file: from the unit's properties, at a daemon-reload
   and at any change of any property. So what was written to the kernel is set as the unit's ``AllowedCPUs``
   (and ``AllowedMemoryNodes``, as the kernel has them) too, in the background and at a limited rate.
-* The runtime tells systemd sets as well: runc does at each start and update. runc before 1.1.6 gives the
+* The runtime sends sets to systemd as well: runc does at each start and update. runc before 1.1.6 sends the
   bytes of a mask in the wrong order, so that the unit's set is another one: the first eight CPUs change
   places with the last, and a container that shares may be put on an owner's. So what a unit is to have is
-  read after each call that carried a set. A runtime that tells wrong sets is found out by that and told once,
-  and each unit is put right at once. A set that is the same in both orders proves nothing and does no harm.
-* Between such a call and the repair the wrong set may be in force. As long as it is not known that the
-  runtime tells right ones, the pod stands in a fence meanwhile (``fencing``), and the call counts as in
+  read after each call that carried a set (``engine.systemd_masks``). A runtime that sends wrong sets is
+  reported once, and each unit is repaired at once. A set that is the same in both orders proves nothing and
+  does no harm.
+* Between such a call and the repair the wrong set may be in effect. As long as it is not known that the
+  runtime sends right ones, the pod stands in a fence meanwhile (``fencing``), and the call counts as in
   flight until all is right. If it is known that it does not, changes of ours go to systemd alone.
 * Setting a property writes the file, too. So it counts as in flight like any other call that carries a set,
   and a shrink waits for it.
 * Slices above may have sets as well. Where the kernel's list of one had to be widened for a container, its
-  property follows, so that nobody sticks out of it after a reload.
+  property follows, so that no container sticks out of it after a reload.
 
-When systemd has loaded its units anew, everybody is compared with the kernel at once (``drift``).
+When systemd has reloaded its units, all containers are compared with the kernel at once (``drift``).
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from proxy.controller.context import NodeContext
 from proxy.controller.inflight import Flight
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
-from proxy.controller.systemd.masks import Masks, UnitMask
 from proxy.controller.systemd.ports import Fences, UnitNews, Units, UnitSets
 from proxy.controller.worker import Worker
 from proxy.engine.likely_writer import Author
+from proxy.engine.systemd_masks import MaskOrder, learned
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Pool
@@ -51,10 +52,10 @@ class UnitProperties:
     """Makes sets last as properties of units.
 
     Attributes:
-        units: systemd; nobody if None.
+        units: systemd; None where there is none.
         fencing: The fences around pods.
         connected: Whether systemd can be asked now.
-        masks: Whether the runtime tells systemd right sets.
+        order: Whether the runtime sends right sets to systemd.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class UnitProperties:
         """Compare nothing yet.
 
         Args:
-            context: Whose containers.
+            context: Has the containers.
             writes: Has the kernel follow, and reports what was written.
             suspect: Has all containers compared, with the name of what may have written.
             units: systemd; None where there is none.
@@ -84,7 +85,8 @@ class UnitProperties:
         self.fencing = Fencing(context, writes, self, fences)
         writes.subscribe(lambda done: self.changed(done.written))
         self.connected = False
-        self.masks = Masks(context.options.quirks.mask_as_sent)
+        self.order = MaskOrder.UNKNOWN
+        self._as_sent = context.options.quirks.mask_as_sent
         self._watches = False
         self._known: dict[str, CpuSet] = {}
         self._dirty: dict[str, None] = {}
@@ -93,16 +95,16 @@ class UnitProperties:
         """What systemd was asked to set and has not answered."""
         self._wake = asyncio.Event()
 
-    # -- what systemd tells -------------------------------------------------------------------------------
+    # -- what systemd reports -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Connect, once there is a unit to talk about."""
+        """Connect, once there is a unit."""
         if not self._watches and self.units is not None:
             self._watches = True
             self.units.watch(self._heard)
 
     def _heard(self, news: UnitNews) -> None:
-        """Runs in a thread of the units'."""
+        """Runs in a thread of ``units``."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, news)
 
@@ -122,29 +124,35 @@ class UnitProperties:
             context.telemetry.count(metrics.SYSTEMD_RELOADS)
         self._suspect(Author.SYSTEMD)
 
-    # -- what the runtime tells systemd ------------------------------------------------------------------
+    # -- what the runtime sends to systemd ----------------------------------------------------------------
 
     def is_instead(self, container: Container) -> bool:
-        """Tell whether a container's set is told to systemd alone, as the runtime tells it wrongly."""
-        return self.masks.reverses is True and self.connected and self.is_unit(container)
+        """Report whether a container's set is sent to systemd alone, as the runtime sends a wrong one."""
+        return self.order is MaskOrder.REVERSED and self.connected and self.is_unit(container)
 
-    def looked_for(self, container_id: str, carried: CpuSet) -> None:
-        """The runtime has told systemd a set, outside of a fence."""
-        if not self.masks.is_trusted(carried) or self._known.get(container_id) != carried:
+    def is_trusted(self, cpus: CpuSet) -> bool:
+        """Report whether a set that the runtime sends to systemd is known to arrive as it is."""
+        return self.order is MaskOrder.RIGHT or self._as_sent(cpus) == cpus
+
+    def sent(self, container_id: str, carried: CpuSet) -> None:
+        """The runtime has sent systemd a set, outside of a fence."""
+        if not self.is_trusted(carried) or self._known.get(container_id) != carried:
             self.changed([container_id])
 
     def landed(self, container_id: str) -> None:
-        """A call has landed, whatever came of it: who was not compared because of it is compared now."""
+        """A call has landed, whatever came of it: a unit that was not compared because of it is, now."""
         if container_id in self._put_off:
             self._put_off.discard(container_id)
             self.changed([container_id])
 
-    def _judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> None:
-        """Find out from a unit what the runtime tells systemd; see ``Masks.judge``."""
-        found = self.masks.judge(has, meant, told=told)
-        if found is not UnitMask.NOTHING:
-            self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
-        if found is UnitMask.REVERSED_FIRST:
+    def _learn(self, has: CpuSet, meant: CpuSet, *, sent: bool) -> None:
+        """Find out from a unit in which order the runtime sends masks."""
+        before, reverse = self.order, self._as_sent(meant)
+        self.order = learned(before, has, meant, reverse, sent=sent)
+        if has != reverse or reverse == meant:
+            return
+        self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
+        if before is not MaskOrder.REVERSED:
             self._context.telemetry.problem(
                 "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
                 " each start and update",
@@ -155,7 +163,7 @@ class UnitProperties:
     # -- in the background --------------------------------------------------------------------------------
 
     def is_unit(self, container: Container) -> bool:
-        """Tell whether a container is a scope of systemd's, or is to be one."""
+        """Report whether a container is a scope of systemd, or is to be one."""
         context = self._context
         if self.units is None or context.enforcer.cgroups.version != 2 or not context.store.mode.enforces:
             return False
@@ -173,7 +181,7 @@ class UnitProperties:
         if some:
             self.begin()
             self._known = {i: cpus for i, cpus in self._known.items() if i in there}
-            # Nobody takes them as long as systemd is not there.
+            # They stay as long as systemd is not there.
             self._dirty = {i: None for i in self._dirty if i in there}
             self._dirty.update(dict.fromkeys(some))
             self._wake.set()
@@ -223,13 +231,13 @@ class UnitProperties:
     async def put_right(
         self, container_id: str, path: str, flight: Flight | None = None, carried: CpuSet | None = None
     ) -> bool:
-        """Have a unit's properties be what its container is to have.
+        """Make a unit's properties what its container is to have.
 
         Args:
-            container_id: Whose.
+            container_id: The container.
             path: Its group.
-            flight: The call of the runtime's that is followed up, and still counts as in flight.
-            carried: What the runtime has just told systemd, if anything.
+            flight: The call at the runtime that is followed up, and still counts as in flight.
+            carried: What the runtime has just sent to systemd, if anything.
 
         Returns:
             Whether it was set.
@@ -247,13 +255,13 @@ class UnitProperties:
         want = context.state.wanted(container)
         # Where a call of ours was on its way too, it may be ours that is read.
         alone = flight is None or not flight.overlapped
-        self._judge(has.cpus, carried or want, told=carried is not None and alone)
+        self._learn(has.cpus, carried or want, sent=carried is not None and alone)
         self._known[container_id] = has.cpus
         cpus = None if has.cpus == want or self._is_passing(container, has.cpus) else want
         mems = nodes if nodes != has.mems else None
         if cpus is None and not mems:
             return False
-        # Whoever wants CPUs that this brings waits for it.
+        # A create that wants CPUs which this brings waits for it.
         own = (
             None
             if flight is not None and want <= flight.carries
@@ -274,14 +282,14 @@ class UnitProperties:
         return True
 
     def _caught_up(self) -> None:
-        """What systemd was asked before is done, as it has answered: it takes one thing after the other."""
+        """What systemd was asked before is done, as it has answered: it does one thing after the other."""
         late, self._late = self._late, []
         for flight in late:
             self._context.flights.land(flight)
             self._writes.later([flight.container_id])
 
     def _is_passing(self, container: Container, has: CpuSet) -> bool:
-        """Tell whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
+        """Report whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
         pools = self._context.state.pools
         suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
         return suppressed and bool(has) and has <= pools.be
@@ -307,7 +315,7 @@ class UnitProperties:
                 self._context.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
 
     async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
-        """Have a unit's properties be what its container gets back when we leave; failures are told."""
+        """Make a unit's properties what its container gets back when we leave; failures are reported."""
         context = self._context
         container = context.state.containers.get(container_id)
         if container is None or not self.connected or context.enforcer.cgroups.version != 2:
@@ -323,11 +331,11 @@ class UnitProperties:
     # -- for people, and the end --------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
-        """Tell how it is; empty where there are no units."""
+        """Give what ``topoproxy status`` shows; empty where there are no units."""
         if not self._watches:
             return {}
-        told = {None: "not known", True: "wrong", False: "right"}[self.masks.reverses]
-        return {"systemd": {"connected": self.connected, "runtime_tells": told, "due": len(self._dirty)}}
+        due = len(self._dirty)
+        return {"systemd": {"connected": self.connected, "runtime_tells": str(self.order), "due": due}}
 
     async def close(self) -> None:
         """Take fences away, and disconnect."""

@@ -1,0 +1,92 @@
+"""Fences: limits of pods' groups while their containers may get wrong CPUs (cgroup v2).
+
+A container's group never has more than the groups above it. A fence lets a pod's group hold no more than its
+containers are to have: then a wrong cpuset cannot reach the CPUs of another container. What is outside has no
+effect, and where nothing is left the container has what its pod has.
+
+Calls for several containers of a pod may overlap: the fence stands until the last of them has landed. What
+remains of one where the daemon is killed is as wide as the pod's containers were to be; a container that is
+to have more has it with the next write (groups above are widened). A fence that is removed leaves the group
+as it was, or as wide as the machine: it cannot be without a list again while it has processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Phase, Pod
+
+_SLICE = re.compile(r"-pod[^-/]+\.slice")
+"""The end of a pod's slice; any other may be the parent of what is not ours."""
+_GROUP = re.compile(r"pod[^/]+")
+"""A pod's group where systemd has none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A fence that a call has.
+
+    Attributes:
+        path: The group of the pod.
+        cpus: The CPUs that it lets the pod's containers have.
+    """
+
+    path: str
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class StandingFence:
+    """A fence in the kernel: what the group had before, and how many calls need it."""
+
+    before: CpuSet
+    calls: int = 1
+
+
+StandingFences = Mapping[str, StandingFence]
+"""The fences that stand, by the path of their group."""
+
+
+def raised(fences: StandingFences, path: str, before: CpuSet) -> StandingFences:
+    """Return the fences after one more call needs one.
+
+    Args:
+        fences: Those that stood.
+        path: The group.
+        before: What the group had until now; matters where no fence stood.
+    """
+    known = fences.get(path)
+    return {**fences, path: StandingFence(known.before, known.calls + 1) if known else StandingFence(before)}
+
+
+def lowered(fences: StandingFences, path: str) -> StandingFences:
+    """Return the fences after one call less needs one; the last of them removes the fence."""
+    known = fences.get(path)
+    if known is not None and known.calls > 1:
+        return {**fences, path: StandingFence(known.before, known.calls - 1)}
+    return {at: fence for at, fence in fences.items() if at != path}
+
+
+def has_slice(pod: Pod) -> bool:
+    """Return whether a pod has a slice of its own."""
+    return _SLICE.search(_parent_name(pod)) is not None
+
+
+def has_group(pod: Pod) -> bool:
+    """Return whether a pod has a group of its own, with systemd or without."""
+    return has_slice(pod) or _GROUP.fullmatch(_parent_name(pod)) is not None
+
+
+def _parent_name(pod: Pod) -> str:
+    return pod.cgroup_parent.rstrip("/").rpartition("/")[2]
+
+
+def fence_cpus(state: NodeState, container: Container) -> CpuSet:
+    """Return what the containers in the group of a container's pod are to have, of an old sandbox too."""
+    parent = container.pod.cgroup_parent
+    there = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
+    return CpuSet.from_bits(union(state.wanted(c).bits for c in there if c.phase is not Phase.EXITED))

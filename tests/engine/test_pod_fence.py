@@ -1,0 +1,70 @@
+"""Fences around pods: how long they stand, and which pods can have one."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.pod_fence import (
+    StandingFence,
+    StandingFences,
+    fence_cpus,
+    has_group,
+    has_slice,
+    lowered,
+    raised,
+)
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
+
+WIDE, NARROW = CpuSet.parse("0-7"), CpuSet.parse("0-1")
+
+
+def test_a_fence_stands_until_the_last_call_has_landed() -> None:
+    fences: StandingFences = raised({}, "pod", WIDE)
+    fences = raised(fences, "pod", NARROW)
+    assert fences == {"pod": StandingFence(WIDE, 2)}, "what counts is what was there before the first"
+    fences = lowered(raised(fences, "other", NARROW), "pod")
+    assert fences == {"pod": StandingFence(WIDE, 1), "other": StandingFence(NARROW)}
+    assert lowered(fences, "pod") == {"other": StandingFence(NARROW)}
+    assert lowered(fences, "absent") == fences
+
+
+@pytest.mark.parametrize(
+    ("parent", "slice_of_its_own", "group_of_its_own"),
+    [
+        ("kubepods-pod1_2.slice", True, True),
+        ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/", True, True),
+        ("/kubepods/burstable/pod1", False, True),
+        ("/kubepods/burstable", False, False),
+        ("system.slice", False, False),
+        ("", False, False),
+    ],
+)
+def test_which_pods_have_a_group_of_their_own(
+    parent: str, slice_of_its_own: bool, group_of_its_own: bool
+) -> None:
+    pod = Pod("s", "1", "ns", "p", cgroup_parent=parent)
+    assert (has_slice(pod), has_group(pod)) == (slice_of_its_own, group_of_its_own)
+
+
+def test_a_fence_holds_what_all_containers_of_the_pod_are_to_have() -> None:
+    machine = described(1, 1, 4, 2)
+    pod, again = (Pod(f"s{n}", "a", "ns", "a", attempt=n, cgroup_parent="/kubepods/poda") for n in (0, 1))
+    other = Pod("s-b", "b", "ns", "b", cgroup_parent="/kubepods/podb")
+
+    def owner(key: str, cpus: str, where: Pod, phase: Phase = Phase.RUNNING) -> Container:
+        placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask())
+        return Container(key, key, where, Request(), placement, phase, owner=key)
+
+    there = [
+        owner("x", "0", pod),
+        owner("y", "1", again),
+        owner("gone", "2", pod, Phase.EXITED),
+        owner("z", "3", other),
+    ]
+    state = NodeState.of(Node(machine, CpuTopology.of(machine)), (pod, again, other), there)
+    assert str(fence_cpus(state, there[0])) == "0-1"
