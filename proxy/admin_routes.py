@@ -96,8 +96,8 @@ class Pages:
                 page.update(self._takeover.page())
             if self._leaving is not None:
                 page.update(self._leaving.page())
-        if self._hooking is not None and (told := self._hooking.page()):
-            page["hooks"] = told
+        if self._hooking is not None and (hooks := self._hooking.page()):
+            page["hooks"] = hooks
         return page
 
     def hooks(self) -> dict[str, object]:
@@ -112,7 +112,7 @@ class Pages:
         return {"hooks": [], **self._hooking.page()}
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Give what ``topoproxy explain`` tells."""
+        """Return what ``topoproxy explain`` shows."""
         from proxy.observe.explain_answer import history_page
 
         if self._keeper is None:
@@ -153,7 +153,7 @@ class Pages:
     async def memory(self) -> dict[str, object]:
         """Give what ``topoproxy status --memory`` shows."""
         if self._keeper is None:
-            raise InputError("cannot tell where memory is: in passthrough mode nobody's is looked after")
+            raise InputError("cannot show where memory is: in passthrough mode it is not watched")
         return await self._keeper.mems.page()
 
     def metrics(self) -> str:

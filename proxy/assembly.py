@@ -76,7 +76,7 @@ def keeper_of(
         machine: The hardware.
         cgroups: The cpuset tree; found below ``cgroupRoot`` if None.
         ledger: Where placements are kept; None to keep none.
-        entries: Keys of what it told; a ledger that can be read may not be one that can be written.
+        entries: Keys of its entries; a ledger that can be read may not be one that can be written.
         reread: Whether the machine is looked at again now and then; one that is described never changes.
         telemetry: Where to log, count and report problems.
     """
@@ -160,7 +160,7 @@ def _writes(context: NodeContext) -> Writes | None:
 
 
 def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
-    """Give the folder at which controllers are looked for; None where a tree does not tell its own."""
+    """Return the directory in which controllers are looked for; None where a tree does not know its own."""
     root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
     return root if isinstance(root, Path) else None
 
@@ -180,7 +180,7 @@ def _partitions(
 def _places(
     config: Config, cgroups: Cgroups, quotas: CpuGroups | None, memory: KernelMemory | None
 ) -> GroupLocator | None:
-    """Make who finds a container's group by what the runtime tells of it."""
+    """Make what finds a container's group by the runtime's answer."""
     if not isinstance(cgroups, KernelCgroups):
         return None
     others = [tree for tree in (quotas, memory) if isinstance(tree, KernelCpuGroups | KernelMemory)]
@@ -254,7 +254,7 @@ def _options(config: Config) -> ControllerOptions:
 
 
 def _kubelet(config: Config, context: NodeContext) -> Kubelet | None:
-    """Find out whether kubelet can tell what the CRI does not carry."""
+    """Return the client of kubelet's interfaces; None where none is configured."""
     asked = config.kubelet
     if not (asked.pods or asked.pods_api or asked.pod_resources):
         return None
@@ -305,7 +305,7 @@ def _machine_events(context: NodeContext) -> MachineEvents | None:
 
 
 def _displaced(config: Config, cgroups: Cgroups) -> Displaced | None:
-    """Make who brings tasks back that the kernel has moved away, as it does on cgroup v1."""
+    """Make what brings tasks back that the kernel has moved away, as it does on cgroup v1."""
     if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
         return None
     return KernelDisplaced(cgroups.root, config.procfs_root)

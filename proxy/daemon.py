@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
-"""Why a state folder cannot take a lock although it is named rightly."""
+"""Why a lock cannot be taken in a state directory that is configured correctly."""
 
 SETTLE_LIMIT_S = 3.0
-"""How long a stop may take to tell the runtime the CPUs that BE containers have got back."""
+"""How long a stop may take to send the runtime the CPUs that BE containers have got back."""
 DRAIN_GRACE_S = 0.2
 """Seconds after ``drainTimeout`` for the last connections to be closed."""
 STOP_S = 4.0
@@ -187,10 +187,10 @@ class Daemon:
         )
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
-        """Open the ledger; gives what it tells, and what has to be told of it."""
+        """Open the ledger; return its entries, and what has to be reported of it."""
         from proxy.backends.ledger import open_ledger, read_entries
 
-        folder = self.config.state_dir
+        directory = self.config.state_dir
         # A node without a proxy is worse than a proxy that asks the runtime after each start.
         lost = "placements are not kept (a restart asks the runtime)"
         try:
@@ -200,18 +200,20 @@ class Daemon:
                 raise
             return {}, [f"{error}: {lost}"]
         try:
-            self._ledger, notes = open_ledger(folder, machine.fingerprint)
+            self._ledger, notes = open_ledger(directory, machine.fingerprint)
         except CannotCreateError as error:
-            return read_entries(folder, machine.fingerprint), [f"{error}: {lost}"]
+            return read_entries(directory, machine.fingerprint), [f"{error}: {lost}"]
         return dict(self._ledger.entries), notes
 
     def _lock_state(self) -> Lock:
-        folder = self.config.state_dir
+        directory = self.config.state_dir
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise CannotCreateError(f"cannot make the state folder {folder}: {error.strerror}") from error
-        return Lock.take(folder / "lock", f"use the state folder {folder}")
+            raise CannotCreateError(
+                f"cannot make the state directory {directory}: {error.strerror}"
+            ) from error
+        return Lock.take(directory / "lock", f"use the state directory {directory}")
 
     async def _start_admin(self) -> None:
         from proxy.admin.server import AdminServer

@@ -37,7 +37,7 @@ LOOK_S: Final = 0.4
 FIRST_S: Final = 10.0
 """So long calls wait at most for the hooks that are there at a start."""
 STOP_S: Final = 8.0
-"""So long hooks may take to be told that the daemon ends."""
+"""How long hooks may take when they are notified that the daemon ends."""
 _IMPORTED: Final = (
     "proxy.frontends.hook_bridge.calls",
     "proxy.frontends.hook_bridge.lifecycle_events",
@@ -76,15 +76,15 @@ class Hooking:
         flow: CallFlow,
         marks: Path | None = None,
     ) -> None:
-        """Ask nobody yet; calls wait until ``run`` has had its first look.
+        """Call no hooks yet; calls wait until ``run`` has had its first look.
 
         Args:
             config: Where hooks are, and how they are asked.
-            keeper: Whose node it is.
-            sync: Looks up containers that a call names and nobody knows.
+            keeper: The controller of the node.
+            sync: Looks up containers that a call names and that are not known.
             launch: Watches over updates.
             flow: Decides calls.
-            marks: A folder to note in what is being brought into use.
+            marks: A directory in which is noted which file is being loaded.
         """
         self.config = config
         self.server: Serving | None = None
@@ -100,7 +100,7 @@ class Hooking:
 
     @property
     def engine(self) -> HookEngine | None:
-        """Who asks hooks; None as long as there are none."""
+        """What calls hooks; None as long as there are none."""
         return None if self._parts is None else self._parts.engine
 
     @property
@@ -122,10 +122,10 @@ class Hooking:
         await self.server.run()
 
     async def run(self) -> None:
-        """Wait for a first hook, and then keep hooks to what is in the folders."""
+        """Wait for a first hook, and then keep hooks to what is in the directories."""
         if not self.config.enabled:
             return
-        # A folder may hang (a server of files that is gone), and what waits for a look at it would, too.
+        # A directory may hang (a file server that is gone), and everything that waits for it would, too.
         late = asyncio.get_running_loop().call_later(2 * FIRST_S, self._let_go)
         try:
             while self._parts is None:
@@ -200,7 +200,7 @@ class Hooking:
     # -- the end ------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Tell hooks that the daemon ends, and end what runs for them; ``run`` has been cancelled."""
+        """Notify hooks that the daemon ends, and end what runs for them; ``run`` has been cancelled."""
         self._let_go()
         server, self.server = self.server, None
         if server is not None:
@@ -217,14 +217,18 @@ class Hooking:
 
 
 def may_be_hooks(config: HooksConfig) -> bool:
-    """Tell whether there is a file that may be a hook; runs in a thread."""
-    folders = ((config.directory, ".py"), (config.vendor_directory, ".py"), (config.server_directory, "json"))
-    return any(folder is not None and _holds(folder, ending) for folder, ending in folders)
+    """Return whether there is a file that may be a hook; runs in a thread."""
+    directories = (
+        (config.directory, ".py"),
+        (config.vendor_directory, ".py"),
+        (config.server_directory, "json"),
+    )
+    return any(path is not None and _holds(path, ending) for path, ending in directories)
 
 
-def _holds(folder: Path, ending: str) -> bool:
+def _holds(directory: Path, ending: str) -> bool:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(directory) as entries:
             return any(entry.name.endswith(ending) for entry in entries)
     except OSError:
         return False

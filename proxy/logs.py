@@ -102,7 +102,7 @@ class Log:
 
         def sink(message: loguru.Message) -> None:
             if not _has_room(target):
-                self._lost += 1  # whoever reads it has stopped: the node must not stop with it
+                self._lost += 1  # the reader has stopped: the node must not stop with it
                 return
             record = message.record
             mark = f"<{_PRIORITY.get(record['level'].name, 6)}>" if journal else ""
@@ -120,7 +120,7 @@ class Log:
         return logger
 
     def enabled(self, level: str) -> bool:
-        """Tell whether records of the level are written, before computing what only they need."""
+        """Return whether records of the level are written, before computing what only they need."""
         return LEVELS[level] >= self._threshold
 
     def debug(self, message: str, **context: object) -> None:
@@ -193,7 +193,7 @@ def telemetry() -> Telemetry:
 def apart(stream: TextIO) -> TextIO:
     """Give a stream to the same place with a descriptor of its own.
 
-    Who closes standard error, as a hook may, does not close a log that is written there, nor is the log
+    Closing standard error, as a hook may do, does not close a log that is written there, nor is the log
     written into the socket that gets its number.
     """
     import fcntl
@@ -206,7 +206,7 @@ def apart(stream: TextIO) -> TextIO:
 
 
 def _has_room(stream: TextIO) -> bool:
-    """Tell whether a line can be written without waiting (a full pipe, a journal that has stopped)."""
+    """Return whether a line can be written without waiting (a full pipe, a journal that has stopped)."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
@@ -216,7 +216,7 @@ def _has_room(stream: TextIO) -> bool:
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Tell whether the stream is the one that systemd connected to the journal (systemd.exec(5))."""
+    """Return whether the stream is the one that systemd connected to the journal (systemd.exec(5))."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         found = os.fstat(stream.fileno())

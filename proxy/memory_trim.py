@@ -32,7 +32,7 @@ _START_ONLY = (
 def without_tls() -> None:
     """Keep asyncio and hashlib from loading OpenSSL; both are made to work without it.
 
-    Must be called before either is imported. Who needs TLS later calls ``allow_tls`` first.
+    Must be called before either is imported. A caller that needs TLS later calls ``allow_tls`` first.
     """
     for name in _TLS:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None is how an import is barred
@@ -60,7 +60,7 @@ def without_python_messages() -> None:
 def drop_start_only_modules() -> None:
     """Forget modules that only reading the command line and the configuration needed.
 
-    What is imported next takes their place in memory. A module that somebody still refers to stays alive.
+    What is imported next takes their place in memory. A module that is still referred to stays alive.
     """
     for name in list(sys.modules):
         if name.startswith(_START_ONLY):
@@ -130,7 +130,7 @@ def freeze() -> None:
 def drop_clean_pages(library: str) -> int:
     """Unmap the pages of a library that is used now and then.
 
-    Loading a large library maps far more of it than is ever used. Pages that nobody wrote to stay in the page
+    Loading a large library maps far more of it than is ever used. Clean pages stay in the page
     cache; what is needed next is mapped again, page by page (MADV_RANDOM keeps the kernel from mapping the
     neighbours too). Mappings that hold a written page (relocated data) are left alone.
 

@@ -28,29 +28,29 @@ class Trust:
             owners: Users that are trusted beside root and the user of this process.
         """
         self._owners = frozenset((0, os.geteuid(), *owners))
-        self._folders: dict[tuple[str, bool], str] = {}
+        self._directories: dict[tuple[str, bool], str] = {}
 
-    def folder(self, folder: Path, *, sticky: bool = False) -> str:
+    def directory(self, directory: Path, *, sticky: bool = False) -> str:
         """Say in a sentence what is to do before files in a directory can be trusted; empty if nothing.
 
         Args:
-            folder: The directory.
+            directory: The directory.
             sticky: It may be writable for others itself where it is sticky, and not only those above.
 
         Raises:
             OSError: It cannot be looked at.
         """
-        real = os.path.realpath(folder)
+        real = os.path.realpath(directory)
         lack = self._one(real, inner=not sticky)
         while not lack and real != "/":
-            real = os.path.dirname(real)  # noqa: PTH120 - twice a second, for every folder
+            real = os.path.dirname(real)  # noqa: PTH120 - twice a second, for every directory
             lack = self._one(real, inner=False)
         return lack
 
     def way(self, path: Path, *, sticky: bool = False) -> str:
-        """As ``folder``, of the directories of a file and of each link on the way to it."""
+        """As ``directory``, of the directories of a file and of each link on the way to it."""
         for step in steps(path):
-            if lack := self.folder(step.parent, sticky=sticky):
+            if lack := self.directory(step.parent, sticky=sticky):
                 return lack
         return ""
 
@@ -84,15 +84,15 @@ class Trust:
             return ""
         return f"{what} is owned by user {found.st_uid}: chown root {path}"
 
-    def _one(self, folder: str, *, inner: bool) -> str:
-        known = self._folders.get((folder, inner))
+    def _one(self, directory: str, *, inner: bool) -> str:
+        known = self._directories.get((directory, inner))
         if known is None:
-            found = os.lstat(folder)
-            what = f"the folder {folder}"
-            known = self._owner(what, folder, found)
+            found = os.lstat(directory)
+            what = f"the directory {directory}"
+            known = self._owner(what, directory, found)
             if not known and (inner or not found.st_mode & stat.S_ISVTX):
-                known = _writable(what, folder, found)
-            self._folders[folder, inner] = known
+                known = _writable(what, directory, found)
+            self._directories[directory, inner] = known
         return known
 
 

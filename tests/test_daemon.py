@@ -122,7 +122,7 @@ def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode)
     async def day() -> None:
         with pytest.raises(LockedError, match=r"cannot listen on .*cri.sock: "):
             await node.daemon().start()
-        with pytest.raises(LockedError, match="cannot use the state folder"):
+        with pytest.raises(LockedError, match="cannot use the state directory"):
             await node.daemon(name="other").start()
         assert not (node.folder / "other.sock").exists()
         assert (node.folder / "cri.sock").exists()
@@ -132,7 +132,7 @@ def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode)
 
 def test_a_state_directory_that_cannot_be_created(node: DaemonNode) -> None:
     (node.folder / "state").write_text("a file")
-    with pytest.raises(CannotCreateError, match="cannot make the state folder"):
+    with pytest.raises(CannotCreateError, match="cannot make the state directory"):
         asyncio.run(node.daemon().start())
 
 
@@ -187,7 +187,7 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
                 await asyncio.sleep(0.05)
         page = await asyncio.to_thread(asked, "status")
         assert f"Prescribed for the node (Node object: {path})" in page
-        assert f"reservedCPUs  0-1       annotation {RESERVATION} of the Node object" in page
+        assert f"reservedCPUs  0-1        annotation {RESERVATION} of the Node object" in page
         assert "NOT FOLLOWED: annotation node.koordinator.sh/reservation: applyPolicy 'Sometimes'" in page
         report = json.loads(await asyncio.to_thread(asked, "report"))
         assert report["metadata"]["name"] == "worker-7"

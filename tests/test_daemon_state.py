@@ -84,7 +84,7 @@ def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
         assert any("Read-only file system: placements are not kept" in what for what in told(daemon))
         await node.launch(DemoPod("more", "LSE", cpuset="4-5"))
         assert owned(daemon) == {"2-3", "4-5"}
-        with pytest.raises(LockedError, match="cannot use the state folder"):
+        with pytest.raises(LockedError, match="cannot use the state directory"):
             await node.daemon(name="other").start()
 
     run(daemon, after, synced=True)
@@ -127,5 +127,5 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
 
 def test_a_state_path_that_cannot_be_a_directory_is_refused(node: DaemonNode) -> None:
     (node.folder / "state").write_text("a file")
-    with pytest.raises(CannotCreateError, match="cannot make the state folder"):
+    with pytest.raises(CannotCreateError, match="cannot make the state directory"):
         asyncio.run(node.daemon().start())

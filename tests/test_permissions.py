@@ -55,21 +55,24 @@ def test_a_file_of_another_user_is_reported_with_the_command(file: Path) -> None
 @as_root
 def test_a_directory_of_another_user_counts_also_above(file: Path, tmp_path: Path) -> None:
     os.chown(file.parent, 1234, 0)
-    assert Trust().file(file) == f"the folder {file.parent} is owned by user 1234: chown root {file.parent}"
+    assert (
+        Trust().file(file) == f"the directory {file.parent} is owned by user 1234: chown root {file.parent}"
+    )
     os.chown(file.parent, 0, 0)
     os.chown(tmp_path, 1234, 0)
     assert (
-        Trust().folder(file.parent) == f"the folder {tmp_path} is owned by user 1234: chown root {tmp_path}"
+        Trust().directory(file.parent)
+        == f"the directory {tmp_path} is owned by user 1234: chown root {tmp_path}"
     )
 
 
 def test_a_directory_that_others_can_write_counts_also_above(file: Path, tmp_path: Path) -> None:
     file.parent.chmod(0o775)
-    words = f"the folder {file.parent} can be written by its group (mode 0775): chmod g-w {file.parent}"
+    words = f"the directory {file.parent} can be written by its group (mode 0775): chmod g-w {file.parent}"
     assert Trust().file(file) == words
     file.parent.chmod(0o755)
     tmp_path.chmod(0o757)
-    words = f"the folder {tmp_path} can be written by others (mode 0757): chmod o-w {tmp_path}"
+    words = f"the directory {tmp_path} can be written by others (mode 0757): chmod o-w {tmp_path}"
     assert Trust().file(file) == words
 
 
@@ -90,7 +93,7 @@ def test_each_link_on_the_way_counts_with_its_directory(file: Path, tmp_path: Pa
     assert Trust().file(first) == ""
     assert [step.name for step in steps(first)] == ["20-b.py", "middle", "10-a.py"]
     open_folder.chmod(0o777)
-    assert f"the folder {open_folder} can be written" in Trust().file(first)
+    assert f"the directory {open_folder} can be written" in Trust().file(first)
     open_folder.chmod(0o755)
     file.chmod(0o666)
     assert f"{file} can be written" in Trust().file(first)
@@ -99,7 +102,7 @@ def test_each_link_on_the_way_counts_with_its_directory(file: Path, tmp_path: Pa
 def test_a_directory_reached_through_a_link_is_the_real_one(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file.parent)
     file.parent.chmod(0o777)
-    assert f"the folder {file.parent} can be written" in Trust().folder(tmp_path / "link")
+    assert f"the directory {file.parent} can be written" in Trust().directory(tmp_path / "link")
 
 
 def test_only_regular_files_are_trusted(folder: Path) -> None:

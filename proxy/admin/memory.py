@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from proxy.observe.json_access import as_list, as_map, one_line
 
 MIB = 1 << 20
-HEAD = ("CONTAINER", "DECIDED", "IN FORCE", "NODE", "ANON", "CACHE", "HUGE", "")
+HEAD = ("CONTAINER", "DECIDED", "IN EFFECT", "NODE", "ANON", "CACHE", "HUGE", "")
 KINDS = ("anon", "file", "huge")
 
 

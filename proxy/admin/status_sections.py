@@ -223,7 +223,7 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
         return
     yield ""
     yield f"Prescribed for the node{f' (Node object: {where})' if where else ''}"
-    rows = [("VALUE", "IN FORCE", "FROM")]
+    rows = [("VALUE", "IN EFFECT", "FROM")]
     rows += [
         (one_line(e.get("name")), _prescribed_value(e.get("value")), one_line(e.get("source")))
         for e in reported
@@ -270,9 +270,8 @@ def release(data: Mapping[str, object]) -> list[str]:
         ]
     if stage != "releasing":
         return []
-    lines = [
-        f"release: {data.get('told')} of {data.get('containers')} containers updated, calls are only relayed"
-    ]
+    updated, containers = data.get("updated"), data.get("containers")
+    lines = [f"release: {updated} of {containers} containers updated, calls are only relayed"]
     return lines + [f"  still: {words}" for words in (left if isinstance(left, list) else [])]
 
 

@@ -71,7 +71,7 @@ def release(
 def _end(answer: Mapping[str, object]) -> str:
     return (
         f"released: {answer.get('containers')} containers have what they would have without topoproxy"
-        f" ({answer.get('told')} were updated at the runtime)\n"
+        f" ({answer.get('updated')} were updated at the runtime)\n"
         "calls are only relayed from now on, also after a restart: topoproxy release --undo takes over again"
     )
 
@@ -89,7 +89,7 @@ def _online(config: Config, timeout: float) -> Mapping[str, object]:
 
 def _progress(answer: Mapping[str, object], shown: str) -> str:
     """Say how far it is on standard error, where that is new."""
-    words = f"releasing: {answer.get('told')} of {answer.get('containers')} containers updated"
+    words = f"releasing: {answer.get('updated')} of {answer.get('containers')} containers updated"
     if isinstance(left := answer.get("left"), list) and left:
         words = f"{words}; {left[0]}"
     if words != shown:

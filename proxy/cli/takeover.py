@@ -52,7 +52,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
     """Show what kubelet's CPU manager holds, and what each step would do. Changes nothing.
 
-    STATE: runs (the container is here and owns CPUs; IN FORCE are those that it has), waits (its pod is
+    STATE: runs (the container is here and owns CPUs; IN EFFECT are those that it has), waits (its pod is
     here), gone (kubelet will drop it).
 
     Ends with 1 when the takeover cannot start: the obstacles are listed.

@@ -18,7 +18,7 @@ class HandoverEngine(Protocol):
     def use(self, hooks: Sequence[Hook]) -> None:
         """Ask these from now on."""
 
-    def tell_one(self, hook: Hook, event: Point) -> Awaitable[object]:
+    def notify_one(self, hook: Hook, event: Point) -> Awaitable[object]:
         """Send an event to one hook, in use or not, within its deadline; return the error, or None."""
 
 
@@ -43,12 +43,12 @@ class Handover:
         """
         hook = new.loaded.hook
         if Configure.NAME in hook.handlers:
-            error = await self._engine.tell_one(hook, Configure(new.loaded.settings, hook.name))
+            error = await self._engine.notify_one(hook, Configure(new.loaded.settings, hook.name))
             if error is not None:
                 new.loaded.unload()
                 raise HookError(f"cannot configure hook {hook.source}: {error}")
         if Synchronize.NAME in hook.handlers and (event := self._everything()) is not None:
-            error = await self._engine.tell_one(hook, event)
+            error = await self._engine.notify_one(hook, event)
             if error is not None:
                 self._complain(
                     "cannot send a hook the state of the node", hook=hook.name, path=hook.source, err=error
@@ -63,7 +63,7 @@ class Handover:
         """
         hook = old.loaded.hook
         try:
-            error = await self._engine.tell_one(hook, Shutdown(reason))  # the engine forgets it, too
+            error = await self._engine.notify_one(hook, Shutdown(reason))  # the engine forgets it, too
             if error is not None:
                 self._complain("cannot shut down a hook", hook=hook.name, path=hook.source, err=error)
         finally:

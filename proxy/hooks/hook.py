@@ -96,5 +96,5 @@ class Asking(Protocol):
     def ask(self, event: Point) -> Answers:
         """Ask all hooks of an event's point. Its ``outcome`` is there at once where all were quick."""
 
-    def tell(self, event: Point) -> None:
+    def notify(self, event: Point) -> None:
         """Send an event to all hooks of its point in the background; their updates are applied, too."""

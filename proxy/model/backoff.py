@@ -81,7 +81,7 @@ class RetryTimes(Generic[K]):
         self._known: dict[K, tuple[int, float]] = {}  # failures in a row, and when the next attempt is due
 
     def due(self, key: K, now: float) -> bool:
-        """Tell whether a key may be tried."""
+        """Return whether a key may be tried."""
         return self.left(key, now) <= 0
 
     def left(self, key: K, now: float) -> float:
@@ -120,7 +120,7 @@ class PassRetries:
         self._times.keep(keys)
 
     def due(self, key: str) -> bool:
-        """Tell whether a key may be tried in this pass."""
+        """Return whether a key may be tried in this pass."""
         return self._times.due(key, self._pass)
 
     def failed(self, key: str) -> None:

@@ -1,1 +1,1 @@
-"""What leaves the node: decisions told in sentences and as data."""
+"""What leaves the node: decisions in sentences and as data."""

@@ -22,14 +22,14 @@ _BY_REASON = {
         " or give it the class LS: then it shares CPUs"
     ),
     "CPUsInUse": (
-        "Wait until their owner has ended, or let the scheduler place the pod anew: it named these CPUs"
+        "Wait until their owner has ended, or let the scheduler place the pod again: it named these CPUs"
     ),
     "SharedPoolExhausted": ("Ask for fewer CPUs: at least one must stay for the containers that own none"),
     "EmptyPodSharedPoolError": (
         "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
     ),
     **{
-        rule.reason: f"{words}; docs/admission.md says who may own CPUs"
+        rule.reason: f"{words}; docs/admission.md says which pods may own CPUs"
         for rule, words in {
             AdmissionRule.NAMESPACE: (
                 "Run the pod in a namespace of admission.namespaces, or let it share CPUs"
@@ -70,12 +70,12 @@ _ANYWHERE = (
 """Reasons that lie in what the pod says of itself, or in what all nodes have: every node refuses it."""
 
 
-def against(told: Explanation) -> tuple[str, ...]:
+def against(record: Explanation) -> tuple[str, ...]:
     """Say what stood against a preferred result; empty where nothing did or nothing is known of it.
 
     What the record blames comes first; else it is read from what the providers said.
     """
-    merge = told.merge
+    merge = record.merge
     if merge is None or merge.best.preferred or merge.policy == Policy.NONE:
         return ()
     if merge.blame:
@@ -83,7 +83,7 @@ def against(told: Explanation) -> tuple[str, ...]:
             [f"What stood against it: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"]
         )
     single = merge.policy == Policy.SINGLE_NUMA_NODE
-    short = [s for s in told.said if s.nothing != "no preference" and not _could(s, single=single)]
+    short = [s for s in record.said if s.nothing != "no preference" and not _could(s, single=single)]
     if short:
         cannot = [name(s) for s in short if _cannot(s)]
         rest = [name(s) for s in short if not _cannot(s)]
@@ -94,25 +94,25 @@ def against(told: Explanation) -> tuple[str, ...]:
                 f"What it asks of {both(rest)} cannot be had on {wanted}" if rest else "",
             ]
         )
-    apart = [f"{name(s)} on {_places(s)}" for s in told.said if _places(s)]
+    apart = [f"{name(s)} on {_places(s)}" for s in record.said if _places(s)]
     if len(apart) < 2:
         return ()
     return (sentence(f"Each resource has nodes that it prefers, but not the same: {few(apart, gap='; ')}"),)
 
 
-def help_for(told: Explanation) -> tuple[str, ...]:
+def help_for(record: Explanation) -> tuple[str, ...]:
     """Say what would have let a refused request in."""
-    exact = _by_lacks(told.lacks)
-    reason = told.verdict.reason
+    exact = _by_lacks(record.lacks)
+    reason = record.verdict.reason
     texts = [exact, _BY_REASON.get(reason, "")]
     if reason not in _BY_REASON and not exact:
-        texts.append(_smaller(told))
+        texts.append(_smaller(record))
     if (
-        told.merge is not None
+        record.merge is not None
         and reason == TOPOLOGY_AFFINITY
-        and not any(_cannot(said) for said in told.said)
+        and not any(_cannot(said) for said in record.said)
     ):
-        texts.append(_other_policy(told.merge.policy, told.merge.best))
+        texts.append(_other_policy(record.merge.policy, record.merge.best))
     if reason not in _ANYWHERE:
         texts.append("Another node of the cluster may have room for it")
     return sentences(texts)
@@ -124,7 +124,7 @@ def name(said: Said) -> str:
 
 
 def _could(said: Said, *, single: bool) -> bool:
-    """Tell whether a resource has a hint that could be part of a preferred result.
+    """Return whether a resource has a hint that could be part of a preferred result.
 
     Preferred hints with the fewest nodes are the first of those that are kept.
     """
@@ -176,13 +176,13 @@ def _more(lack: Shortfall) -> str:
     return f"{_figure(lack, missing)} more of {clean(lack.resource)}"
 
 
-def _smaller(told: Explanation) -> str:
-    single = told.merge is not None and told.merge.policy == Policy.SINGLE_NUMA_NODE
-    names = [name(s) for s in told.said if s.nothing != "no preference" and not _could(s, single=single)]
+def _smaller(record: Explanation) -> str:
+    single = record.merge is not None and record.merge.policy == Policy.SINGLE_NUMA_NODE
+    names = [name(s) for s in record.said if s.nothing != "no preference" and not _could(s, single=single)]
     if names:
         enough = ", so that one NUMA node has enough" if single else ""
         return f"Ask for less of {both(list(dict.fromkeys(names)))}{enough}"
-    if told.verdict.reason == TOPOLOGY_AFFINITY:
+    if record.verdict.reason == TOPOLOGY_AFFINITY:
         return "Ask for less, so that it fits on nodes that all its resources prefer"
     return "Ask for less, or for no whole CPUs, so that it shares CPUs with others"
 
@@ -191,4 +191,4 @@ def _other_policy(policy: str, best: TopologyHint) -> str:
     if policy not in tuple(Policy) or not Policy(policy).is_strict:
         return ""
     where = "" if best.affinity is None else f"; it would have looked on {nodes(best.affinity)} first"
-    return f"The topology policy best-effort refuses nobody for alignment{where}"
+    return f"The topology policy best-effort refuses no pod for alignment{where}"

@@ -20,7 +20,7 @@ def history_page(
 
     Args:
         history: What is remembered.
-        params: ``query``: who is meant (``History.find`` says what it may be); ``limit``: how many of the
+        params: ``query``: what is meant (``History.find`` says what it may be); ``limit``: how many of the
             newest records, or pods, to give.
         now: Says what holds for a container beyond what was decided, by its id; empty for nothing.
 
@@ -58,7 +58,7 @@ def record_data(record: RememberedDecision) -> dict[str, object]:
 
 
 def _with(data: dict[str, object], now: Callable[[str], str]) -> dict[str, object]:
-    """Add ``now`` to a record of somebody who is there, where there is something to say."""
+    """Add ``now`` to the record of a container that exists, where there is something to say."""
     text = now(str(data["id"])) if data["there"] else ""
     return {**data, "now": text} if text else data
 

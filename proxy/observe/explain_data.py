@@ -2,7 +2,8 @@
 
 CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null where any will do). Writing gives every
 field, whatever its value. Reading takes what an older or newer version has written: what is missing has its
-default, what is unknown is passed over; what is there must be of its kind.
+default, what is unknown is passed over; what is there must be of its kind. ``said`` and ``lacks`` are the
+former names of ``providers`` and ``shortfalls``, written for one release.
 """
 
 from __future__ import annotations
@@ -20,36 +21,40 @@ Data = dict[str, object]
 T = TypeVar("T")
 
 
-def to_data(told: Explanation) -> Data:
+def to_data(record: Explanation) -> Data:
     """Give a decision as plain data."""
-    verdict = told.verdict
+    verdict = record.verdict
+    providers = [_said(s) for s in record.said]
+    shortfalls = [
+        {"resource": k.resource, "nodes": _ids(k.nodes), "wanted": k.wanted, "free": k.free}
+        for k in record.lacks
+    ]
     return {
-        "event": told.event,
-        "pod": told.pod,
-        "uid": told.uid,
-        "container": told.container,
-        "attempt": told.attempt,
+        "event": record.event,
+        "pod": record.pod,
+        "uid": record.uid,
+        "container": record.container,
+        "attempt": record.attempt,
         "verdict": {
             "admitted": verdict.admitted,
             "code": verdict.code,
             "reason": verdict.reason,
             "message": verdict.operator_message,
         },
-        "pool": told.pool,
-        "cpus": str(told.cpus),
-        "mems": _ids(told.mems),
-        "devices": list(told.devices),
-        "reasons": list(told.reasons),
-        "facts": [{"what": f.what, "value": f.value, "source": f.source} for f in told.facts],
-        "said": [_said(s) for s in told.said],
-        "merge": _merge(told.merge),
-        "steps": [{"provider": s.provider, "what": s.what} for s in told.steps],
-        "moved": [{"ref": m.ref, "before": str(m.before), "after": str(m.after)} for m in told.moved],
-        "more_moved": told.more_moved,
-        "lacks": [
-            {"resource": k.resource, "nodes": _ids(k.nodes), "wanted": k.wanted, "free": k.free}
-            for k in told.lacks
-        ],
+        "pool": record.pool,
+        "cpus": str(record.cpus),
+        "mems": _ids(record.mems),
+        "devices": list(record.devices),
+        "reasons": list(record.reasons),
+        "facts": [{"what": f.what, "value": f.value, "source": f.source} for f in record.facts],
+        "providers": providers,
+        "said": providers,
+        "merge": _merge(record.merge),
+        "steps": [{"provider": s.provider, "what": s.what} for s in record.steps],
+        "moved": [{"ref": m.ref, "before": str(m.before), "after": str(m.after)} for m in record.moved],
+        "more_moved": record.more_moved,
+        "shortfalls": shortfalls,
+        "lacks": shortfalls,
     }
 
 
@@ -69,7 +74,7 @@ def from_data(data: object) -> Explanation:
         container=top.text("container"),
         attempt=top.number("attempt"),
         facts=top.each("facts", lambda r: Fact(r.text("what"), r.text("value"), r.text("source"))),
-        said=top.each("said", _read_said),
+        said=top.each(top.either("providers", "said"), _read_said),
         merge=None if merge is None else _read_merge(_FieldReader(merge, "merge")),
         steps=top.each("steps", lambda r: AllocationStep(r.text("provider"), r.text("what"))),
         verdict=Verdict(verdict.number("code"), verdict.text("reason"), verdict.text("message")),
@@ -81,7 +86,7 @@ def from_data(data: object) -> Explanation:
         moved=top.each("moved", lambda r: MovedContainer(r.text("ref"), r.cpus("before"), r.cpus("after"))),
         more_moved=top.number("more_moved"),
         lacks=top.each(
-            "lacks",
+            top.either("shortfalls", "lacks"),
             lambda r: Shortfall(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),
         ),
     )
@@ -131,6 +136,10 @@ class _FieldReader:
     def get(self, name: str, default: object) -> object:
         value: object = self._data.get(name, default)
         return value
+
+    def either(self, name: str, former: str) -> str:
+        """Return the key that is there: the name, or the former one of an older version."""
+        return former if name not in self._data and former in self._data else name
 
     def text(self, name: str) -> str:
         value = self.get(name, "")

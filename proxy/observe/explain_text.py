@@ -14,13 +14,13 @@ from proxy.model.errors import InputError
 from proxy.model.explanation import Explanation
 from proxy.observe.explain_data import from_data
 from proxy.observe.json_access import table
-from proxy.observe.sentences import tell, wrap
+from proxy.observe.sentences import render_decision, wrap
 from proxy.observe.value_text import clean, few
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedDecision:
-    """One remembered decision as the daemon told it.
+    """One remembered decision as the daemon reported it.
 
     Attributes:
         data: What the daemon said.
@@ -46,11 +46,11 @@ def read_records(answer: object) -> list[ExplainedDecision]:
 
 def newest(records: Sequence[ExplainedDecision]) -> list[ExplainedDecision]:
     """Keep the newest decision of each container and of the pod itself; of pods of one name, the newest."""
-    uids = {told.decision.pod: told.decision.uid for told in records}
+    uids = {record.decision.pod: record.decision.uid for record in records}
     latest: dict[str, int] = {}
-    for number, told in enumerate(records):
-        if told.decision.uid == uids[told.decision.pod]:
-            latest[told.decision.ref] = number
+    for number, record in enumerate(records):
+        if record.decision.uid == uids[record.decision.pod]:
+            latest[record.decision.ref] = number
     return [records[number] for number in sorted(latest.values())]
 
 
@@ -65,12 +65,12 @@ def render(shown: Sequence[ExplainedDecision], width: int, *, older: int = 0) ->
     parts = [
         "\n".join(
             [
-                *wrap(_circumstances(told), width),
-                tell(told.decision, width).rstrip("\n"),
-                *(wrap(clean(f"Now: {told.data['now']}"), width) if told.data.get("now") else ()),
+                *wrap(_circumstances(record), width),
+                render_decision(record.decision, width).rstrip("\n"),
+                *(wrap(clean(f"Now: {record.data['now']}"), width) if record.data.get("now") else ()),
             ]
         )
-        for told in shown
+        for record in shown
     ]
     if older:
         parts.append(
@@ -98,7 +98,7 @@ def render_pods(answer: object) -> str:
                 _state(pod),
             )
         )
-    return "\n".join([*table(rows), "", "topoproxy explain POD[/CONTAINER] tells why."]) + "\n"
+    return "\n".join([*table(rows), "", "topoproxy explain POD[/CONTAINER] shows why."]) + "\n"
 
 
 def known_names(answer: object) -> list[str]:
@@ -118,15 +118,15 @@ def _pods(answer: object) -> list[Mapping[str, object]]:
     return [pod for pod in pods if isinstance(pod, Mapping)] if isinstance(pods, list) else []
 
 
-def _circumstances(told: ExplainedDecision) -> str:
-    decision, container_id = told.decision, told.data.get("id")
-    words = [_when(told.data.get("when")), clean(decision.event)]
+def _circumstances(record: ExplainedDecision) -> str:
+    decision, container_id = record.decision, record.data.get("id")
+    words = [_when(record.data.get("when")), clean(decision.event)]
     words.append(f"attempt {decision.attempt}" if decision.attempt else "")
     kind = "container" if decision.container else "sandbox"
     words.append(
         f"{kind} {clean(container_id)[:13]}" if isinstance(container_id, str) and container_id else ""
     )
-    words.append("gone" if decision.verdict.admitted and told.data.get("there") is False else "")
+    words.append("gone" if decision.verdict.admitted and record.data.get("there") is False else "")
     return f"[{', '.join(word for word in words if word)}]"
 
 

@@ -2,8 +2,8 @@
 
 Theory (Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). The object is
 called as the node, and says in annotations what the type has no fields for: where each CPU is, what the
-shared pools are, whom kubelet gave CPUs to, what is kept back. Keys and JSON are those that Koordinator's
-scheduler reads. Here it is made as data; who publishes it compares key by key and writes what changed.
+shared pools are, which CPUs kubelet gave away, what is kept back. Keys and JSON are those that Koordinator's
+scheduler reads. Here it is made as data; the publisher compares key by key and writes what changed.
 
 A scheduler counts only CPUs of ``pod-cpu-allocs`` that are marked as kubelet's, besides those of annotations
 that it wrote itself. CPUs that were chosen on the node are in no annotation of a pod; so they are listed
@@ -125,7 +125,7 @@ def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> NodeAnnotations:
     }
     ratios, bad_ratios = amplification_ratios(facts.annotations)
     if ratios:
-        # Zones stay raw: whoever schedules multiplies them.
+        # Zones stay raw: the scheduler multiplies them.
         annotations = with_ratios(annotations, ratios)
     problems = [no_reserve, bad_reservation, bad_system, bad_ratios, *node_labels(facts.labels).problems]
     rule = NodeRule(policy.policy, pools.shared, pools.be, system.text if system.cpus else "")

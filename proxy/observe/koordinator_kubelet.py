@@ -2,9 +2,9 @@
 
 See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calGuaranteedCpu.
 
-Three things. Which CPUs kubelet's static policy gave to pods that nobody else manages: those of its
+Three things. Which CPUs kubelet's static policy gave to pods that nothing else manages: those of its
 checkpoint, but for pods of class LS or BE and pods that a scheduler gave CPUs to. Which CPUs it keeps back:
-those that it was told, else as many as its reserves come to, chosen as kubelet chooses them. And how the
+those that are configured, else as many as its reserves come to, chosen as kubelet chooses them. And how the
 policy and scope of its topology manager are called in the object.
 """
 
@@ -50,7 +50,7 @@ class KubeletFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """A live pod, as far as the object tells of it."""
+    """A live pod, as far as the object shows it."""
 
     namespace: str
     name: str
@@ -76,8 +76,8 @@ class Alloc:
 
     def data(self) -> dict[str, object]:
         """Give it as Koordinator writes it: without what is empty."""
-        told = {"namespace": self.namespace, "name": self.name, "uid": self.uid, "cpuset": str(self.cpus)}
-        return {**{name: value for name, value in told.items() if value}, "managedByKubelet": True}
+        fields = {"namespace": self.namespace, "name": self.name, "uid": self.uid, "cpuset": str(self.cpus)}
+        return {**{name: value for name, value in fields.items() if value}, "managedByKubelet": True}
 
 
 def kubelet_allocs(checkpoint: Checkpoint | None, pods: Iterable[PodRow]) -> tuple[Alloc, ...]:
@@ -111,7 +111,7 @@ def _together(containers: object) -> CpuSet:
 
 
 def manager_policy(facts: KubeletFacts, topology: CpuTopology) -> tuple[ManagerPolicy, str]:
-    """Tell what the CPU manager does; and what is wrong with its reserve, in words."""
+    """Return what the CPU manager does, and what is wrong with its reserve."""
     if facts.policy is None:
         return ManagerPolicy(), ""
     options = tuple(sorted(facts.options.items()))
@@ -133,7 +133,7 @@ def _packed(topology: CpuTopology, count: int, what: str) -> tuple[CpuSet, str]:
 
 
 def topology_of(seats: Iterable[CpuLocation]) -> CpuTopology:
-    """Give the seats as the allocator reads a machine; caches are not told and do not matter to it here."""
+    """Give the seats as the allocator reads a machine; caches are not known and do not matter here."""
     return CpuTopology.of_rows(
         CpuRow(seat.cpu, seat.core, seat.socket, seat.node, seat.socket) for seat in seats
     )

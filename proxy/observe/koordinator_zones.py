@@ -21,7 +21,7 @@ from proxy.pools.cpu_location import CpuLocation
 
 CPU, MEMORY, HUGE_PAGES = "cpu", "memory", "hugepages-"
 _ALWAYS_KB = (2048, 1_048_576)
-"""Sizes of huge pages that every zone tells of."""
+"""Sizes of huge pages that every zone has."""
 
 Amounts = Mapping[str, int]
 
@@ -48,7 +48,7 @@ class Zone:
 
 
 def _shown(name: str, milli: int) -> str:
-    # Bytes are whole: what a share leaves of one is nobody's.
+    # Bytes are whole: what a share leaves of one is lost.
     return show_quantity(milli, milli=True) if name == CPU else show_quantity(milli // 1000)
 
 
@@ -67,8 +67,8 @@ def zones_of(machine: Machine, seats: Iterable[CpuLocation]) -> tuple[Zone, ...]
 def _memory(node: NumaNode) -> dict[str, int]:
     """Give the memory of a node; huge pages are not memory."""
     pages = {size: pages.nr * size << 10 for size, pages in (node.hugepages or {}).items()}
-    told = {size: pages.get(size, 0) for size in {*_ALWAYS_KB, *(size for size in pages if pages[size])}}
-    huge = {f"{HUGE_PAGES}{show_quantity(size << 10)}": 1000 * told[size] for size in told}
+    known = {size: pages.get(size, 0) for size in {*_ALWAYS_KB, *(size for size in pages if pages[size])}}
+    huge = {f"{HUGE_PAGES}{show_quantity(size << 10)}": 1000 * known[size] for size in known}
     return {MEMORY: 1000 * max(0, (node.mem_bytes or 0) - sum(pages.values())), **huge}
 
 
@@ -83,7 +83,7 @@ def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
 
 
 def divide(milli: int, count: int) -> int:
-    """Give one of equal shares, rounded up to a thousandth; nothing where there is nobody to share."""
+    """Give one of equal shares, rounded up to a thousandth; nothing where no zone shares."""
     return -(-milli // count) if count > 0 else 0
 
 

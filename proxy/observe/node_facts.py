@@ -1,6 +1,6 @@
 """What the node's picture for Koordinator's scheduler is drawn from: the state of the running daemon.
 
-What is in force is told, in the words of the Node object, whoever prescribed it: reservation, CPUs of class
+What is in effect is reported in the Node object's terms, whatever its source: reservation, CPUs of class
 SYSTEM, bind policy and strategy. What a Node object says besides passes as it is: amounts of a reservation
 and what a scheduler is to do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What
 kubelet's CPU manager holds for containers that are not here yet stands beside what containers own.
@@ -42,7 +42,7 @@ def node_facts(
     Args:
         state: The node as it is.
         name: What the Node object is called.
-        manager: What kubelet's CPU manager does; None where nobody looks.
+        manager: What kubelet's CPU manager does; None where it is not watched.
         meta: What the Node object says; None where there is none.
     """
     node, said = state.node, meta or NodeMeta()
@@ -107,7 +107,7 @@ def _coming(state: NodeState) -> list[Alloc]:
 
 
 def _kubelet(node: Node, manager: CpuManager) -> KubeletFacts:
-    """Give what is told of kubelet; where our own topology manager decides, its policy is told instead."""
+    """Return the facts of kubelet; where our own topology manager decides, its policy replaces kubelet's."""
     ours = node.policy is not Policy.NONE
     return KubeletFacts(
         policy=manager.policy or None,
@@ -129,16 +129,16 @@ def _allocatable(said: NodeMeta) -> dict[str, int]:
 
 
 def _labels(node: Node, said: NodeMeta) -> dict[str, str]:
-    told = {BIND_POLICY[0]: node.bind.value, NUMA_STRATEGY[0]: node.strategy.value}
-    told[NUMA_RESERVATION] = said.labels.get(NUMA_RESERVATION, "")
-    return {key: value for key, value in told.items() if value}
+    values = {BIND_POLICY[0]: node.bind.value, NUMA_STRATEGY[0]: node.strategy.value}
+    values[NUMA_RESERVATION] = said.labels.get(NUMA_RESERVATION, "")
+    return {key: value for key, value in values.items() if value}
 
 
 def _annotations(node: Node, said: NodeMeta) -> dict[str, str]:
-    told: dict[str, object] = {}
+    values: dict[str, object] = {}
     if node.reservation:
-        told[RESERVATION] = reservation(said.annotations)[0].with_cpus(node.reservation).data()
+        values[RESERVATION] = reservation(said.annotations)[0].with_cpus(node.reservation).data()
     if node.system:
-        told[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
+        values[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
     ratios = {key: said.annotations[key] for key in (AMPLIFICATION,) if key in said.annotations}
-    return {key: json.dumps(value) for key, value in told.items()} | ratios
+    return {key: json.dumps(value) for key, value in values.items()} | ratios

@@ -1,6 +1,6 @@
 """What providers could offer, in sentences: on how many sets of nodes, and which of these are preferred.
 
-Of long lists a record keeps only some hints, the preferred ones first; then they are told as examples.
+Of long lists a record keeps only some hints, the preferred ones first; then they are shown as examples.
 """
 
 from __future__ import annotations

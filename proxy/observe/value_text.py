@@ -1,6 +1,6 @@
 """Words for values: ids, amounts, lists, and texts of others made fit for a sentence.
 
-What is told was partly written by pods, plugins and the runtime, and any terminal must be able to show it:
+What is shown was partly written by pods, plugins and the runtime, and any terminal must be able to show it:
 so it is brought to one line of printable ASCII.
 """
 

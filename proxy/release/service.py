@@ -142,11 +142,13 @@ class Release:
         """Return what ``topoproxy release`` and ``status`` show."""
         progress, refs = self.progress, self._keeper.state.containers
         there = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
+        updated = sum(i in progress.reported for i in there)  # of those: others have gone meanwhile
         return {
             "stage": self.stage,
             "since": self.since,
             "containers": len(there),
-            "told": sum(i in progress.reported for i in there),  # of those: others have gone meanwhile
+            "updated": updated,
+            "told": updated,  # the former name, for one release
             "pending": len(progress.pending),
             "left": [progress.left[key] for key in sorted(progress.left)],
         }

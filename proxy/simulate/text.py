@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.model.phrases import counted
-from proxy.observe.sentences import tell
+from proxy.observe.sentences import render_decision
 from proxy.observe.value_text import clean
 from proxy.simulate.cluster import NO_SUCH_MACHINE, Fate, Result
 from proxy.simulate.picture import LEGEND, columns, lines_of
@@ -124,7 +124,7 @@ def explain_lines(result: Result, width: int) -> list[str]:
     refused = result.fate is Fate.REFUSED and result.explanations  # they say why
     lines = [f"{clean(result.guest.ref)}: {_refused_text(result) if refused else fate_text(result)}"]
     for reported in result.explanations:
-        lines += ["", *tell(reported, width).rstrip("\n").split("\n")]
+        lines += ["", *render_decision(reported, width).rstrip("\n").split("\n")]
     for container in () if result.explanations else result.containers:
         lines += [f"  {container.name}: {clean(reason)}" for reason in container.placement.reasons]
     return lines

@@ -139,7 +139,9 @@ class Takeover:
         page = status_page(self.record, scene)
         if step == "revert":
             page["next"] = after_revert(scene)
-        return {**page, "done": True, "step": step, "told": [*([said] if said else []), *outcome.reported]}
+        messages = [*([said] if said else []), *outcome.reported]
+        # "told" is the former name of "messages", for one release.
+        return {**page, "done": True, "step": step, "messages": messages, "told": messages}
 
     def _follow(self) -> None:
         """Bring the node's rules in line with the record."""

@@ -43,7 +43,7 @@ def status_text(answer: object) -> str:
 def done_text(answer: object) -> str:
     """Write what a step came to."""
     data = as_map(answer)
-    reported = [f"{one_line(words)}" for words in as_list(data.get("told"))]
+    reported = [f"{one_line(words)}" for words in as_list(data.get("messages"))]
     return "\n".join([*reported, *_list("What remains to be done", data.get("next"), ordered=True)]) + "\n"
 
 
@@ -69,7 +69,7 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _rows(data: Mapping[str, object]) -> Iterable[str]:
-    rows = [("CPUS", "IN FORCE", "STATE", "CONTAINER")]
+    rows = [("CPUS", "IN EFFECT", "STATE", "CONTAINER")]
     for row in map(as_map, as_list(data.get("allocations"))):
         static = " (static pod)" if row.get("from_file") else ""
         cells = (one_line(row.get("cpus")), one_line(row.get("in_force")) or "-", one_line(row.get("state")))

@@ -188,7 +188,7 @@ def test_what_somebody_prescribes_and_what_is_not_followed() -> None:
     assert list(prescribed(page)) == [
         "",
         "Prescribed for the node (Node object: /etc/node.json)",
-        "VALUE                IN FORCE       FROM",
+        "VALUE                IN EFFECT      FROM",
         "cpuBindPolicy        FullPCPUsOnly  label x",
         "systemCPUsExclusive  no             annotation y",
         "reservedCPUs         -              default",
@@ -234,7 +234,7 @@ def test_nothing_breaks_it(entries: list[dict[str, str | None]]) -> None:
 
 
 def test_how_far_it_is() -> None:
-    data = {"stage": "releasing", "told": 3, "containers": 9, "left": ["cannot update: busy"]}
+    data = {"stage": "releasing", "updated": 3, "containers": 9, "left": ["cannot update: busy"]}
     assert release(data) == [
         "release: 3 of 9 containers updated, calls are only relayed",
         "  still: cannot update: busy",

@@ -102,7 +102,7 @@ def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
     ]
     assert lines[-3].endswith("REFUSED: TopologyAffinityError")
     assert "REFUSED" not in lines[-5]
-    assert lines[-1] == "topoproxy explain POD[/CONTAINER] tells why."
+    assert lines[-1] == "topoproxy explain POD[/CONTAINER] shows why."
 
 
 def test_json(daemon: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_file_that_others_can_write_is_refused(file: Path, mode: int, words: s
 def test_a_directory_that_others_can_write_is_refused_unless_sticky(file: Path) -> None:
     file.parent.chmod(0o777)
     assert reason(file) == (
-        f"the folder {file.parent} can be written by its group and others (mode 0777): "
+        f"the directory {file.parent} can be written by its group and others (mode 0777): "
         f"chmod go-w {file.parent}"
     )
     file.parent.chmod(0o1777)
@@ -81,7 +81,9 @@ def test_a_link_through_another_users_directory_is_refused(file: Path, tmp_path:
     (tmp_path / "config.yaml").symlink_to(other / "link.yaml")
     assert load(tmp_path / "config.yaml", trusted=True).mode == "observe"
     os.chown(other, 1234, 0)
-    assert reason(tmp_path / "config.yaml") == f"the folder {other} is owned by user 1234: chown root {other}"
+    assert (
+        reason(tmp_path / "config.yaml") == f"the directory {other} is owned by user 1234: chown root {other}"
+    )
 
 
 def test_a_file_is_checked_where_it_was_opened(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

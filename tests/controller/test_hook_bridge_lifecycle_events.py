@@ -248,7 +248,7 @@ def test_faults_of_notified_hooks_affect_no_container(live) -> None:
             h.listen()
             one = await w.create(await w.pod("ls", "LS"))
             await h.hears("post_run_pod_sandbox s-ls", f"post_create_container {one}")
-            h.engine.tell = lambda event: 1 / 0  # type: ignore[assignment,return-value]
+            h.engine.notify = lambda event: 1 / 0  # type: ignore[assignment,return-value]
             await w.start(one)
             await asyncio.sleep(0)
             assert w.keeper.state.containers[one].phase.value == "running"

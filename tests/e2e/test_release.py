@@ -181,7 +181,7 @@ def test_killed_in_the_middle(make: Callable[..., Story]) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as command:
-        wait_for("the first", lambda: story.daemon.status().get("release", {}).get("told", 0) >= 1)
+        wait_for("the first", lambda: story.daemon.status().get("release", {}).get("updated", 0) >= 1)
         assert story.daemon.status()["mode"] == "releasing"
         story.daemon.kill9()
         command.communicate(timeout=60)

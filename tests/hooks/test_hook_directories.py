@@ -87,7 +87,7 @@ def test_files_in_a_directory_that_others_can_write_mask_nothing(folders: Folder
     found = folders.look()
     assert folders.taken() == {"10-a": "usr", "20-b": "etc"}
     assert found.candidates["10-a"].lack == ""
-    assert f"the folder {folders.etc} can be written" in found.candidates["20-b"].lack
+    assert f"the directory {folders.etc} can be written" in found.candidates["20-b"].lack
     assert [(c.path, by) for c, by in found.masked] == [(folders.etc / "10-a.py", folders.usr / "10-a.py")]
 
 

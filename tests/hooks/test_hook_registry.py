@@ -50,7 +50,7 @@ class Engine:
         self.hooks = list(hooks)
         self.story.append(f"use {' '.join(self.answers())}".strip())
 
-    async def tell_one(self, hook: Hook, event: Point) -> object:
+    async def notify_one(self, hook: Hook, event: Point) -> object:
         handler = hook.handlers.get(event.NAME)
         if handler is None:
             return None
@@ -343,7 +343,7 @@ def test_what_cannot_be_trusted_is_not_run_until_it_can(scene: Scene, tmp_path: 
         await scene.look()
         assert not marker.exists()
         assert scene.states() == {"10-a": "untrusted"}
-        words = f"the folder {scene.etc} can be written by its group (mode 0775): chmod g-w {scene.etc}"
+        words = f"the directory {scene.etc} can be written by its group (mode 0775): chmod g-w {scene.etc}"
         assert scene.told == [f"cannot trust hook {scene.etc}/10-a.py: {words}"]
         scene.etc.chmod(0o755)
         await scene.look()

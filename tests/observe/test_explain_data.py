@@ -58,7 +58,16 @@ def test_there_and_back(told: Explanation) -> None:
 
 
 def test_every_field_is_written() -> None:
-    assert set(to_data(Explanation("e", "a/b", "u"))) == set(Explanation.__dataclass_fields__)
+    fields = set(Explanation.__dataclass_fields__)
+    assert set(to_data(Explanation("e", "a/b", "u"))) == fields | {"providers", "shortfalls"}
+
+
+@given(EXPLANATIONS)
+def test_former_names_of_fields_are_read_and_written(decision: Explanation) -> None:
+    data = to_data(decision)
+    assert (data["said"], data["lacks"]) == (data["providers"], data["shortfalls"])
+    assert from_data({key: data[key] for key in data if key not in ("providers", "shortfalls")}) == decision
+    assert from_data({key: data[key] for key in data if key not in ("said", "lacks")}) == decision
 
 
 def test_the_form() -> None:
@@ -91,7 +100,9 @@ def test_the_form() -> None:
         3,
         (Shortfall("memory", None, 5, 4),),
     )
-    assert to_data(told) == {
+    data = to_data(told)
+    assert (data.pop("said"), data.pop("lacks")) == (data["providers"], data["shortfalls"])
+    assert data == {
         "event": "CreateContainer",
         "pod": "ns/p",
         "uid": "u",
@@ -104,7 +115,7 @@ def test_the_form() -> None:
         "devices": ["d"],
         "reasons": ["because"],
         "facts": [{"what": "cpu request", "value": "2", "source": "x"}],
-        "said": [
+        "providers": [
             {
                 "provider": "cpu",
                 "resource": "cpu",
@@ -125,7 +136,7 @@ def test_the_form() -> None:
         "steps": [{"provider": "cpu", "what": "core 0"}],
         "moved": [{"ref": "a/b/c", "before": "0-7", "after": "4-7"}],
         "more_moved": 3,
-        "lacks": [{"resource": "memory", "nodes": None, "wanted": 5, "free": 4}],
+        "shortfalls": [{"resource": "memory", "nodes": None, "wanted": 5, "free": 4}],
     }
 
 

@@ -108,7 +108,7 @@ def test_the_list_of_pods() -> None:
         "1970-01-01 00:01:00  ns/long-name  11         -                       gone\n"
         "1970-01-01 01:00:00  ns/q          1          a, b, c, d, and 2 more  REFUSED: R\n"
         "\n"
-        "topoproxy explain POD[/CONTAINER] tells why.\n"
+        "topoproxy explain POD[/CONTAINER] shows why.\n"
     )
 
 

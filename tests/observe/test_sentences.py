@@ -21,7 +21,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
 from proxy.observe.explain_data import from_data, to_data
-from proxy.observe.sentences import sections, tell
+from proxy.observe.sentences import render_decision, sections
 from proxy.topology.build import described
 
 RECORDS = Path(__file__).with_name("records")
@@ -68,14 +68,14 @@ def check(text: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_text(name: str) -> None:
-    assert tell(record(name), 100) == (RECORDS / f"{name}.txt").read_text()
+    assert render_decision(record(name), 100) == (RECORDS / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [20, 60, 200])
 def test_width_breaks_lines_and_loses_no_word(name: str, width: int) -> None:
     told = record(name)
-    text = tell(told, width)
+    text = render_decision(told, width)
     words = " ".join(f"{s.title} {' '.join(s.sentences)}" for s in sections(told)).split()
     assert text.split() == words
     longest = max(map(len, words))
@@ -91,7 +91,7 @@ def test_the_order_is_that_of_the_decision() -> None:
         "What was chosen",
         "What was taken",
         "Where that left it",
-        "Who had to move",
+        "What had to move",
         "Verdict",
     ]
     refused = titles(record("refused_single"))
@@ -110,7 +110,7 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
     )
     assert last.sentences == (
         "It would fit if node 1 had 4 more free CPUs (of 20 asked for, 16 were free).",
-        "The topology policy best-effort refuses nobody for alignment.",
+        "The topology policy best-effort refuses no pod for alignment.",
         "Another node of the cluster may have room for it.",
     )
 
@@ -153,7 +153,7 @@ def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
 
 def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
     verdict = Verdict(9, "SMTAlignmentError", "not enough whole cores")
-    text = tell(replace(record("owner"), verdict=verdict), 100)
+    text = render_decision(replace(record("owner"), verdict=verdict), 100)
     assert "chose node 1 (preferred)" in text
     assert "Each resource" not in text
     assert "best-effort" not in text
@@ -209,10 +209,10 @@ def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
     assert section(told, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
     uncounted = blameless("refused_gpu", Said("devices", "x/gpu"), said[1])
     assert all_sentences(uncounted)[1] == all_sentences(told)[1]
-    assert "best-effort" not in tell(uncounted)
+    assert "best-effort" not in render_decision(uncounted)
     assert section(told, "What would help")[0] == "Ask for less of x/gpu."
-    assert "so that" not in tell(told)
-    assert "best-effort" not in tell(told)
+    assert "so that" not in render_decision(told)
+    assert "best-effort" not in render_decision(told)
 
 
 def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
@@ -234,12 +234,12 @@ def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
     told = replace(record("refused_gpu"), said=said, merge=merge)
     assert all_sentences(told)[1].startswith("What it asks of cpu cannot be had on as few NUMA nodes as its")
     helped = " ".join(section(told, "What would help"))
-    assert "best-effort refuses nobody for alignment; it would have looked on nodes 0-1 first." in helped
+    assert "best-effort refuses no pod for alignment; it would have looked on nodes 0-1 first." in helped
 
 
 @pytest.mark.parametrize(("name", "most"), [("be", 3), ("shared", 4)])
 def test_simple_cases_are_short(name: str, most: int) -> None:
-    assert len(tell(record(name), 100).splitlines()) <= most
+    assert len(render_decision(record(name), 100).splitlines()) <= most
 
 
 def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
@@ -267,7 +267,7 @@ def test_a_refusal_without_anything_known() -> None:
         ("InvalidCPUSet", 3, "Correct the annotation that the reason names", False),
         ("InvalidCPURequest", 3, "Let its containers together request a whole number of CPUs", False),
         ("RefusedByHook", 9, "Do as the hook that is named wants, if it has refused", False),
-        ("CPUsInUse", 9, "Wait until their owner has ended, or let the scheduler place the pod anew", True),
+        ("CPUsInUse", 9, "Wait until their owner has ended, or let the scheduler place the pod again", True),
     ],
 )
 def test_facts_of_a_pod_are_not_facts_of_the_node(
@@ -362,7 +362,7 @@ def test_what_a_policy_chose(merge: Merge, texts: list[str]) -> None:
 
 def test_a_long_list_of_moved_containers_is_cut() -> None:
     def moved(*who: MovedContainer, more: int = 0) -> tuple[str, ...]:
-        return section(Explanation("e", "a/b", "u", moved=who, more_moved=more), "Who had to move")
+        return section(Explanation("e", "a/b", "u", moved=who, more_moved=more), "What had to move")
 
     before, after = CpuSet.parse("0-7"), CpuSet.parse("0-3")
     (text,) = moved(*(MovedContainer(f"a/b{i}/c", before, after) for i in range(13)))
@@ -464,7 +464,7 @@ def test_every_sentence_is_one(told: Explanation) -> None:
     assert texts
     for text in texts:
         check(text)
-    assert tell(told, 80).isascii()
+    assert render_decision(told, 80).isascii()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -76,9 +76,11 @@ def test_every_container_is_updated_once_and_only_if_needed(live: Callable[..., 
             assert len(calls) == len({line.split()[1] for line in calls}) == 3
             assert w.ledger.entries[KEY]["stage"] == "released"
             assert release.page()["left"] == []
-            assert (release.page()["told"], release.page()["containers"]) == (3, 3)
+            assert (release.page()["updated"], release.page()["containers"]) == (3, 3)
             await w.stop(ls)
-            assert (release.page()["told"], release.page()["containers"]) == (2, 2), "of those that are there"
+            assert (release.page()["updated"], release.page()["containers"]) == (2, 2), (
+                "of those that are there"
+            )
 
     fast(live, day)
 

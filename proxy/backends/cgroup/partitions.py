@@ -98,7 +98,7 @@ class KernelPartitions:
         return {above: missing for above, missing in found.items() if missing}
 
     def isolated(self) -> CpuSet | None:
-        """Return all CPUs of isolated partitions (Linux 6.7); None where the kernel does not tell."""
+        """Return all CPUs of isolated partitions (Linux 6.7); None where the kernel does not report them."""
         return self._held("", "cpuset.cpus.isolated")
 
     def _held(self, path: str, file: str) -> CpuSet | None:

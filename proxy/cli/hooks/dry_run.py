@@ -65,7 +65,7 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
     engine = HookEngine(silent, lambda _, __: None)
     try:
         for loaded in hooks:
-            error = await engine.tell_one(loaded.hook, Configure(loaded.settings, loaded.hook.name))
+            error = await engine.notify_one(loaded.hook, Configure(loaded.settings, loaded.hook.name))
             if error is not None:
                 raise HookError(f"cannot configure hook {loaded.hook.source}: {error}")
         engine.use([loaded.hook for loaded in hooks])
@@ -79,7 +79,7 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
             failed = [one for one in engine.report() if _count(one) > before.get(one.name, 0)]
             asked.append(AskedAbout(event, outcome, failed, handled(hooks, event)))
         for loaded in hooks:
-            await engine.tell_one(loaded.hook, Shutdown("stop"))
+            await engine.notify_one(loaded.hook, Shutdown("stop"))
         reports = engine.report()
     finally:
         engine.close()

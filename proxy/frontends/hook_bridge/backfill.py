@@ -118,7 +118,7 @@ class Backfill:
 
     def _tell_now(self) -> None:
         if self.following is not None:
-            self._asking.tell(self.following.everything())
+            self._asking.notify(self.following.everything())
 
     def close(self) -> None:
         """End the worker."""

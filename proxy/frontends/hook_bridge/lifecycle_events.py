@@ -156,7 +156,7 @@ class LifecycleEvents(Observer):
         if kind.NAME not in self._asking.points or keeper.store.mode.is_leaving:
             return
         try:
-            self._asking.tell(make())
+            self._asking.notify(make())
         except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not notified
             keeper.broken(error)
 

@@ -185,7 +185,7 @@ class HookEngine:
             call.start(line.quick())
         return call
 
-    def tell(self, event: Point) -> None:
+    def notify(self, event: Point) -> None:
         """Send an event to all hooks of its point in the background; ``updated`` takes their answers."""
         if event.NAME not in self.points or self._closed:
             return
@@ -194,12 +194,12 @@ class HookEngine:
         claims = FieldClaims()
         line = self._lines.get(event.NAME)
         for seat in line.seats if line is not None else ():
-            self._notifiers[seat.hook].tell(event, claims)
+            self._notifiers[seat.hook].notify(event, claims)
         for hook in self._coming:
             if event.NAME in hook.handlers and event.NAME in _PAST:
-                self._notifier(hook).tell(event, FieldClaims())  # its previous version may answer the same
+                self._notifier(hook).notify(event, FieldClaims())  # its previous version may answer the same
 
-    def tell_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
+    def notify_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
         """Send an event to one hook, also before and after it is in use, whatever its breaker says.
 
         After ``Synchronize`` the hook receives notifications even before it is in use; otherwise it would
@@ -214,7 +214,7 @@ class HookEngine:
         if event.NAME in hook.handlers:
             notifier = self._notifier(hook)
             least = ALONE_S if isinstance(event, Configure | Synchronize) else hook.timeout
-            done = (notifier.tell_last if last else notifier.tell_one)(event, least)
+            done = (notifier.notify_last if last else notifier.notify_one)(event, least)
             if isinstance(event, Synchronize) and hook not in self._hooks:
                 self._coming.add(hook)
                 self._name_points()

@@ -54,7 +54,7 @@ class HookNotifier:
         """How many events wait."""
         return len(self._queue)
 
-    def tell(self, event: Point, claims: FieldClaims) -> None:
+    def notify(self, event: Point, claims: FieldClaims) -> None:
         """Send an event after those that already wait."""
         if len(self._queue) >= MOST_WAITING:
             self.seat.lost()
@@ -65,7 +65,7 @@ class HookNotifier:
             return
         self._put(_Item(event, claims))
 
-    def tell_one(self, event: Point, always: float) -> asyncio.Future[str | None]:
+    def notify_one(self, event: Point, always: float) -> asyncio.Future[str | None]:
         """Send an event to this hook only, whatever its breaker says.
 
         Returns:
@@ -75,8 +75,8 @@ class HookNotifier:
         self._put(_Item(event, FieldClaims(), done, always))
         return done
 
-    def tell_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
-        """As ``tell_one``, but after all running calls of the hook have ended, or a few seconds.
+    def notify_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
+        """As ``notify_one``, but after all running calls of the hook have ended, or a few seconds.
 
         Events that still wait are dropped.
         """

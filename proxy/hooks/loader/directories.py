@@ -166,7 +166,7 @@ def _look(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | N
         return None
     try:
         there = path.stat() if link else own
-        lack = trust.folder(path.parent)
+        lack = trust.directory(path.parent)
         if stat.S_ISCHR(there.st_mode) and there.st_rdev == _NULL and link:
             return Candidate(name, path, server, null=True, lack=lack, signature=(path, link, lack))
         if not stat.S_ISREG(there.st_mode):

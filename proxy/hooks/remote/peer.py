@@ -1,11 +1,11 @@
 """The process at a hook server's socket: only one of a trusted user is called.
 
 A hook server sees every pod, and its answers change containers. Two things identify the process that answers:
-the directories on the path of the socket, which decide who can put a socket there, and the credentials that
-the kernel recorded when the process began to listen (SO_PEERCRED, unix(7)). gRPC connects by itself, again
-after a failure, and does not expose credentials. So the socket is checked before a call, and if it is another
-one than before, we first make a connection of our own. Between that and gRPC's connection only a trusted user
-could replace it, because no other user can write to its directories.
+the directories on the path of the socket, which decide which users can put a socket there, and the
+credentials that the kernel recorded when the process began to listen (SO_PEERCRED, unix(7)). gRPC connects
+by itself, again after a failure, and does not expose credentials. So the socket is checked before a call, and
+if it is another one than before, we first make a connection of our own. Between that and gRPC's connection
+only a trusted user could replace it, because no other user can write to its directories.
 
 The check of a known socket costs one stat.
 """

@@ -37,7 +37,7 @@ def test_nothing_is_started_or_called_without_hooks(scene: Any) -> None:
         answers = scene.engine.ask(scene.create())
         assert answers.outcome is AS_IT_IS
         assert await answers.wait() is AS_IT_IS
-        scene.engine.tell(scene.created())
+        scene.engine.notify(scene.created())
         scene.use(hook("10-a", point="post_create_container"))
         assert (await scene.ask()) is AS_IT_IS
         assert scene.engine.points == {"post_create_container"}
@@ -276,7 +276,7 @@ def test_a_call_ends_with_the_hooks_that_it_began_with(scene: Any) -> None:
         answers = scene.engine.ask(scene.create())
         await scene.until(inside.is_set)
         scene.use(hook("10-a", envs(A="new")), hook("30-c", envs(C="new")))
-        await scene.engine.tell_one(old, Shutdown("replaced"))
+        await scene.engine.notify_one(old, Shutdown("replaced"))
         assert (await scene.ask()).adjustment == envs(A="new", C="new")
         scene.gate.set()
         assert (await answers.wait()).adjustment == envs(A="old", B="old")
@@ -368,7 +368,7 @@ def test_no_hook_is_called_after_closing(scene: Any) -> None:
         assert scene.engine.report() == []
         told: list[Any] = []
         scene.use(Hook("20-b", "b.py", {"post_create_container": told.append}, timeout=30.0))
-        scene.engine.tell(scene.created())
+        scene.engine.notify(scene.created())
         await asyncio.sleep(0.05)
         assert told == []
         scene.engine.close()

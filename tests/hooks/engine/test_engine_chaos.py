@@ -147,7 +147,7 @@ def test_a_call_always_ends_with_the_answers_of_good_hooks(scene: Any, specs: li
     async def story() -> None:
         fresh.use(*(made(number, spec, fresh.gate) for number, spec in enumerate(specs)))
         outcomes.append(await fresh.ask())
-        fresh.engine.tell(fresh.created())
+        fresh.engine.notify(fresh.created())
 
     fresh.run(story)
     refused_by, adjustment = expected(specs)
@@ -175,7 +175,7 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(scene: Any) -> Non
         waiting = []
         for number in range(300):
             waiting.append(scene.engine.ask(scene.create()))
-            scene.engine.tell(scene.created())
+            scene.engine.notify(scene.created())
             if number % 50 == 49:
                 scene.use(*(hooks if number % 100 == 99 else hooks[:-1]))
                 await asyncio.sleep(0.01)

@@ -52,7 +52,7 @@ def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(scene:
     async def story() -> None:
         scene.use(hook("10-slow", slowly), hook("20-quick", coroutine))
         for number in range(50):
-            scene.engine.tell(numbered(scene, number))
+            scene.engine.notify(numbered(scene, number))
         await scene.until(lambda: len(quick) == 50)
         assert slow == []
         assert scene.report("10-slow").waiting == 49
@@ -76,7 +76,7 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
     async def story() -> None:
         scene.use(hook("10-slow", slowly))
         for number in range(10):
-            scene.engine.tell(numbered(scene, number))
+            scene.engine.notify(numbered(scene, number))
         assert scene.report("10-slow").lost == 4
         assert scene.said == ["hook 10-slow: 5 events wait for it: further events are dropped"]
         scene.gate.set()
@@ -89,7 +89,7 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
 def test_what_they_want_is_handed_on_with_its_owner(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", lambda _: shares("other", 7)))
-        scene.engine.tell(scene.created())
+        scene.engine.notify(scene.created())
         await scene.until(lambda: scene.updates)
         assert scene.updates == [({"other": Update(cpu_shares=7)}, {"updates[other].cpu_shares": "10-a"})]
 
@@ -99,12 +99,12 @@ def test_what_they_want_is_handed_on_with_its_owner(scene: Any) -> None:
 def test_two_updates_conflict_within_one_event_only(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
-        scene.engine.tell(scene.created())
+        scene.engine.notify(scene.created())
         await scene.until(lambda: scene.said)
         assert len(scene.updates) == 1
         assert "cannot set updates[other].cpu_shares: hook" in scene.said[0]
         assert scene.report("10-a").conflicts + scene.report("20-b").conflicts == 1
-        scene.engine.tell(scene.created())
+        scene.engine.notify(scene.created())
         await scene.until(lambda: len(scene.said) == 2)
         assert len(scene.updates) == 2
 
@@ -123,7 +123,7 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) 
     async def story() -> None:
         scene.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for number in range(2):
-            scene.engine.tell(numbered(scene, number))
+            scene.engine.notify(numbered(scene, number))
         await scene.until(lambda: len(scene.said) == 2)
         assert told == [0, 1]
         assert "OSError: gone" in scene.said[0]
@@ -150,17 +150,17 @@ def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
             POST: print,
         }
         new = Hook("10-a", "/hooks/10-a.py", handlers)
-        error = await scene.engine.tell_one(new, Configure(None, "10-a"))
+        error = await scene.engine.notify_one(new, Configure(None, "10-a"))
         assert error.startswith("ValueError: no such key (test_engine_notifier.py:")
-        assert await scene.engine.tell_one(new, Synchronize(None, None)) is None  # type: ignore[arg-type]
+        assert await scene.engine.notify_one(new, Synchronize(None, None)) is None  # type: ignore[arg-type]
         assert [owners for _, owners in scene.updates] == [{"updates[x].cpu_shares": "10-a"}]
         scene.use(new)
         assert scene.report("10-a").calls == 2
         scene.use()
-        assert await scene.engine.tell_one(new, Shutdown("removed")) is None
+        assert await scene.engine.notify_one(new, Shutdown("removed")) is None
         assert told == ["removed"]
         silent = hook("20-b", print)
-        assert await scene.engine.tell_one(silent, Configure()) is None
+        assert await scene.engine.notify_one(silent, Configure()) is None
 
     scene.run(story)
 
@@ -179,20 +179,20 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> N
             "pre_create_container": lambda event: told.append("asked"),
         }
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        scene.engine.tell(numbered(scene, 0))
-        synchronized = scene.engine.tell_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        scene.engine.notify(numbered(scene, 0))
+        synchronized = scene.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
         deaf = Hook("20-b", "/hooks/20-b.py", {"synchronize": print}, timeout=30.0)
-        scene.engine.tell_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
+        scene.engine.notify_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
         assert scene.engine.points == {POST}
-        scene.engine.tell(numbered(scene, 1))
+        scene.engine.notify(numbered(scene, 1))
         await scene.ask()
         scene.gate.set()
         assert await synchronized is None
-        scene.engine.tell(numbered(scene, 2))
+        scene.engine.notify(numbered(scene, 2))
         scene.use(Hook("30-c", "/hooks/30-c.py", {"synchronize": print}, timeout=30.0))
-        scene.engine.tell(Synchronize(None, None))  # type: ignore[arg-type]  # for those that are in use
+        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # for those that are in use
         scene.use(new)
-        scene.engine.tell(numbered(scene, 3))
+        scene.engine.notify(numbered(scene, 3))
         await scene.until(lambda: len(told) == 4)
         assert told == ["all", 1, 2, 3]
         assert scene.said == []
@@ -208,9 +208,9 @@ def test_a_hook_that_is_shut_down_before_use_gets_no_events(scene: Any) -> None:
     async def story() -> None:
         handlers: dict[str, Any] = {"synchronize": told.append, POST: told.append, "shutdown": told.append}
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        await scene.engine.tell_one(new, Synchronize(None, None))  # type: ignore[arg-type]
-        await scene.engine.tell_one(new, Shutdown("stop"))
-        scene.engine.tell(numbered(scene, 1))
+        await scene.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        await scene.engine.notify_one(new, Shutdown("stop"))
+        scene.engine.notify(numbered(scene, 1))
         assert scene.engine.points == frozenset()
         await asyncio.sleep(0.05)
         assert [each.NAME for each in told] == ["synchronize", "shutdown"]
@@ -227,9 +227,9 @@ def test_an_open_breaker_does_not_stop_single_notifications(scene: Any) -> None:
         lone = Hook("10-a", "/hooks/10-a.py", {POST: bad, "configure": lambda _: None})
         scene.use(lone)
         for _ in range(3):
-            scene.engine.tell(scene.created())
+            scene.engine.notify(scene.created())
         await scene.until(lambda: scene.report("10-a").state == "open")
-        assert await scene.engine.tell_one(lone, Configure()) is None
+        assert await scene.engine.notify_one(lone, Configure()) is None
         assert scene.report("10-a").state == "open"
 
     scene.run(story)
@@ -242,7 +242,7 @@ def test_configuring_has_a_longer_deadline_than_an_answer(
 
     async def story() -> None:
         new = hook("10-a", scene.hang, "configure", timeout=0.01)
-        error = await asyncio.wait_for(scene.engine.tell_one(new, Configure()), 30)
+        error = await asyncio.wait_for(scene.engine.notify_one(new, Configure()), 30)
         assert error == "no answer within 200 ms at configure"
 
     scene.run(story)
@@ -259,9 +259,9 @@ def test_a_removed_hook_does_not_get_waiting_events(scene: Any) -> None:
         old = Hook("10-a", "/hooks/10-a.py", {POST: slowly, "shutdown": slowly}, timeout=60.0)
         scene.use(old)
         for _ in range(5):
-            scene.engine.tell(scene.created())
+            scene.engine.notify(scene.created())
         scene.use()
-        ended = scene.engine.tell_one(old, Shutdown("removed"))
+        ended = scene.engine.notify_one(old, Shutdown("removed"))
         scene.gate.set()
         assert await asyncio.wait_for(ended, 30) is None
         assert told == [POST, "shutdown"]
@@ -285,7 +285,7 @@ def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(scene: Any) -> 
         scene.use(patient)
         answers = scene.engine.ask(scene.create())
         scene.use()
-        ends = scene.engine.tell_one(patient, Shutdown("replaced"))
+        ends = scene.engine.notify_one(patient, Shutdown("replaced"))
         await asyncio.sleep(0.1)
         assert story_of == []
         scene.gate.set()
@@ -297,7 +297,7 @@ def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(scene: Any) -> 
         scene.use(hasty)
         scene.engine.ask(scene.create())
         scene.use()
-        await scene.engine.tell_one(hasty, Shutdown("removed"))
+        await scene.engine.notify_one(hasty, Shutdown("removed"))
         assert story_of[2:] == ["removed"]
 
     scene.run(story)
@@ -311,7 +311,7 @@ def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
         old = hook("10-a", goodbye, "shutdown", timeout=0.1)
         scene.use(old)
         scene.use()
-        assert await scene.engine.tell_one(old, Shutdown("removed")) is None
+        assert await scene.engine.notify_one(old, Shutdown("removed")) is None
         await scene.until(lambda: not [t for t in threading.enumerate() if t.name == "hooks-10-a"])
         assert scene.engine._notifiers == {}
 
@@ -330,10 +330,10 @@ def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(scene: Any)
 
     async def story() -> None:
         scene.use(hook("10-a", leaves))
-        scene.engine.tell(scene.created())
+        scene.engine.notify(scene.created())
         await scene.until(lambda: kept and kept[0].done())
         kept.clear()
-        scene.engine.tell(scene.created())
+        scene.engine.notify(scene.created())
         await scene.until(lambda: scene.said)
         assert scene.said[0] == "hook 10-a: a task of it has failed: OSError"
 
@@ -352,7 +352,7 @@ def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(scene:
     async def story() -> None:
         scene.use(hook("10-a", leaves))
         for number in range(1, 3):
-            scene.engine.tell(scene.created())
+            scene.engine.notify(scene.created())
             await scene.until(lambda n=number: len(kept) == n and kept[-1].done())
         await scene.until(lambda: scene.said)
         assert scene.said[0] == "hook 10-a: a task of it has ended with SystemExit"

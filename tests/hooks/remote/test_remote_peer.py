@@ -106,7 +106,7 @@ def test_users_that_the_configuration_names_are_asked(
     os.chown(tmp_path / "theirs", OTHER, OTHER)
     path = tmp_path / "theirs/hook.sock"
     listen(path, owner=OTHER)
-    words = f"the folder {path.parent} is owned by user {OTHER}: chown root {path.parent}"
+    words = f"the directory {path.parent} is owned by user {OTHER}: chown root {path.parent}"
     assert Peer(path).lack(1) == Peer(path, [OTHER + 1]).lack(1) == words
     assert Peer(path, [OTHER]).lack(1) == ""
 
