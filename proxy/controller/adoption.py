@@ -20,8 +20,7 @@ from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, Runt
 from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.engine.admission import sum_requests
-from proxy.engine.adoption import adopt
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.node_events import ContainerFound, PodLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -114,7 +113,7 @@ class Adoption:
             True when it is known now.
         """
         context = self._context
-        began = context.news.number
+        began = context.state.runtime.changes.number
         try:
             listing = await self._lookups.run(listed, context.runtime, container_id)
             listing = self._watching.corrected(listing)
@@ -150,8 +149,15 @@ class Adoption:
             for seen in some:
                 await turns.turn()
                 pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
-                new = seen.id not in context.state.containers and context.news.none(seen.id, began)
-                if pod is not None and detail is not None and new and context.news.none(pod.id, began):
+                new = seen.id not in context.state.containers and context.state.runtime.changes.is_unchanged(
+                    seen.id, began
+                )
+                if (
+                    pod is not None
+                    and detail is not None
+                    and new
+                    and context.state.runtime.changes.is_unchanged(pod.id, began)
+                ):
                     self._try_take_in(seen, pod, detail, totals.get(pod.id))
             await context.journal.flush()
 
@@ -238,22 +244,20 @@ class Adoption:
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
         context = self._context
         if pod.sandbox_id not in context.state.pods:
-            records = {f"p/{pod.sandbox_id}": pod}
-            context.store.change(context.state.with_pod(pod), "sandbox listed", records=records)
+            context.store.handle(PodLearned(pod, "sandbox listed"))
         request = request_in(detail)
         phase = PHASES.get(seen.state, Phase.RUNNING)
-        plan = adopt(context.state, seen.id, pod, seen.name, seen.attempt, request, phase)
+        saved = saved_cpus(detail.cpuset_cpus)
+        found = ContainerFound(seen.id, pod, seen.name, seen.attempt, request, phase, saved)
+        plan = context.store.decide(found)
+        assert plan is not None
         assert plan.container is not None
-        context.store.change(plan.state, "container adopted", records={f"c/{seen.id}": plan.container})
         self._creates.remember(plan)
         context.telemetry.count(metrics.CONTAINERS_ADOPTED)
         context.bad_input.judge(pod, plan)
         context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
         if plan.problem and not isinstance(plan.problem, InputDefect):
             context.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
-        saved = saved_cpus(detail.cpuset_cpus)
-        if saved is not None:
-            context.store.handle(SavedCpusLearned(seen.id, saved))
         placement, telemetry = plan.container.placement, context.telemetry
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
         cpus = context.state.wanted(plan.container)

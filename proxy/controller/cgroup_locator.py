@@ -19,6 +19,7 @@ from proxy.controller.kernel_ports import GroupLocator, Located
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.worker import Worker
+from proxy.engine.node_events import ContainersUpdated
 from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
@@ -95,8 +96,7 @@ class CgroupLocator:
                 continue
             self.why.pop(container_id, None)
             known = dataclasses.replace(container, cgroup=at.path)
-            after, records = context.state.changed(put=(known,)), {f"c/{container_id}": known}
-            context.store.change(after, "cgroup located", records=records)
+            context.store.handle(ContainersUpdated((known,), "cgroup located"))
             context.telemetry.count(metrics.CGROUPS_LOCATED)
             context.telemetry.event(
                 "found a cgroup by the container's first process", **subject(container), path=f"/{at.path}"

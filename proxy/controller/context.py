@@ -21,6 +21,7 @@ from proxy.controller.tasks import BackgroundTasks
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S, Health
 from proxy.engine.node import Node
+from proxy.engine.node_events import ContainersUnsettled
 from proxy.engine.state import NodeState
 from proxy.telemetry.port import Telemetry, subject_of
 
@@ -29,8 +30,8 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: What is true about the node. ``state``, ``lost``, ``unsettled``, ``news``,
-            ``flights``, ``retries``, ``synced``, ``attention``, ``to_settle`` and ``journal`` are its own.
+        store: What is true about the node. ``state``, ``flights``, ``synced``, ``attention``, ``to_settle``
+            and ``journal`` are its own.
         options: How to behave.
         clock: Seconds that never jump.
         wall: Seconds since the epoch.
@@ -80,8 +81,7 @@ class NodeContext(BackgroundTasks):
             options.call_timeout,
         )
         self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken, options.mode)
-        self.lost, self.unsettled = store.lost, store.unsettled
-        self.news, self.flights, self.retries = store.news, store.flights, store.retries
+        self.flights = store.flights
         self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
@@ -109,9 +109,9 @@ class NodeContext(BackgroundTasks):
         self._tokens += 1
         return f"{kind}-{self._boot}-{self._tokens}"
 
-    def settle_later(self, container_id: str) -> None:
-        """Have the runtime sent the CPUs of a container, some time."""
-        self.store.settle_later(container_id)
+    def settle_later(self, *ids: str) -> None:
+        """Have the runtime sent the CPUs of some containers, some time."""
+        self.store.handle(ContainersUnsettled(ids))
 
     def report_errors(self, done: Enforced) -> None:
         """Report the cpusets that could not be written."""

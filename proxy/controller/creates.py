@@ -23,11 +23,10 @@ import time
 from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
 from proxy.controller.delegated_creates import DelegatedCreates
-from proxy.controller.store import Follow
-from proxy.engine.create import Plan, place
+from proxy.engine.create import Plan
+from proxy.engine.node_events import CreateRequested
 from proxy.model.defects import InputDefect
-from proxy.model.idset import CpuSet
-from proxy.model.workload import Container, Pod, Pool, Request
+from proxy.model.workload import Pod, Pool, Request
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
@@ -43,8 +42,9 @@ class Creates:
         """Decide a create and take the CPUs; ``reservations.create`` must follow for an owner."""
         context = self._context
         request, again = self._entrusted.back(pod, name, attempt, request)
-        token, began = context.token("call"), time.perf_counter()
-        plan = place(context.state, pod, name, attempt, request, token)
+        began = time.perf_counter()
+        plan = context.store.decide(CreateRequested(pod, name, attempt, request, context.token("call")))
+        assert plan is not None
         context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
         if plan.problem or pod.defects or plan.container is None:
             plan = self._judged(plan, pod, name)
@@ -55,28 +55,21 @@ class Creates:
             why = plan.verdict.operator_message
             context.telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
             return plan
-        return self.take(plan, again=again)
-
-    def take(self, plan: Plan, *, again: bool = False) -> Plan:
-        """Have what a plan that admits says be so; ``again``: it was placed, and counted, before."""
-        context, container = self._context, plan.container
-        assert container is not None
-        # The reservation writes the containers that leave an owner's CPUs, and waits for that.
-        follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
-        context.store.change(plan.state, "container placed", follow=follow)
-        wanted = context.state.wanted(container)
-        self.remember(plan)
-        if not again:
+        if not again:  # else it was placed, and counted, before
             context.telemetry.count(metrics.CREATES_PLACED)
-        self._log_placed(container, wanted)
+        self.report(plan)
         return plan
 
-    def _log_placed(self, container: Container, wanted: CpuSet) -> None:
-        """Log a decision; one about a container that shares CPUs only for developers."""
-        placement, telemetry = container.placement, self._context.telemetry
+    def report(self, plan: Plan) -> None:
+        """Remember and log a placement; one of a container that shares CPUs is logged for developers only."""
+        context, container = self._context, plan.container
+        assert container is not None
+        self.remember(plan)
+        placement, telemetry = container.placement, context.telemetry
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        wanted = context.state.wanted(container)
         say("placed", **subject(container), cpus=wanted, mems=placement.mems, reason=placement.reasons[0])
 
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:

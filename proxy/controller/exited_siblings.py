@@ -47,11 +47,11 @@ async def see_ended(context: NodeContext, lifecycle: Lifecycle, worker: Worker, 
 
 
 async def _look(context: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:
-    since = context.news.number
+    since = context.state.runtime.changes.number
     try:
         listed = await worker.run(context.runtime.list_containers, container_id)
     except (UnavailableError, RuntimeCallError):
         return
     ended = any(c.id == container_id and c.state == EXITED for c in listed)
-    if ended and context.news.none(container_id, since):
+    if ended and context.state.runtime.changes.is_unchanged(container_id, since):
         lifecycle.phase(container_id, Phase.EXITED)

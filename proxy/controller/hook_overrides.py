@@ -9,10 +9,12 @@ from collections.abc import Iterable
 
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_writes import KernelWrites
-from proxy.controller.observer import Change, Observer
+from proxy.controller.observer import Observer
 from proxy.engine.admit import EVENT
 from proxy.engine.explain_record import explain
 from proxy.engine.narrowing import Narrowing, lost, narrowed, within_its_own
+from proxy.engine.node_effects import Change
+from proxy.engine.node_events import ContainersUpdated, CpusGiven
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pod, Request, Verdict
@@ -50,15 +52,13 @@ class HookOverrides(Observer):
         if new is container:
             return problem
         # A container that is being created is recorded when the runtime has named it.
-        records = {f"c/{container_id}": new} if new.phase is not Phase.CREATING else {}
-        context.store.change(
-            context.state.changed(put=(new,)), "container narrowed by a hook", records=records
-        )
+        exists = new.phase is not Phase.CREATING
+        context.store.handle(ContainersUpdated((new,), "container narrowed by a hook", exists))
         fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
         context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
-        if new.phase is not Phase.CREATING:
+        if exists:
             self._writes.later([container_id])
-        context.store.notify(Observer.given, new)
+        context.store.handle(CpusGiven((container_id,)))
         return problem
 
     def refused_pod(self, pod: Pod, message: str) -> None:
@@ -74,8 +74,7 @@ class HookOverrides(Observer):
         inside = [within_its_own(container) for container in there if container.placement.hook_extra_cpus]
         if not inside:
             return
-        records = {f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}": c for c in inside}
-        context.store.change(context.state.changed(put=inside), "hooks.ownedCPUs is false", records=records)
+        context.store.handle(ContainersUpdated(tuple(inside), "hooks.ownedCPUs is false"))
         for container in inside:
             context.telemetry.event(
                 "took back CPUs that a hook gave: hooks.ownedCPUs is false", **subject(container)

@@ -20,6 +20,7 @@ from proxy.controller.codec import dump
 from proxy.controller.ports import Ledger
 from proxy.controller.worker import Worker
 from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
+from proxy.engine.node_effects import Record
 from proxy.model.errors import RecordError, TopoproxyError
 from proxy.model.workload import Container, Pod
 from proxy.telemetry import metrics
@@ -31,7 +32,6 @@ LIMIT_S = 5.0
 LATE = "the ledger is not written in time"
 UNWRITTEN = "the ledger cannot be written now"
 
-Record = Pod | Container | Mapping[str, object]
 Plain = dict[str, Mapping[str, object] | None]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from proxy.controller.context import NodeContext
 from proxy.controller.enforce import Enforced
 from proxy.controller.observer import Observer
-from proxy.controller.store import Change, Follow
+from proxy.engine.node_effects import Change, Follow
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 
@@ -92,8 +92,8 @@ class KernelWrites(Observer):
             noted(done)
         for note in done.notes:
             context.telemetry.problem("cannot write a cgroup", reason=note)
-        for container_id in done.written:
-            context.settle_later(container_id)
+        if done.written:
+            context.settle_later(*done.written)
         there = (context.state.containers.get(container_id) for container_id in done.absent)
         if look_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
             context.attention.set()  # a container that is only starting has no cgroup yet

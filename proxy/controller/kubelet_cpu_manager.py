@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from proxy.controller.context import NodeContext
 from proxy.controller.worker import Worker
+from proxy.engine.node_events import KubeletAssigned
 from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
@@ -101,7 +102,7 @@ class BesideKubelet:
         context, before = self._context, self._context.state
         after = before.beside(self._counts(manager.held))
         if after is not before:
-            context.store.change(after, "kubelet's CPU manager changed")
+            context.store.handle(KubeletAssigned(after.kubelet))
             context.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)
             came, went = _change(before.kubelet, after.kubelet)
             context.telemetry.event("kubelet's CPU manager changed its assignments", came=came, went=went)

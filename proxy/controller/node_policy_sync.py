@@ -15,6 +15,7 @@ from proxy.controller.context import NodeContext
 from proxy.controller.kubelet_cpu_manager import BesideKubelet
 from proxy.controller.worker import Worker
 from proxy.engine.node import Node
+from proxy.engine.node_events import NodeRulesChanged
 from proxy.engine.node_policy import NodePolicy, PolicyValue, apply_node_policy, read_node_policy
 from proxy.model.idset import CpuSet
 from proxy.model.node_object import NodeMeta
@@ -76,7 +77,8 @@ class Prescriptions:
         told = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
         done = apply_node_policy(before, told, self.told, self._options)
         old, self.told = self.told.named(), done.policy
-        context.store.change(done.state, "node rules changed")
+        if done.state is not before:
+            context.store.handle(NodeRulesChanged(done.state.node, "node rules changed"))
         for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
             if words:
                 context.telemetry.problem("cannot follow a setting of the Node object", reason=words)

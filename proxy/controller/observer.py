@@ -3,49 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from enum import Enum
-from typing import NamedTuple
 
-from proxy.engine.state import NodeState
+from proxy.engine.node_effects import Change
 from proxy.model.workload import Container, Phase, Pod
-
-
-class Follow(Enum):
-    """Which containers are written in the kernel after a change, and by which side."""
-
-    MOVED = "the containers whose CPUs change, in the background"
-    ALL = "all containers, in the background"
-    CALLER = "none: the caller writes the kernel itself, because it waits for the result"
-
-
-class Change(NamedTuple):
-    """One change of the state. A named tuple, as several are made for each create.
-
-    Attributes:
-        before: The state that was replaced.
-        after: The state that replaced it.
-        reason: What happened, in a few words.
-        follow: Which containers the kernel backend writes.
-        shrink: Ids of containers that must leave CPUs, because a pool or the machine changed.
-        grow: Ids of containers that only gain CPUs by it.
-    """
-
-    before: NodeState
-    after: NodeState
-    reason: str
-    follow: Follow = Follow.MOVED
-    shrink: tuple[str, ...] = ()
-    grow: tuple[str, ...] = ()
-
-    @property
-    def is_felt(self) -> bool:
-        """Report whether pools or rules may differ. Most containers own nothing, and change neither."""
-        return self.before.pools is not self.after.pools or self.before.node is not self.after.node
-
-    @property
-    def moved(self) -> list[str]:
-        """Give the ids of containers whose CPUs change, those that lose some first."""
-        return [*self.shrink, *self.grow]
 
 
 class Observer:

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from proxy.controller.context import NodeContext
-from proxy.controller.observer import Observer
 from proxy.controller.reservation_records import MOVE, MoveRecord
 from proxy.controller.reservations import ReservationRun, Reservations
 from proxy.engine.movable import containers_of, why_not_movable
+from proxy.engine.node_events import CpusGiven
 from proxy.engine.owners import CpuHold
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
 from proxy.model.idset import CpuSet
@@ -68,7 +68,7 @@ class OwnerMoves:
             if one.is_committed:
                 context.history.amend(container.id, f"moved {moved}")
             context.settle_later(container.id)
-            context.store.notify(Observer.given, container)
+            context.store.handle(CpusGiven((container.id,)))
         return why
 
     # -- moves that a daemon before us has left half done -------------------------------------------------

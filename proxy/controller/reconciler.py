@@ -31,7 +31,6 @@ from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.listing import Listing, listed
 from proxy.controller.machine.hotplug import Hotplug
 from proxy.controller.node_policy_sync import Prescriptions
-from proxy.controller.observer import Observer
 from proxy.controller.owner_moves import OwnerMoves
 from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.runtime_events import RuntimeEvents
@@ -41,8 +40,8 @@ from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S
-from proxy.engine.adoption import overcommitted_memory, with_unrecorded_grants
-from proxy.engine.state import NodeState
+from proxy.engine.adoption import overcommitted_memory
+from proxy.engine.node_events import ContainerIsBack, LedgerRead, RuntimeListed
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -127,13 +126,11 @@ class Sync:
         self._parts.quotas.load(entries)
         if self._parts.partitions is not None:
             self._parts.partitions.load(entries)
-        node = context.state.node
-        pods, containers = list[Pod](), list[Container]()
-        yield from self._recorded(entries, pods, containers)
+        pods, containers, lost = list[Pod](), list[Container](), list[str]()
+        yield from self._recorded(entries, pods, containers, lost)
         holds = self._parts.owner_moves.recover(entries, containers)
-        after = NodeState.of(node, pods, containers, holds=holds).knowing(context.state.runtime)
-        after = with_unrecorded_grants(after)
-        context.store.change(after, "ledger read")
+        read = LedgerRead(tuple(pods), tuple(containers), holds, tuple(lost), context.clock())
+        context.store.handle(read)
         yield
         yield from self._launch.suspect()
         for resource, (promised, there) in overcommitted_memory(context.state).items():
@@ -149,9 +146,13 @@ class Sync:
         self._parts.where.recall()
 
     def _recorded(
-        self, entries: Mapping[str, Mapping[str, object]], pods: list[Pod], containers: list[Container]
+        self,
+        entries: Mapping[str, Mapping[str, object]],
+        pods: list[Pod],
+        containers: list[Container],
+        lost: list[str],
     ) -> Iterator[None]:
-        """Read the ledger's records into two lists, in steps, and report which cannot be used."""
+        """Read the ledger's records into lists, in steps, and report which cannot be used."""
         context, bounds = self._context, self._context.state.node.machine.bounds
         for key, value in entries.items():
             yield
@@ -164,7 +165,7 @@ class Sync:
                 if (container := load_container(value, bounds)) is not None:
                     containers.append(container)
                     if key.startswith("i/"):
-                        context.lost[container.id] = context.clock()
+                        lost.append(container.id)
                     continue
             else:
                 continue
@@ -185,7 +186,7 @@ class Sync:
             except Exception as error:  # noqa: BLE001  whatever it is, the next pass must come
                 self._failed(error)
                 wait = min(wait, again.next())
-            if context.lost or context.flights.strays():
+            if context.state.runtime.lost or context.flights.strays():
                 wait = min(wait, GRACE_S)
             try:
                 # Not wait_for: in Python 3.11 it may swallow a cancellation.
@@ -221,7 +222,7 @@ class Sync:
             UnavailableError, RuntimeCallError: The runtime did not answer, or not well.
         """
         context = self._context
-        began, asked = context.news.number, context.clock()
+        began, asked = context.state.runtime.changes.number, context.clock()
         known = set(context.state.containers)
         known_pods = set(context.state.pods)
         if not self.connected:
@@ -252,7 +253,7 @@ class Sync:
         await turns.turn()
         self._parts.watching.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
-            context.store.notify(Observer.listed, listing.pods, listing.containers, began)
+            context.store.handle(RuntimeListed(listing.pods, listing.containers, began))
         if context.store.mode.enforces:
             await self._parts.confinement.recall()
             await self._repair(listing, began)
@@ -272,8 +273,7 @@ class Sync:
         """Have everybody settled once: what was saved and set before we came may be older than the kernel."""
         context = self._context
         running = [c.id for c in context.state.containers.values() if c.phase is Phase.RUNNING]
-        context.unsettled.update(dict.fromkeys(running))
-        context.to_settle.set()
+        context.settle_later(*running)
         self._parts.lasting.changed(running)
 
     async def _repair(self, listing: Listing, began: int) -> None:
@@ -324,7 +324,11 @@ class Sync:
         lost: list[Container] = []
         for container_id in ids:
             container, seen = context.state.containers.get(container_id), listing.containers.get(container_id)
-            runs = seen is not None and seen.state == "RUNNING" and context.news.none(container_id, began)
+            runs = (
+                seen is not None
+                and seen.state == "RUNNING"
+                and context.state.runtime.changes.is_unchanged(container_id, began)
+            )
             if container is not None and runs:
                 lost.append(container)
         if len(lost) > MANY:
@@ -342,16 +346,15 @@ class Sync:
         """Find out what became of creates whose answer was lost."""
         context = self._context
         there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
-        for token, since in list(context.lost.items()):
+        for token, since in context.state.runtime.lost.items():
             container = context.state.containers.get(token)
             if container is None:
-                del context.lost[token]
+                self._parts.lifecycle.failed(token)
                 continue
             found = there.get((container.pod.sandbox_id, container.name, container.attempt))
-            if found is not None and not context.news.none(found, began):
+            if found is not None and not context.state.runtime.changes.is_unchanged(found, began):
                 continue  # it may have been removed since: the next list decides
             if found is not None and found not in context.state.containers:
-                del context.lost[token]
                 self._parts.lifecycle.created(token, found)
             elif listing.unread_containers:
                 continue  # it may be one of those
@@ -386,7 +389,11 @@ class Sync:
         phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
 
         def told(container_id: str) -> Phase | None:
-            return phases.get(container_id) if context.news.none(container_id, began) else None
+            return (
+                phases.get(container_id)
+                if context.state.runtime.changes.is_unchanged(container_id, began)
+                else None
+            )
 
         await turns.through(self._launch.end_strays(told, asked))
         absent = [i for i in known if listing.lacks_container(i)]
@@ -398,13 +405,17 @@ class Sync:
         for container_id, phase in phases.items():
             await turns.turn()
             ours = context.state.containers.get(container_id)
-            if ours is None or not context.news.none(container_id, began) or context.flights.of(container_id):
+            if (
+                ours is None
+                or not context.state.runtime.changes.is_unchanged(container_id, began)
+                or context.flights.of(container_id)
+            ):
                 continue
             if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
                 self._parts.lifecycle.removed(
                     [container_id]
                 )  # it lives after all: taken in as one that we do not know
-                context.news.forget(container_id)
+                context.store.handle(ContainerIsBack(container_id))
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
                 self._parts.lifecycle.phase(container_id, phase)
         # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.

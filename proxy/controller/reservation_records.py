@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.controller.journal import Record
+from proxy.engine.node_effects import Record
 from proxy.engine.reservation_state import Reservation, ReservationKind
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container

@@ -17,16 +17,15 @@ from proxy.controller.confinement import Confinement, Wait
 from proxy.controller.context import NodeContext
 from proxy.controller.creates import Creates
 from proxy.controller.drift.detection import Drift
-from proxy.controller.journal import Record
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.reservation_records import records_of
-from proxy.controller.store import Follow
 from proxy.engine import effects as to_do
 from proxy.engine import events as seen
 from proxy.engine.effects import WAITED, AbortReason, Effect
-from proxy.engine.elsewhere import place_elsewhere
 from proxy.engine.events import Event
+from proxy.engine.node_effects import Record
+from proxy.engine.node_events import CpusHeld, CpusNotFreed
 from proxy.engine.owners import CpuHold
 from proxy.engine.reservation import step
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
@@ -239,32 +238,28 @@ class Reservations:
         run: ReservationRun,
     ) -> None:
         """Change the state."""
-        store = self._context.store
+        handle, token = self._context.store.handle, run.token
         match effect:
             case to_do.HoldCpus(cpus):
-                after = store.state.holding(run.token, CpuHold(run.owner, cpus, run.hard))
-                store.change(after, f"CPUs reserved for a {one.kind}", follow=Follow.CALLER)
+                hold = CpuHold(run.owner, cpus, run.hard)
+                handle(CpusHeld(token, hold, f"CPUs reserved for a {one.kind}"))
             case to_do.ReleaseHold():
-                store.change(store.state.holding(run.token, None), f"CPUs of a {one.kind} released")
+                handle(CpusHeld(token, None, f"CPUs of a {one.kind} released"))
             case to_do.AssignReplacement():
-                store.change(
-                    self._with_replacement(one).holding(run.token, None), "replacement CPUs assigned"
-                )
-            case to_do.AssignOwn(cpus, hold):
-                held = CpuHold(run.owner, hold, run.hard)
-                after = store.state.changed(put=self._placed_on(one, cpus)).holding(run.token, held)
-                store.change(after, "owner placed on other CPUs")
+                handle(CpusHeld(token, None, "replacement CPUs assigned", self._replaced(one)))
+            case to_do.AssignOwn(cpus, held):
+                hold = CpuHold(run.owner, held, run.hard)
+                handle(CpusHeld(token, hold, "owner placed on other CPUs", self._placed_on(one, cpus)))
 
-    def _with_replacement(self, one: Reservation) -> NodeState:
-        """Return the state with the CPUs of a replacement as part of the placements."""
+    def _replaced(self, one: Reservation) -> tuple[Container, ...]:
+        """Return the containers of a replacement with its CPUs as part of their placements."""
         cpus = one.previous | one.cpus
-        placed = [
+        return tuple(
             dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=cpus))
             for c in self._living(one)
-        ]
-        return self._context.state.changed(put=placed)
+        )
 
-    def _placed_on(self, one: Reservation, cpus: CpuSet) -> list[Container]:
+    def _placed_on(self, one: Reservation, cpus: CpuSet) -> tuple[Container, ...]:
         """Return the containers of a move as they are on some CPUs, those that have exited, too."""
         there = (self._context.state.containers.get(container_id) for container_id in one.containers)
         moved = f"moved from CPUs {one.previous} to {one.cpus}"
@@ -275,7 +270,7 @@ class Reservations:
                 reasons = (*reasons, moved)
             placement = dataclasses.replace(container.placement, exclusive=cpus, reasons=reasons)
             placed.append(dataclasses.replace(container, placement=placement))
-        return placed
+        return tuple(placed)
 
     # -- effects that are waited for ----------------------------------------------------------------------
 
@@ -318,7 +313,7 @@ class Reservations:
         """Record what the effect says; without a container there is nothing to record."""
         state = self._context.state
         if one.kind is ReservationKind.REPLACEMENT:
-            state = self._with_replacement(one)
+            state = state.changed(put=self._replaced(one))
         records = self._records(one, run, may_run_on, state)
         if not records:
             return seen.LedgerWritten()
@@ -411,15 +406,15 @@ class Reservations:
         container = context.state.containers.get(token)
         if container is None:
             return seen.NoOtherPlacement()
-        state = context.state.changed(drop=(token,))
-        plan = place_elsewhere(state, container, reason, context.token("call"))
+        plan = context.store.decide(CpusNotFreed(token, reason, context.token("call")))
         if plan is None:
             return seen.NoOtherPlacement()
-        self._lifecycle.failed(token, again=True)
+        context.history.gone(token)
         context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
         lost, why = container.placement.exclusive, reason.message
         context.telemetry.problem("cannot free CPUs", **subject(container), cpus=lost, err=why)
-        new = self._creates.take(plan, again=True).container
+        self._creates.report(plan)
+        new = plan.container
         assert new is not None
         new = await run.client.placed_elsewhere(new)
         if new is None:

@@ -18,7 +18,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.node_events import SavedCpusLearned, SettlingBegan
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -62,9 +62,9 @@ class Settler:
         if context.options.settle_per_second <= 0:
             return
         while True:
-            while context.unsettled:
-                container_id = next(iter(context.unsettled))
-                del context.unsettled[container_id]
+            while context.state.runtime.unsettled:
+                container_id = next(iter(context.state.runtime.unsettled))
+                context.store.handle(SettlingBegan(container_id))
                 if await self._settle(container_id):
                     await asyncio.sleep(1 / context.options.settle_per_second)
             await context.to_settle.wait()
@@ -186,9 +186,9 @@ class Settler:
         context = self._context
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                while context.unsettled and context.options.settle_per_second > 0:
-                    container_id = next(iter(context.unsettled))
-                    del context.unsettled[container_id]
+                while context.state.runtime.unsettled and context.options.settle_per_second > 0:
+                    container_id = next(iter(context.state.runtime.unsettled))
+                    context.store.handle(SettlingBegan(container_id))
                     await self._settle(container_id)
 
     def close(self) -> None:

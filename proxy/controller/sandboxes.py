@@ -11,8 +11,13 @@ from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
-from proxy.controller.observer import Observer
-from proxy.engine.admit import admit
+from proxy.engine.node_events import (
+    SandboxFailed,
+    SandboxRemoved,
+    SandboxRequested,
+    SandboxRunning,
+    SandboxStopped,
+)
 from proxy.model.workload import Phase, Pod, Request, Verdict
 from proxy.telemetry import metrics
 
@@ -43,7 +48,8 @@ class Sandboxes:
         context = self._context
         token = context.token("pod")
         context.bad_input.see(pod)
-        admission = admit(context.state, dataclasses.replace(pod, sandbox_id=token), total)
+        requested = SandboxRequested(dataclasses.replace(pod, sandbox_id=token), total)
+        admission = context.store.admit(requested)
         admitted = admission.verdict.admitted
         if admission.explanation is not None:
             context.history.note(context.wall(), admission.explanation, token if admitted else "")
@@ -57,7 +63,6 @@ class Sandboxes:
             context.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
         elif admission.pod.reserved_for_pod is not None:
             self.arriving.add(token)
-            context.store.change(admission.state, "pod admitted", records={f"p/{token}": admission.pod})
             aside = admission.pod.reserved_for_pod
             context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
         return admission.verdict, admission.pod
@@ -68,7 +73,7 @@ class Sandboxes:
         context.history.gone(token)
         if token in self.arriving:
             self.arriving.discard(token)
-            self._drop(token, "sandbox failed")
+            context.store.handle(SandboxFailed(token))
 
     def running(self, pod: Pod, token: str = "") -> None:
         """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
@@ -80,22 +85,9 @@ class Sandboxes:
         context = self._context
         context.bad_input.see(pod)
         context.history.renamed(token, pod.sandbox_id)
-        if token in self.arriving:
-            self.arriving.discard(token)
-            self._drop(token, "sandbox named")
-        old = [
-            c.id
-            for c in context.state.containers.values()
-            if c.pod.uid == pod.uid != ""
-            and c.pod.sandbox_id != pod.sandbox_id
-            and c.pod.attempt < pod.attempt
-            and c.phase is not Phase.CREATING
-        ]
-        for container_id in old:
-            self._lifecycle.phase(container_id, Phase.EXITED)
-        context.store.change(
-            context.state.with_pod(pod), "sandbox running", records={f"p/{pod.sandbox_id}": pod}
-        )
+        known = token if token in self.arriving else ""
+        self.arriving.discard(token)
+        context.store.handle(SandboxRunning(pod, known))
         if context.store.mode.enforces and context.state.owners:
             context.spawn(self._writes.clear_sandboxes())
 
@@ -110,20 +102,17 @@ class Sandboxes:
 
     def stopped(self, sandbox_id: str) -> None:
         """A sandbox has been stopped: nothing in it runs any more."""
-        context = self._context
-        for container in context.state.in_sandbox(sandbox_id):
-            if container.phase is not Phase.CREATING:
-                self._lifecycle.phase(container.id, Phase.EXITED)
-        self._forget(sandbox_id)
+        self._context.history.gone(sandbox_id)
+        self._context.store.handle(SandboxStopped(sandbox_id))
 
     def removed(self, sandbox_id: str) -> None:
         """A sandbox is gone, and its containers with it."""
         context = self._context
-        self._lifecycle.removed(
-            [c.id for c in context.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING]
-        )
-        self._forget(sandbox_id)
-        context.store.notify(Observer.pod_gone, sandbox_id)
+        for container in context.state.in_sandbox(sandbox_id):
+            if container.phase is not Phase.CREATING:
+                context.history.gone(container.id)
+        context.history.gone(sandbox_id)
+        context.store.handle(SandboxRemoved(sandbox_id))
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
         """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
@@ -137,17 +126,3 @@ class Sandboxes:
                         self.running(dataclasses.replace(pod, sandbox_id=found.id))
                     break
         self.removed(sandbox_id)
-
-    def _forget(self, sandbox_id: str) -> None:
-        """What was promised to a pod ends with its sandbox."""
-        context = self._context
-        context.news.left(sandbox_id)
-        context.history.gone(sandbox_id)
-        pod = context.state.pods.get(sandbox_id)
-        if pod is not None:
-            self._drop(sandbox_id, "sandbox gone")
-            context.store.notify(Observer.pod_stopped, pod)
-
-    def _drop(self, sandbox_id: str, reason: str) -> None:
-        store = self._context.store
-        store.change(store.state.without_pod(sandbox_id), reason, records={f"p/{sandbox_id}": None})

@@ -23,7 +23,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.reservations import Reservations
 from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.node_events import ContainersUpdated, ContainerTouched, SavedCpusLearned
 from proxy.engine.pod_fence import Fence
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
@@ -217,8 +217,8 @@ class StartUpdate:
         container = context.state.containers[container_id]
         if container.phase is Phase.CREATED:
             starting = container.in_phase(Phase.STARTING)
-            context.store.change(context.state.changed(put=(starting,)), "container starting")
-            context.news.touch(container_id)
+            context.store.handle(ContainersUpdated((starting,), "container starting", recorded=False))
+            context.store.handle(ContainerTouched(container_id))
         carries = context.state.runtime.saved.get(container_id) or context.state.wanted(container)
         flight = context.flights.depart(container_id, carries, is_start=True)
         self._fencing.bind(flight, fence)
@@ -249,7 +249,7 @@ class StartUpdate:
         else:
             # Whether it is still there, runs all the same, or has run and ended, the next list tells.
             flight.refused = True
-            context.news.touch(flight.container_id)
+            context.store.handle(ContainerTouched(flight.container_id))
             self.stray(flight)
             context.spawn(self._make_room(container))
 

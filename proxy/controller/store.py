@@ -1,45 +1,71 @@
-"""What is true about the node, and the one place where its state changes.
+"""What is true about the node, and the one place where it changes.
 
 Theory of operation. ``NodeStore.state`` is a value (``proxy.engine.state``). Workers read it from their
-threads. Only the event loop replaces it, and only with ``NodeStore.change``, in the same steps each time:
+threads. Only the event loop replaces it, and only with ``NodeStore.handle``, in the same steps each time:
 
-1. The new state replaces the old one. Every later decision and every kernel write that is already queued uses
-   the new one.
-2. The records of the change go to the journal.
-3. If pools or rules differ, the containers whose CPUs change are computed, and the observers are notified in
-   the order in which they subscribed (``controller``): the kernel first, hooks last.
+1. The engine (``proxy.engine.handle``) gives the state after an event, and effects. The new state replaces
+   the old one: every later decision and every kernel write that is already queued uses the new one.
+2. The effects are performed in their order: records go to the journal; where pools or rules differ, and where
+   something has become of a container or a pod, the observers are notified in the order in which they
+   subscribed (``controller``): the kernel first, hooks last.
 
-What happens to containers and pods without a change of pools (``lifecycle``, ``sandboxes``) goes to the same
-observers. What an observer causes is notified after what it observes, so that all observers see everything in
-the same order. A fault in one observer is reported and does not keep the others from following: the state
-has changed already.
+What an observer causes is notified after what it observes, so that all observers see everything in the same
+order. A fault in one observer is reported and does not keep the others from following: the state has changed
+already.
 
-Beside the state the store holds what the calls of clients and of the daemon itself leave behind: calls in
-flight, creates without an answer, and the sequence of changes that dates the runtime's lists.
+Beside the state the store holds what waits: futures of calls in flight, and the events that wake tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Concatenate, ParamSpec
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from proxy.controller.change_sequence import ChangeSequence
 from proxy.controller.inflight import InflightCalls
-from proxy.controller.journal import Journal, Record
-from proxy.controller.observer import Change, Follow, Observer
-from proxy.controller.retries import Retries
+from proxy.controller.journal import Journal
+from proxy.controller.observer import Observer
+from proxy.engine import node_effects as to_do
+from proxy.engine.admit import PodAdmission
+from proxy.engine.create import Plan
+from proxy.engine.effects import RequestReconcile
 from proxy.engine.handle import handle
-from proxy.engine.node_events import NodeEvent
-from proxy.engine.rebalance import moves
+from proxy.engine.node_effects import (
+    Change,
+    NodeEffect,
+    NodeEffects,
+    Notice,
+    PlanDecided,
+    PodDecided,
+    PutRecord,
+)
+from proxy.engine.node_events import (
+    ContainerFound,
+    CpusNotFreed,
+    CreateRequested,
+    NodeEvent,
+    SandboxRequested,
+)
 from proxy.engine.state import NodeState
 from proxy.model.mode import NodeMode
 
-__all__ = ["Change", "Follow", "NodeStore"]
+_NOTICES: dict[type[Notice], Callable[..., None]] = {
+    Change: Observer.changed,
+    to_do.NotifyCreated: Observer.created,
+    to_do.NotifyFailed: Observer.failed,
+    to_do.NotifyEntered: Observer.entered,
+    to_do.NotifyGiven: Observer.given,
+    to_do.NotifyGone: Observer.gone,
+    to_do.NotifyPodStopped: Observer.pod_stopped,
+    to_do.NotifyPodGone: Observer.pod_gone,
+    to_do.NotifyListed: Observer.listed,
+}
+"""The methods of observers, by the effect whose fields are their arguments."""
 
-P = ParamSpec("P")
-_NO_RECORDS: Mapping[str, Record | None] = {}
+
+def _answer(effect: NodeEffect) -> None:
+    """Do nothing: the side that has asked takes it."""
 
 
 class NodeStore:
@@ -47,14 +73,10 @@ class NodeStore:
 
     Attributes:
         journal: Has changes written to the ledger.
-        lost: By token, when a create lost its client, by the clock. The runtime may have made its container.
-        unsettled: Ids of containers that the runtime is to be sent their CPUs for, in order.
-        news: The sequence of what happened to each container, to detect stale lists of the runtime.
         flights: Calls at the runtime that may write a container's cpuset.
-        retries: Creates that failed here, and perhaps not at the runtime.
         synced: Set once all running containers are known. Until then, free-looking CPUs may have an owner.
         attention: Set to have the runtime's lists compared soon.
-        to_settle: Set when ``unsettled`` has got more.
+        to_settle: Set when there are more unsettled containers.
     """
 
     def __init__(
@@ -72,22 +94,25 @@ class NodeStore:
             fault: Called with what an observer raises.
             mode: What is done with the node at first.
         """
-        self._state = state
-        self._mode = mode
+        self._state = state._replace(mode=mode)
         self.journal = journal
         self._fault = fault
         self._observers: list[Observer] = []
-        self._handlers: dict[str, tuple[Callable[..., None], ...]] = {}
-        self._due: deque[tuple[str, tuple[object, ...]]] = deque()
+        self._handlers: dict[type[Notice], tuple[Callable[..., None], ...]] = {}
+        self._due: deque[Notice] = deque()
         self._notifies = False
-        self.lost: dict[str, float] = {}
-        self.unsettled: dict[str, None] = {}
-        self.news = ChangeSequence()
         self.flights = InflightCalls()
-        self.retries = Retries()
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
         self.to_settle = asyncio.Event()
+        self._perform: dict[type[NodeEffect], Callable[[Any], None]] = {
+            **dict.fromkeys(_NOTICES, self._notify),
+            PutRecord: self._put_record,
+            RequestReconcile: lambda effect: self.attention.set(),
+            to_do.SettleSoon: lambda effect: self.to_settle.set(),
+            PlanDecided: _answer,
+            PodDecided: _answer,
+        }
 
     @property
     def state(self) -> NodeState:
@@ -97,69 +122,49 @@ class NodeStore:
     @property
     def mode(self) -> NodeMode:
         """What is done with the node now. May be read from any thread."""
-        return self._mode
+        return self._state.mode
 
-    def enter(self, mode: NodeMode) -> None:
-        """Change what is done with the node. Jobs that are queued for the kernel follow it, too."""
-        self._mode = mode
+    def handle(self, event: NodeEvent) -> NodeEffects:
+        """Have something happen to the node, and perform what follows; returns what that is."""
+        self._state, effects = handle(self._state, event)
+        for effect in effects:
+            self._perform[type(effect)](effect)
+        return effects
 
-    def handle(self, event: NodeEvent) -> None:
-        """Have something happen to the node."""
-        self._state = handle(self._state, event)
+    def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> Plan | None:
+        """Have a container decided about; returns the answer, None where there was nothing to decide."""
+        return next((effect.plan for effect in self.handle(event) if type(effect) is PlanDecided), None)
+
+    def admit(self, event: SandboxRequested) -> PodAdmission:
+        """Have a pod decided about; returns the answer."""
+        return next(e.admission for e in self.handle(event) if type(e) is PodDecided)
 
     def subscribe(self, observer: Observer) -> None:
         """Notify an observer from now on, after those that have subscribed before."""
         self._observers.append(observer)
         self._handlers.clear()
 
-    def change(
-        self,
-        after: NodeState,
-        reason: str,
-        *,
-        records: Mapping[str, Record | None] = _NO_RECORDS,
-        follow: Follow = Follow.MOVED,
-    ) -> Change:
-        """Replace the state, record the change, and have everything that depends on it follow.
+    # -- effects ------------------------------------------------------------------------------------------
 
-        Args:
-            after: The new state, derived from ``state`` without a wait in between.
-            reason: What happened, in a few words.
-            records: What the ledger stores of it, by key (None: delete); see ``Journal``.
-            follow: Which containers are written in the kernel.
-        """
-        before, self._state = self._state, after
-        for key, record in records.items():
-            self.journal.put(key, record)
-        change = Change(before, after, reason, follow)
-        if change.is_felt:
-            change = Change(before, after, reason, follow, *moves(before, after))
-            self.notify(Observer.changed, change)
-        return change
+    def _put_record(self, effect: PutRecord) -> None:
+        self.journal.put(effect.key, effect.record)
 
-    def notify(
-        self, event: Callable[Concatenate[Observer, P], None], *args: P.args, **none: P.kwargs
-    ) -> None:
-        """Notify all observers of an event, in their order.
-
-        Args:
-            event: The method of ``Observer``.
-            args: Its arguments.
-            none: No arguments are given by name.
-        """
-        assert not none
-        if event.__name__ not in self._handlers:
-            self._handlers[event.__name__] = tuple(self._handled(event))
-        if not self._handlers[event.__name__]:
-            return  # no observer does anything about it
-        self._due.append((event.__name__, args))
+    def _notify(self, effect: Notice) -> None:
+        """Notify the observers that do something about an effect, in their order."""
+        kind = type(effect)
+        if kind not in self._handlers:
+            self._handlers[kind] = tuple(self._handled(_NOTICES[kind]))
+        if not self._handlers[kind]:
+            return
+        self._due.append(effect)
         if self._notifies:
             return
         self._notifies = True
         try:
             while self._due:
-                name, values = self._due.popleft()
-                for handler in self._handlers[name]:
+                due = self._due.popleft()
+                values: tuple[object, ...] = (due,) if type(due) is Change else tuple(due)
+                for handler in self._handlers[type(due)]:
                     try:
                         handler(*values)
                     except Exception as error:  # noqa: BLE001  the other observers must follow
@@ -167,14 +172,9 @@ class NodeStore:
         finally:
             self._notifies = False
 
-    def _handled(self, event: Callable[..., None]) -> Iterator[Callable[..., None]]:
-        """Give the methods that do something about an event, in the order of the observers."""
+    def _handled(self, notice: Callable[..., None]) -> Iterator[Callable[..., None]]:
+        """Give the methods that do something about a notice, in the order of the observers."""
         for observer in self._observers:
-            handler = getattr(observer, event.__name__)
-            if getattr(handler, "__func__", None) is not getattr(Observer, event.__name__):
+            handler = getattr(observer, notice.__name__)
+            if getattr(handler, "__func__", None) is not notice:
                 yield handler
-
-    def settle_later(self, container_id: str) -> None:
-        """Have the runtime sent the CPUs of a container, some time."""
-        self.unsettled[container_id] = None
-        self.to_settle.set()

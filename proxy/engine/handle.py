@@ -1,17 +1,120 @@
-"""The engine: a state and an event in, the next state out."""
+"""The engine: a state and an event in; the next state, and what is to be done, out.
+
+``NodeStore`` is its only caller: it replaces the state, and performs the effects in their order.
+"""
 
 from __future__ import annotations
 
-from proxy.engine.node_events import NodeEvent, SavedCpusLearned
+from collections.abc import Callable
+from typing import Any
+
+from proxy.engine import decisions, lifecycle, sandboxes
+from proxy.engine import node_events as events
+from proxy.engine.adoption import with_unrecorded_grants
+from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
+from proxy.engine.node_events import NodeEvent
 from proxy.engine.state import NodeState
 
-
-def handle(state: NodeState, event: NodeEvent) -> NodeState:
-    """Return the state after an event."""
-    return _saved_learned(state, event)
+Handled = tuple[NodeState, NodeEffects]
 
 
-def _saved_learned(state: NodeState, event: SavedCpusLearned) -> NodeState:
+def handle(state: NodeState, event: NodeEvent) -> Handled:
+    """Return the state after an event, and what is to be done.
+
+    Args:
+        state: The node as it is.
+        event: What has happened.
+    """
+    return _RULES[type(event)](state, event)
+
+
+def _saved_cpus_learned(state: NodeState, event: events.SavedCpusLearned) -> Handled:
     if event.container_id not in state.containers and event.cpus is not None:
-        return state  # nothing would forget it any more
-    return state.knowing(state.runtime.saving(event.container_id, event.cpus))
+        return state, ()  # nothing would forget it any more
+    return state.knowing(state.runtime.saving(event.container_id, event.cpus)), ()
+
+
+def _containers_unsettled(state: NodeState, event: events.ContainersUnsettled) -> Handled:
+    return state.knowing(state.runtime.unsettling(event.ids)), (SettleSoon(),)
+
+
+def _settling_began(state: NodeState, event: events.SettlingBegan) -> Handled:
+    return state.knowing(state.runtime.settling(event.container_id)), ()
+
+
+def _ledger_read(state: NodeState, event: events.LedgerRead) -> Handled:
+    found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
+    runtime = state.runtime._replace(lost=dict.fromkeys(event.lost, event.at))
+    after = with_unrecorded_grants(found._replace(runtime=runtime, mode=state.mode))
+    return after, followed(state, after, "ledger read")
+
+
+def _runtime_listed(state: NodeState, event: events.RuntimeListed) -> Handled:
+    return state, (NotifyListed(*event),)
+
+
+def _node_rules_changed(state: NodeState, event: events.NodeRulesChanged) -> Handled:
+    if event.node is state.node:
+        return state, ()
+    after = state.under(event.node)
+    return after, followed(state, after, event.reason, event.follow)
+
+
+def _machine_changed(state: NodeState, event: events.HardwareChanged) -> Handled:
+    after = state.on(event.machine)
+    return after, followed(state, after, "machine changed", Follow.ALL)
+
+
+def _kubelet_assigned(state: NodeState, event: events.KubeletAssigned) -> Handled:
+    after = state.beside(event.held)
+    return after, followed(state, after, "kubelet's CPU manager changed")
+
+
+def _be_limited(state: NodeState, event: events.BeLimited) -> Handled:
+    after = state.suppressing(event.cpus)
+    return after, followed(state, after, "BE pool suppressed", Follow.CALLER)
+
+
+def _cpus_held(state: NodeState, event: events.CpusHeld) -> Handled:
+    placed = state.changed(put=event.placed) if event.placed else state
+    after = placed.holding(event.reservation, event.hold)
+    # The reservation writes the kernel itself, until it holds nothing any more.
+    follow = Follow.MOVED if event.hold is None or event.placed else Follow.CALLER
+    return after, followed(state, after, event.reason, follow)
+
+
+def _mode_changed(state: NodeState, event: events.ModeChanged) -> Handled:
+    return state._replace(mode=event.mode), ()
+
+
+_RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
+    events.ContainerCreated: lifecycle.container_created,
+    events.CreateFailed: lifecycle.create_failed,
+    events.CreateLost: lifecycle.create_lost,
+    events.PhaseChanged: lifecycle.phase_changed,
+    events.ContainersRemoved: lifecycle.containers_removed,
+    events.ContainerTouched: lifecycle.container_touched,
+    events.ContainerIsBack: lifecycle.container_is_back,
+    events.ContainersUpdated: lifecycle.containers_updated,
+    events.CpusGiven: lifecycle.cpus_given,
+    events.CreateRequested: decisions.create_requested,
+    events.CpusNotFreed: decisions.cpus_not_freed,
+    events.ContainerFound: decisions.container_found,
+    events.SandboxRequested: sandboxes.sandbox_requested,
+    events.PodLearned: sandboxes.pod_learned,
+    events.SandboxRunning: sandboxes.sandbox_running,
+    events.SandboxFailed: sandboxes.sandbox_failed,
+    events.SandboxStopped: sandboxes.sandbox_stopped,
+    events.SandboxRemoved: sandboxes.sandbox_removed,
+    events.CpusHeld: _cpus_held,
+    events.RuntimeListed: _runtime_listed,
+    events.NodeRulesChanged: _node_rules_changed,
+    events.HardwareChanged: _machine_changed,
+    events.KubeletAssigned: _kubelet_assigned,
+    events.BeLimited: _be_limited,
+    events.SavedCpusLearned: _saved_cpus_learned,
+    events.ContainersUnsettled: _containers_unsettled,
+    events.SettlingBegan: _settling_began,
+    events.ModeChanged: _mode_changed,
+    events.LedgerRead: _ledger_read,
+}

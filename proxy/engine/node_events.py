@@ -1,13 +1,277 @@
 """What happens to a node, as values: the input of ``proxy.engine.handle``.
 
-Named tuples, as several are made for each container.
+Named tuples, as several are made for each container. Times are by a clock that never jumps, in seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from proxy.engine.effects import AbortReason
+from proxy.engine.node import Node
+from proxy.engine.node_effects import Follow
+from proxy.engine.owners import CpuHold
 from proxy.model.idset import CpuSet
+from proxy.model.kubelet import Held
+from proxy.model.machine import Machine
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Container, Phase, Pod, Request
+
+# -- containers ---------------------------------------------------------------------------------------------
+
+
+class ContainerCreated(NamedTuple):
+    """The runtime has made a container and named it.
+
+    Attributes:
+        token: The id that it has in the state.
+        container_id: Its id at the runtime.
+        sent: The CPUs that its request brought to the runtime; None where they are not known.
+    """
+
+    token: str
+    container_id: str
+    sent: CpuSet | None = None
+
+
+class CreateFailed(NamedTuple):
+    """A create has failed, or is decided again.
+
+    Attributes:
+        token: The id that its container has in the state.
+    """
+
+    token: str
+
+
+class CreateLost(NamedTuple):
+    """A create was cancelled under way: the runtime may have made the container or not.
+
+    Attributes:
+        token: The id that its container has in the state.
+        at: When.
+    """
+
+    token: str
+    at: float
+
+
+class PhaseChanged(NamedTuple):
+    """A container has entered a phase. One that has exited stays so, and gives its CPUs back.
+
+    Attributes:
+        container_id: The container.
+        phase: The phase.
+    """
+
+    container_id: str
+    phase: Phase
+
+
+class ContainersRemoved(NamedTuple):
+    """Containers, known or not, are gone.
+
+    Attributes:
+        ids: Their ids.
+    """
+
+    ids: tuple[str, ...]
+
+
+class ContainerTouched(NamedTuple):
+    """Something has happened to a container: lists of the runtime from before say nothing about it.
+
+    Attributes:
+        container_id: The container.
+    """
+
+    container_id: str
+
+
+class ContainerIsBack(NamedTuple):
+    """A list shows that a container is not gone after all.
+
+    Attributes:
+        container_id: The container.
+    """
+
+    container_id: str
+
+
+class ContainersUpdated(NamedTuple):
+    """Containers that exist have another placement, request, cgroup or phase.
+
+    Attributes:
+        containers: The containers as they are from now on.
+        reason: What happened, in a few words.
+        recorded: Whether the ledger records them.
+    """
+
+    containers: tuple[Container, ...]
+    reason: str
+    recorded: bool = True
+
+
+class CpusGiven(NamedTuple):
+    """Containers may use other CPUs than before, by a hook, a move, or in place of CPUs that are offline.
+
+    Attributes:
+        ids: The containers.
+    """
+
+    ids: tuple[str, ...]
+
+
+# -- decisions ----------------------------------------------------------------------------------------------
+# Each is answered by ``PlanDecided``, and the placement is in the state at once where there is one.
+
+
+class CreateRequested(NamedTuple):
+    """A container is to be created.
+
+    Attributes:
+        pod: Its pod.
+        name: Its name.
+        attempt: Its attempt.
+        request: What it asks for.
+        token: Its id until the runtime has assigned one.
+    """
+
+    pod: Pod
+    name: str
+    attempt: int
+    request: Request
+    token: str
+
+
+class CpusNotFreed(NamedTuple):
+    """The CPUs of a create cannot be freed: it is to be placed elsewhere.
+
+    Attributes:
+        token: The id that its container has in the state.
+        reason: The CPUs, and why they cannot be freed.
+        new_token: Its id from now on.
+    """
+
+    token: str
+    reason: AbortReason
+    new_token: str
+
+
+class ContainerFound(NamedTuple):
+    """The runtime has a container that is not known: it keeps what it runs on, where it may.
+
+    Attributes:
+        container_id: Its id.
+        pod: Its pod.
+        name: Its name.
+        attempt: Its attempt.
+        request: What it asked for, with the CPUs that it has.
+        phase: Its phase.
+        saved: The CPUs that the runtime has saved for it; None where they are not known.
+    """
+
+    container_id: str
+    pod: Pod
+    name: str
+    attempt: int
+    request: Request
+    phase: Phase
+    saved: CpuSet | None
+
+
+class SandboxRequested(NamedTuple):
+    """A sandbox is to be created.
+
+    Attributes:
+        pod: Its pod; ``sandbox_id`` is a token until the runtime has named it.
+        total: What the pod asks for as a whole.
+    """
+
+    pod: Pod
+    total: Request
+
+
+# -- pods ---------------------------------------------------------------------------------------------------
+
+
+class PodLearned(NamedTuple):
+    """A sandbox exists, or more is known about its pod.
+
+    Attributes:
+        pod: The pod.
+        reason: What happened, in a few words.
+        recorded: Whether the ledger records it.
+    """
+
+    pod: Pod
+    reason: str
+    recorded: bool = True
+
+
+class SandboxRunning(NamedTuple):
+    """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
+
+    Attributes:
+        pod: The pod with the sandbox's id.
+        token: What it was admitted under; empty where nothing was set aside for it.
+    """
+
+    pod: Pod
+    token: str = ""
+
+
+class SandboxFailed(NamedTuple):
+    """A sandbox has failed: what was set aside for it is free again.
+
+    Attributes:
+        token: What it was admitted under.
+    """
+
+    token: str
+
+
+class SandboxStopped(NamedTuple):
+    """A sandbox has been stopped: nothing in it runs any more.
+
+    Attributes:
+        sandbox_id: Its id.
+    """
+
+    sandbox_id: str
+
+
+class SandboxRemoved(NamedTuple):
+    """A sandbox is gone, and its containers with it.
+
+    Attributes:
+        sandbox_id: Its id.
+    """
+
+    sandbox_id: str
+
+
+# -- reservations -------------------------------------------------------------------------------------------
+
+
+class CpusHeld(NamedTuple):
+    """A reservation holds CPUs beside placements, or nothing any more.
+
+    Attributes:
+        reservation: Its name.
+        hold: What it holds; None for nothing.
+        reason: What happened, in a few words.
+        placed: Containers whose placements change by it.
+    """
+
+    reservation: str
+    hold: CpuHold | None
+    reason: str
+    placed: tuple[Container, ...] = ()
+
+
+# -- what is known of the runtime ---------------------------------------------------------------------------
 
 
 class SavedCpusLearned(NamedTuple):
@@ -22,4 +286,143 @@ class SavedCpusLearned(NamedTuple):
     cpus: CpuSet | None
 
 
-NodeEvent = SavedCpusLearned
+class ContainersUnsettled(NamedTuple):
+    """Containers may run on other CPUs than the runtime has saved for them: it is to be sent theirs.
+
+    Attributes:
+        ids: The containers.
+    """
+
+    ids: tuple[str, ...]
+
+
+class SettlingBegan(NamedTuple):
+    """A container that was unsettled is looked at.
+
+    Attributes:
+        container_id: The container.
+    """
+
+    container_id: str
+
+
+# -- the node -----------------------------------------------------------------------------------------------
+
+
+class RuntimeListed(NamedTuple):
+    """The runtime has listed what it has, completely.
+
+    Attributes:
+        pods: Ids of all sandboxes.
+        containers: Ids of all containers.
+        since: The number of the newest change when it was asked.
+    """
+
+    pods: Collection[str]
+    containers: Collection[str]
+    since: int
+
+
+class NodeRulesChanged(NamedTuple):
+    """Other rules are in effect on the node.
+
+    Attributes:
+        node: The rules, with the machine.
+        reason: What happened, in a few words.
+        follow: Which containers are written in the kernel.
+    """
+
+    node: Node
+    reason: str
+    follow: Follow = Follow.MOVED
+
+
+class HardwareChanged(NamedTuple):
+    """CPUs or memory came or went.
+
+    Attributes:
+        machine: The machine as it is now.
+    """
+
+    machine: Machine
+
+
+class KubeletAssigned(NamedTuple):
+    """The CPU manager of kubelet holds other CPUs.
+
+    Attributes:
+        held: What it holds.
+    """
+
+    held: Held
+
+
+class BeLimited(NamedTuple):
+    """BE is suppressed to some CPUs, or not any more.
+
+    Attributes:
+        cpus: The CPUs; None where it is not suppressed.
+    """
+
+    cpus: CpuSet | None
+
+
+class ModeChanged(NamedTuple):
+    """What is done with the node has changed. Jobs that are queued for the kernel follow it, too.
+
+    Attributes:
+        mode: The mode from now on.
+    """
+
+    mode: NodeMode
+
+
+class LedgerRead(NamedTuple):
+    """The ledger of an earlier run has been read.
+
+    Attributes:
+        pods: Its sandboxes.
+        containers: Its containers.
+        holds: What reservations of that run held, by reservation.
+        lost: Tokens of the containers whose creates were in flight.
+        at: When it was read.
+    """
+
+    pods: tuple[Pod, ...]
+    containers: tuple[Container, ...]
+    holds: Mapping[str, CpuHold]
+    lost: tuple[str, ...]
+    at: float
+
+
+NodeEvent = (
+    LedgerRead
+    | ContainerCreated
+    | CreateFailed
+    | CreateLost
+    | PhaseChanged
+    | ContainersRemoved
+    | ContainerTouched
+    | ContainerIsBack
+    | ContainersUpdated
+    | CpusGiven
+    | CreateRequested
+    | CpusNotFreed
+    | ContainerFound
+    | SandboxRequested
+    | PodLearned
+    | SandboxRunning
+    | SandboxFailed
+    | SandboxStopped
+    | SandboxRemoved
+    | CpusHeld
+    | RuntimeListed
+    | NodeRulesChanged
+    | HardwareChanged
+    | KubeletAssigned
+    | BeLimited
+    | SavedCpusLearned
+    | ContainersUnsettled
+    | SettlingBegan
+    | ModeChanged
+)

@@ -2,23 +2,102 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
+from proxy.engine.change_sequence import ChangeSequence
 from proxy.model.idset import CpuSet
 from proxy.model.persistent_map import PersistentMap
+from proxy.model.workload import Container
+
+K = TypeVar("K")
+V = TypeVar("V")
+REMEMBERED_FAILURES = 256
+"""So many failed creates are remembered; the oldest are forgotten first."""
+
+Attempt = tuple[str, str, int]
+"""A container as a create asks for it: sandbox, name and attempt."""
 
 
 class RuntimeKnowledge(NamedTuple):
     """What is known of the runtime. A named tuple, as two are made for each container.
 
+    A runtime may finish a create whose client has gone and keep the container back, as CRI-O does
+    (``backends/runtime/quirks/crio``). The next request for the same pod, name and attempt is answered with
+    that container, which has the CPUs of the first request. So after a create that failed or lost its client,
+    the next answer to the same request does not show what the runtime has saved.
+
     Attributes:
         saved: By container id, the CPUs that the runtime uses when it next starts or updates the container.
             A container whose value is not known is not in it.
+        unsettled: Ids of containers that the runtime is to be sent their CPUs for, in order.
+        lost: By token, when a create lost its client, by the clock. The runtime may have made its container.
+        changes: What has happened to containers and sandboxes, to detect stale lists of the runtime.
+        failed: Creates that failed here, and perhaps not at the runtime, the oldest first.
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
+    unsettled: Mapping[str, None] = {}
+    lost: Mapping[str, float] = {}
+    changes: ChangeSequence = ChangeSequence()
+    failed: Mapping[Attempt, None] = {}
 
     def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
         """Return it with what the runtime has saved for a container; None where that is not known."""
         saved = self.saved.drop(container_id) if cpus is None else self.saved.put(container_id, cpus)
         return self if saved is self.saved else self._replace(saved=saved)
+
+    def unsettling(self, ids: Iterable[str]) -> RuntimeKnowledge:
+        """Return it with containers that the runtime is to be sent their CPUs for, in addition."""
+        return self._replace(unsettled={**self.unsettled, **dict.fromkeys(ids)})
+
+    def settling(self, container_id: str) -> RuntimeKnowledge:
+        """Return it without a container that the runtime was to be sent its CPUs for."""
+        return self._replace(unsettled=_without(self.unsettled, container_id))
+
+    def losing(self, container: Container, at: float) -> RuntimeKnowledge:
+        """Return it after a create has lost its client at a time."""
+        return self.failing(container)._replace(lost={**self.lost, container.id: at})
+
+    def finding(self, token: str) -> RuntimeKnowledge:
+        """Return it after it has become clear what has become of a lost create."""
+        return self._replace(lost=_without(self.lost, token)) if token in self.lost else self
+
+    def failing(self, container: Container) -> RuntimeKnowledge:
+        """Return it after a create did not succeed here."""
+        failed = dict(self.failed)
+        if len(failed) >= REMEMBERED_FAILURES:
+            del failed[next(iter(failed))]
+        failed[attempt_of(container)] = None
+        return self._replace(failed=failed)
+
+    def created(self, container: Container, sent: CpuSet | None) -> RuntimeKnowledge:
+        """Return it after the runtime has named a container, for which a request brought some CPUs."""
+        saved, unsettled, lost, changes, failed = self
+        attempt = attempt_of(container)
+        if attempt in failed:
+            failed, sent = _without(failed, attempt), None  # it may be an earlier request's
+        saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
+        return RuntimeKnowledge(saved, unsettled, lost, changes.touched(container.id), failed)
+
+    def touched(self, some_id: str) -> RuntimeKnowledge:
+        """Return it after something has happened to a container or a sandbox; it may be gone."""
+        return self._replace(changes=self.changes.touched(some_id))
+
+    def removed(self, container_id: str) -> RuntimeKnowledge:
+        """Return it after a container, known or not, has gone."""
+        saved, unsettled, lost, changes, failed = self
+        if container_id in unsettled:
+            unsettled = _without(unsettled, container_id)
+        return RuntimeKnowledge(
+            saved.drop(container_id), unsettled, lost, changes.touched(container_id), failed
+        )
+
+
+def attempt_of(container: Container) -> Attempt:
+    """Return what a container is to the create that asks for it."""
+    return container.pod.sandbox_id, container.name, container.attempt
+
+
+def _without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
+    return {each: value for each, value in mapping.items() if each != key}

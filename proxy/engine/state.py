@@ -24,6 +24,7 @@ from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
+from proxy.model.mode import NodeMode
 from proxy.model.persistent_map import PersistentMap
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool
@@ -31,6 +32,7 @@ from proxy.pools.pools import CpuPools, Owner, pools_of
 
 _NOTHING_HELD: Held = {}
 _NO_HOLDS: Mapping[str, CpuHold] = {}
+_NOTHING_KNOWN = RuntimeKnowledge()
 
 
 class NodeState(NamedTuple):
@@ -46,6 +48,7 @@ class NodeState(NamedTuple):
         be_limit: CPUs to which BE is suppressed; None where it is not.
         holds: What reservations hold for owners beside their placements, by reservation.
         runtime: What is known of the runtime beside its containers.
+        mode: What is done with the node.
     """
 
     node: Node
@@ -57,7 +60,8 @@ class NodeState(NamedTuple):
     kubelet: Held = _NOTHING_HELD
     be_limit: CpuSet | None = None
     holds: Mapping[str, CpuHold] = _NO_HOLDS
-    runtime: RuntimeKnowledge = RuntimeKnowledge()
+    runtime: RuntimeKnowledge = _NOTHING_KNOWN
+    mode: NodeMode = NodeMode.ENFORCE
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -98,7 +102,7 @@ class NodeState(NamedTuple):
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
         after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
-        return after.knowing(self.runtime)
+        return after._replace(runtime=self.runtime, mode=self.mode)
 
     def on(self, machine: Machine) -> NodeState:
         """Return the state after CPUs came or went."""
@@ -169,13 +173,20 @@ class NodeState(NamedTuple):
         there = self.node.machine.memory_nodes
         return container.placement.mems & there or there
 
-    def changed(self, put: Iterable[Container] = (), drop: Iterable[str] = ()) -> NodeState:
+    def changed(
+        self,
+        put: Iterable[Container] = (),
+        drop: Iterable[str] = (),
+        runtime: RuntimeKnowledge | None = None,
+    ) -> NodeState:
         """Return the state after containers came, changed or went.
 
         Args:
             put: Containers that are new or changed (their id decides).
             drop: Ids that are gone; unknown ones are ignored.
+            runtime: What is known of the runtime by the same event; None where that is what was known.
         """
+        runtime = runtime or self.runtime
         containers = self.containers
         owners_change = False
         touched: list[Container] = []
@@ -195,10 +206,15 @@ class NodeState(NamedTuple):
                 owners_change |= before.placement.pool is Pool.OWN
         providers = self._accounted(self.pods, containers, (), touched)
         if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
-            return self._with(containers, providers)
-        return self._replace(containers=containers, providers=providers)._recomputed()
+            return self._with(containers, providers, runtime)
+        return self._replace(containers=containers, providers=providers, runtime=runtime)._recomputed()
 
-    def _with(self, containers: PersistentMap[Container], providers: tuple[Provider, ...]) -> NodeState:
+    def _with(
+        self,
+        containers: PersistentMap[Container],
+        providers: tuple[Provider, ...],
+        runtime: RuntimeKnowledge,
+    ) -> NodeState:
         """Return the state with other containers, where that changes neither owners nor pools."""
         return NodeState(
             self.node,
@@ -210,7 +226,8 @@ class NodeState(NamedTuple):
             self.kubelet,
             self.be_limit,
             self.holds,
-            self.runtime,
+            runtime,
+            self.mode,
         )
 
     def _accounted(
@@ -225,18 +242,20 @@ class NodeState(NamedTuple):
             return self.providers
         return tuple(each.account(pods, there, some, touched) for each in self.providers)
 
-    def renamed(self, old_id: str, container: Container) -> NodeState:
+    def renamed(
+        self, old_id: str, container: Container, runtime: RuntimeKnowledge | None = None
+    ) -> NodeState:
         """Return the state after a container got its id; without an old id, after one that owns nothing came.
 
         Neither changes the owners, unless the id was an owner's before.
         """
         before = self.containers.get(container.id)
         if before is not None and (before.placement.pool is Pool.OWN or before.placement.blocks):
-            return self.changed(put=(container,), drop=(old_id,))
+            return self.changed((container,), (old_id,), runtime)
         if not old_id and container.pod.uid in self.kubelet:
-            return self.changed(put=(container,))
+            return self.changed((container,), (), runtime)
         containers = self.containers.drop(old_id) if old_id else self.containers
-        return self._with(containers.put(container.id, container), self.providers)
+        return self._with(containers.put(container.id, container), self.providers, runtime or self.runtime)
 
     def with_pod(self, pod: Pod) -> NodeState:
         """Return the state after a sandbox came, or changed."""

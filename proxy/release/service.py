@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.controller.controller import Keeper
 from proxy.controller.worker import Worker
+from proxy.engine.node_events import ModeChanged
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
@@ -39,7 +40,7 @@ PASS_LIMIT_S = 10.0
 
 def enter(keeper: Keeper, mode: NodeMode) -> None:
     """Have a keeper hold no call and move no container, or place again."""
-    keeper.store.enter(mode)
+    keeper.store.handle(ModeChanged(mode))
     keeper.enforcer.forget()
     keeper.mems.forget()
 
@@ -217,7 +218,7 @@ class Release:
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
-        keeper.store.enter(NodeMode.RELEASED)  # only what is on the disk is reported
+        keeper.store.handle(ModeChanged(NodeMode.RELEASED))  # only what is on the disk is reported
         keeper.telemetry.event("released", containers=len(progress.reported))
         return True
 
@@ -230,7 +231,7 @@ class Release:
         if not self._idle():
             left["suppression"] = "the CFS quota of BE pods is not off yet"
         flying = any(self._telling.is_flying(c) for c in keeper.state.containers.values())
-        return clean and not (flying or left or keeper.lost)
+        return clean and not (flying or left or keeper.state.runtime.lost)
 
     async def _passed(self) -> bool:
         """Have the runtime's list compared; False where that does not come about in time."""

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.backends.kubelet.small_file import read_small
 from proxy.controller.runtime_ports import SOURCE
-from proxy.controller.store import Follow
 from proxy.controller.worker import Worker
+from proxy.engine.node_effects import Follow
+from proxy.engine.node_events import NodeRulesChanged
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
 from proxy.takeover.inputs import File, TakeoverInputs, elsewhere_of, owning_of, pods_of
@@ -149,7 +150,7 @@ class Takeover:
         static = self._static or record.ours
         if keeper.state.node.static != static:
             changed = dataclasses.replace(keeper.state.node, static=static, alike=dict[object, Placement]())
-            keeper.store.change(keeper.state.under(changed), "takeover", follow=Follow.ALL)
+            keeper.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
         keeper.prescriptions.kept = record.reserved
         try:
             keeper.prescriptions.put_into_force()

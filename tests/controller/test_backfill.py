@@ -56,7 +56,7 @@ def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, to
 
         async def settled() -> None:
             await world.until(lambda: world.keeper.state.runtime.saved.get(shared) == CpuSet.parse(REST))
-            await world.until(lambda: not world.keeper.unsettled)
+            await world.until(lambda: not world.keeper.state.runtime.unsettled)
 
         said = await again(world, settled)
         assert said == [f"runtime {shared} {REST}"] * told
@@ -110,7 +110,7 @@ def test_a_newer_update_wins(live: Any) -> None:
 
         async def settled() -> None:
             await asked.wait()
-            await world.until(lambda: not world.keeper.unsettled)
+            await world.until(lambda: not world.keeper.state.runtime.unsettled)
             await world.until(lambda: world.keeper.state.runtime.saved.get(shared) == CpuSet.parse(REST))
 
         said = await again(world, settled)
@@ -141,7 +141,7 @@ def test_nothing_is_kept_of_a_container_that_goes_during_the_question(live: Any)
 
         async def settled() -> None:
             await asked.wait()
-            await world.until(lambda: not world.keeper.unsettled)
+            await world.until(lambda: not world.keeper.state.runtime.unsettled)
             await world.quiet()
             assert shared not in world.keeper.state.runtime.saved
 

@@ -12,6 +12,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.engine.invariants import violations
+from proxy.engine.node_events import ContainersUnsettled
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
@@ -462,7 +463,7 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(live) -> None:
 
         async def told(state: str) -> list[str]:
             w.runtime.update_error = refusal
-            w.keeper.unsettled[ls] = None
+            w.keeper.store.handle(ContainersUnsettled((ls,)))
             finishing = asyncio.create_task(settler.finish(30))
             await asyncio.sleep(0)
             w.runtime.containers[ls] = dataclasses.replace(w.runtime.containers[ls], state=state)

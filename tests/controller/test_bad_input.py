@@ -38,7 +38,7 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
         for _ in range(3):
             call = await w.begin(odd)
             assert call.refused is None
-            w.finish(call, f"odd-{w.keeper.news.number}")
+            w.finish(call, f"odd-{w.keeper.state.runtime.changes.number}")
         assert counted(w) == {"qos-class": 1}
         assert told(w, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
         assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")

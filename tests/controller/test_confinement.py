@@ -10,6 +10,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller import confinement
+from proxy.engine.node_events import ModeChanged
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
@@ -91,7 +92,7 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(live: Callable
         await start.land()
         w.check()
         assert not w.keeper.flights.confined()
-        assert start.id in w.keeper.unsettled, "what the runtime has saved is wider"
+        assert start.id in w.keeper.state.runtime.unsettled, "what the runtime has saved is wider"
         assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
             "what a call in flight brings is no drift"
         )
@@ -403,7 +404,7 @@ def test_the_container_is_narrowed_if_its_pod_cannot_be_limited(live: Callable[.
 def test_a_daemon_that_is_leaving_confines_nothing(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         start = await HangingStart.of(w)
-        w.keeper.store.enter(NodeMode.RELEASED)
+        w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
         flights = w.keeper.flights.of(start.id)
         assert await w.keeper.confinement.confine(flights, CpuSet.parse("0-3")) == set()
         assert w.on(start.id) == "0-15"

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.kernel_ports import MemoryUse
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.node_events import ContainersUnsettled, SavedCpusLearned
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.telemetry import metrics
@@ -120,7 +120,7 @@ def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[...
         w.runtime.update_cpuset = update
         settler = w.make_settler()
         w.keeper.store.handle(SavedCpusLearned(lse, None))
-        w.keeper.unsettled[lse] = None
+        w.keeper.store.handle(ContainersUnsettled((lse,)))
         await settler.finish(30)
         assert told == [BOTH]
         settler.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.controller.drift import attribution
 from proxy.controller.drift.detection import Drift
 from proxy.controller.runtime_ports import RuntimeDetail
+from proxy.engine.node_events import ModeChanged
 from proxy.engine.write_conflicts import LONGEST_S, QUIET_S
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
@@ -204,7 +205,7 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
         assert w.keeper.state.runtime.saved.get(ls) != CpuSet.parse("0-7"), "it was asked about just now"
         w.now += attribution.AGAIN_S
         await w.until(lambda: w.keeper.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
-        assert ls in w.keeper.unsettled
+        assert ls in w.keeper.state.runtime.unsettled
 
     live(day)
 
@@ -276,7 +277,7 @@ def test_a_container_that_has_gone_is_no_longer_watched(live: Callable[..., None
         await w.sync.once()
         assert writes.watched() == {ls}
         assert drift(w).page()["watched"] == 1
-        w.keeper.store.enter(NodeMode.RELEASED)  # released
+        w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))  # released
         scribble(w, writes, ls)
         await asyncio.sleep(0.1)
         await w.quiet()

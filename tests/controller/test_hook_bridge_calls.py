@@ -10,6 +10,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.engine.node_events import ModeChanged
 from proxy.frontends.cri.hook_view import CriHookView
 from proxy.frontends.hook_bridge import dispatch
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
@@ -149,7 +150,7 @@ def test_a_veto_refuses_and_nothing_stays_taken(live, kind) -> None:
             assert not any(line.startswith("kernel") for line in w.log), "nobody has moved for it"
             verdict = w.keeper.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
             assert (verdict.reason, verdict.message) == ("RefusedByHook", call.refused[1])
-            assert (len(w.keeper.state.containers), w.on(ls), w.keeper.lost) == (1, "0-15", {})
+            assert (len(w.keeper.state.containers), w.on(ls), w.keeper.state.runtime.lost) == (1, "0-15", {})
             assert h.remembers() == len(("other's sandbox", "kind's sandbox", "ls"))
 
     live(day)
@@ -305,7 +306,7 @@ def test_a_client_that_goes_while_hooks_think_leaves_nothing(live) -> None:
             w.wire.finished(call, None)
             may_answer.set()
             await w.until(lambda: not w.keeper.state.owners)
-            assert (call.sent, call.refused, w.keeper.lost) == (None, None, {})
+            assert (call.sent, call.refused, w.keeper.state.runtime.lost) == (None, None, {})
 
     live(day)
 
@@ -682,7 +683,7 @@ def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(live) -> None:
             h.listen()
             call = await w.begin(await w.pod("ls", "LS"))
             assert call.sent == call.body
-            w.keeper.store.enter(NodeMode.RELEASED)
+            w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
             call = await w.begin("s-ls", "other")
             assert call.sent == call.body
             assert not seen
@@ -695,7 +696,7 @@ def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
         async with hooks(w) as h:
 
             def release(event: Any) -> Adjustment:
-                w.keeper.store.enter(NodeMode.RELEASED)
+                w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
                 return Adjustment(envs={"A": "1"})
 
             h.add(pre_create_container=release)
@@ -748,11 +749,11 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None
             one = await w.create(await w.pod("ls", "LS"))
 
             def release(event: Any) -> Adjustment:
-                w.keeper.store.enter(NodeMode.RELEASED)
+                w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
                 return Adjustment(annotations={"a": "b"})
 
             def start(event: Any) -> None:
-                w.keeper.store.enter(NodeMode.RELEASED)
+                w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
 
             h.add(pre_update_container_resources=release, pre_start_container=start)
             call = await w.call(
@@ -764,7 +765,7 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None
             sent = pb.UpdateContainerResourcesRequest.FromString(call.sent)
             assert (sent.linux.cpuset_cpus, sent.annotations["a"]) == ("7", "b")
             w.wire.finished(call, 0)
-            w.keeper.store.enter(NodeMode.ENFORCE)
+            w.keeper.store.handle(ModeChanged(NodeMode.ENFORCE))
             call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
             assert (call.refused, call.sent) == (None, call.body)
             assert call.state is None, "no start of ours is watched"

@@ -8,6 +8,7 @@ from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer
+from proxy.engine.node_events import BeLimited, ContainersRemoved, ModeChanged
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.events import Synchronize
 from proxy.model.idset import CpuSet
@@ -200,8 +201,8 @@ def test_pools_and_machine_that_change(live) -> None:
             await w.run(await w.pod("ls", "LS"))
             await w.quiet()
             assert not h.told, "who owns nothing changes nothing"
-            w.keeper.store.change(w.keeper.state.changed(drop=(lse,)), "a test")
-            w.keeper.store.change(w.keeper.state.suppressing(CpuSet.parse("0-1")), "a test")
+            w.keeper.store.handle(ContainersRemoved((lse,)))
+            w.keeper.store.handle(BeLimited(CpuSet.parse("0-1")))
             h.following._stir()
             await w.until(lambda: h.told)
             await w.quiet()
@@ -226,12 +227,12 @@ def test_no_events_of_a_released_node_and_all_after_the_undo(live) -> None:
             await h.hears(
                 "post_run_pod_sandbox s-ls", f"post_create_container {one}", f"post_start_container {one}"
             )
-            w.keeper.store.enter(NodeMode.RELEASED)
+            w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
             w.end(one)
             await w.sync.once()
             await h.hears()
             assert h.resumed == 0
-            w.keeper.store.enter(NodeMode.ENFORCE)
+            w.keeper.store.handle(ModeChanged(NodeMode.ENFORCE))
             await w.sync.once()
             assert h.resumed == 1
             await w.sync.once()
@@ -270,7 +271,7 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             await w.sync.once()
             assert h.lacked == 1
             h.following.sent["gone"] = b"a create that nobody has told the end of"
-            h.following.listed({sandbox}, (), w.keeper.news.number)
+            h.following.listed({sandbox}, (), w.keeper.state.runtime.changes.number)
             assert not h.following.sent
             assert h.lacked == 1, "of what the runtime does not list it tells no more"
             h.following.learn(*w.runtime.raw_lists())
@@ -280,7 +281,7 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             h.following.memory.forget(sandbox)
             await w.sync.once()
             assert h.lacked == 2, "and of sandboxes"
-            h.following.listed((), (), w.keeper.news.number)
+            h.following.listed((), (), w.keeper.state.runtime.changes.number)
             assert h.lacked == 2
 
     live(day)
@@ -290,13 +291,13 @@ def test_a_list_older_than_a_sandbox_stop_does_not_remove_it(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.listen("post_stop_pod_sandbox", "post_remove_pod_sandbox")
-            began = w.keeper.news.number
+            began = w.keeper.state.runtime.changes.number
             sandbox = await w.pod("ls", "LS")
             await ended(w, "StopPodSandbox", sandbox)
             h.following.listed((), (), began)
             await h.hears("post_stop_pod_sandbox s-ls")
             assert h.following.find_pod(sandbox) is not None
-            h.following.listed((), (), w.keeper.news.number)
+            h.following.listed((), (), w.keeper.state.runtime.changes.number)
             await h.hears("post_remove_pod_sandbox s-ls")
 
     live(day)

@@ -16,6 +16,7 @@ import pytest
 from proxy import hooks_setup
 from proxy.api.cri import api_pb2 as pb
 from proxy.config.hooks import HooksConfig
+from proxy.engine.node_events import ModeChanged
 from proxy.frontends.hook_bridge import backfill
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.hooks_setup import Hooking, may_be_hooks
@@ -148,9 +149,9 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
             assert len(times) == 3
             before = len(folders.told())
             assert "cannot show hooks the labels and annotations" in w.keeper.telemetry.problems()[0]["what"]
-            w.keeper.store.enter(NodeMode.RELEASED)
+            w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
             await w.sync.once()
-            w.keeper.store.enter(NodeMode.ENFORCE)
+            w.keeper.store.handle(ModeChanged(NodeMode.ENFORCE))
             await w.sync.once()
             await w.until(lambda: len(folders.told()) == before + 1)
             assert folders.told()[-1] == "['listed']", "a node that is ours again is told of as a whole"

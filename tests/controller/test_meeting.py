@@ -137,7 +137,7 @@ def test_a_container_settled_during_a_lost_start_is_updated_afterwards(live: Liv
         assert w.keeper.flights.strays()
         await w.sync.once()
         assert not w.keeper.flights.strays()
-        assert ls in w.keeper.unsettled
+        assert ls in w.keeper.state.runtime.unsettled
         settler.close()
 
     live(day, settle_per_second=1000)
@@ -152,7 +152,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(live: Live) -> N
         w.keeper.settle_later(ls)
         w.keeper.store.handle(SavedCpusLearned(ls, None))
         assert await settler._settle(ls)
-        assert ls in w.keeper.unsettled
+        assert ls in w.keeper.state.runtime.unsettled
         w.runtime.update_error = None
         assert not await settler._settle(ls), "not at once"
         w.now += 5

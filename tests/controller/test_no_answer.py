@@ -82,7 +82,7 @@ def test_no_second_update_while_the_last_may_be_in_flight(live: Callable[..., No
         w.now += 3
         await w.sync.once()
         assert not w.keeper.flights.strays()
-        assert ls in w.keeper.unsettled, "it is told by itself when that is over"
+        assert ls in w.keeper.state.runtime.unsettled, "it is told by itself when that is over"
         await settler.finish(60)
         assert [line for line in w.log if line.startswith("runtime")] == [f"runtime {ls} 0-15"]
         settler.close()

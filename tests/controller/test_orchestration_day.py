@@ -26,6 +26,7 @@ from proxy.backends.kubelet.cpu_manager import KubeletBeside
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.engine.invariants import violations
+from proxy.engine.node_events import BeLimited, KubeletAssigned
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.machine import Machine
@@ -304,7 +305,7 @@ class Day:
     def suppress(self, limit: CpuSet | None) -> None:
         """What the controller does with a budget."""
         keeper = self.w.keeper
-        keeper.store.change(keeper.state.suppressing(limit), "a test")
+        keeper.store.handle(BeLimited(limit))
 
     def plug(self, gone: set[int]) -> None:
         """CPUs go offline, and others come back."""
@@ -469,7 +470,7 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.store.change(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}), "a test")
+        w.keeper.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
         await w.quiet()
         assert w.on(ls) == "0-3,6-15"
         passes = w.keeper.telemetry.value(metrics.RECONCILES)
@@ -492,7 +493,7 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
 def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.store.change(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}), "a test")
+        w.keeper.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
         await w.quiet()
         sandbox = await w.pod("g", "LS")
         await w.quiet()

@@ -12,7 +12,7 @@ from proxy.controller.inflight import InflightCalls
 from proxy.controller.journal import Journal
 from proxy.controller.status_data import node_page
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.node_events import ContainersUnsettled, SavedCpusLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -273,7 +273,7 @@ def test_settling_survives_errors(live) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
             w.runtime.update_error = error
-            w.keeper.unsettled[ls] = None
+            w.keeper.store.handle(ContainersUnsettled((ls,)))
             w.keeper.store.handle(SavedCpusLearned(ls, None))
             w.keeper.to_settle.set()
             await w.quiet()
@@ -283,7 +283,7 @@ def test_settling_survives_errors(live) -> None:
         ]
         w.now += 5
         w.runtime.update_error = UnavailableError("cannot: down")
-        w.keeper.unsettled[ls] = None
+        w.keeper.store.handle(ContainersUnsettled((ls,)))
         w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.to_settle.set()
         await w.until(w.keeper.flights.strays)

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.controller.runtime_ports import RuntimeDetail
 from proxy.controller.status_data import quotas_page
+from proxy.engine.node_events import PodLearned
 from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode
@@ -307,7 +308,7 @@ def test_several_containers_that_only_kubelet_knows(live: Callable[..., None]) -
             import dataclasses
 
             known = dataclasses.replace(w.keeper.state.pods[pod], asks=asks, source="a test")
-            w.keeper.store.change(w.keeper.state.with_pod(known), "a test")
+            w.keeper.store.handle(PodLearned(known, "a test", recorded=False))
             pods.append((pod, await w.run(pod, "b", **TWO)))
         (pair, one), (alone, other) = pods
         assert (at(w, pair), at(w, pair, one)) == (200_000, 200_000)
@@ -368,7 +369,7 @@ def test_a_group_of_several_pods_is_nobodys_own(live: Callable[..., None]) -> No
         import dataclasses
 
         shared = dataclasses.replace(w.keeper.state.pods[other], cgroup_parent="/kubepods/poddb")
-        w.keeper.store.change(w.keeper.state.with_pod(shared), "a test")
+        w.keeper.store.handle(PodLearned(shared, "a test", recorded=False))
         owner = await w.run(pod, **TWO)
         await w.sync.once()
         assert (at(w, pod), at(w, pod, owner)) == (200_000, -1)

@@ -13,6 +13,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.controller import reconciler
 from proxy.controller.codec import dump
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.engine.node_events import ContainersRemoved
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
@@ -31,9 +32,9 @@ def test_a_lost_create_is_resolved_before_the_next_period(live, monkeypatch) -> 
         w.keeper.attention.clear()  # the pass that it asks for comes at once, and too early to tell
         task = asyncio.create_task(w.sync.run())
         await asyncio.sleep(0.02)
-        assert w.keeper.lost
+        assert w.keeper.state.runtime.lost
         w.now += 10
-        await w.until(lambda: (w.keeper.lost, w.on(ls)) == ({}, "0-15"))
+        await w.until(lambda: (w.keeper.state.runtime.lost, w.on(ls)) == ({}, "0-15"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -46,7 +47,7 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(live) -> None:
         w.wire.finished(lost, None)
         w.now += 10
         await w.sync.once()
-        assert (w.keeper.lost, w.keeper.state.runtime.saved) == ({}, {})
+        assert (w.keeper.state.runtime.lost, w.keeper.state.runtime.saved) == ({}, {})
 
     live(day)
 
@@ -57,7 +58,7 @@ def test_a_container_that_goes_during_a_search_stops_no_other(live) -> None:
         w.keeper.enforcer._paths.clear()
 
         def find(parent: str, container_id: str) -> None:
-            w.keeper.store.change(w.keeper.state.changed(drop=[ls]), "a test")
+            w.keeper.store.handle(ContainersRemoved((ls,)))
 
         w.cgroups.find = find
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.controller import retries
+from proxy.engine import runtime_knowledge
 
 
 async def made_by_the_first(w: Any, status: int | None) -> str:
@@ -57,7 +57,7 @@ def test_a_container_created_at_once_is_not_updated(live: Any) -> None:
 
 
 def test_the_oldest_are_forgotten(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "REMEMBERED", 2)
+    monkeypatch.setattr(runtime_knowledge, "REMEMBERED_FAILURES", 2)
 
     async def day(w: Any) -> None:
         sandbox = await w.pod("early", "LS")

@@ -19,9 +19,12 @@ from proxy.backends.kubelet.cpu_manager import KubeletBeside
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.controller.journal import Journal
 from proxy.controller.observer import Observer as ObserverBase
-from proxy.controller.store import Change, Follow, NodeStore
+from proxy.controller.store import NodeStore
 from proxy.controller.worker import Worker
 from proxy.engine.node import Node
+from proxy.engine.node_effects import Change, Follow
+from proxy.engine.node_events import CpusHeld, NodeRulesChanged
+from proxy.engine.owners import CpuHold
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described
@@ -113,9 +116,9 @@ def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
     asyncio.run(day())
 
 
-def limited(store: NodeStore, cpus: str) -> NodeState:
-    """A state whose pools differ."""
-    return store.state.suppressing(CpuSet.parse(cpus))
+def held(cpus: str, reason: str) -> CpusHeld:
+    """An event after which pools differ."""
+    return CpusHeld(reason, CpuHold("o", CpuSet.parse(cpus), hard=True), reason)
 
 
 def test_observers_are_notified_in_order_and_one_change_at_a_time() -> None:
@@ -124,11 +127,11 @@ def test_observers_are_notified_in_order_and_one_change_at_a_time() -> None:
 
         def again(change: Change) -> None:
             if change.reason == "first":
-                store.change(limited(store, "0-3"), "second")
+                store.handle(held("0-3", "second"))
 
         store.subscribe(Observer("a", log, again))
         store.subscribe(Observer("b", log))
-        store.change(limited(store, "0-7"), "first")
+        store.handle(held("4-7", "first"))
         assert log == ["a first", "b first", "a second", "b second"]
 
     in_store(work)
@@ -139,7 +142,8 @@ def test_a_fault_in_one_observer_does_not_keep_the_others_from_following() -> No
         log: list[str] = []
         store.subscribe(Observer("a", log, lambda change: 1 // 0))  # type: ignore[arg-type, return-value]
         store.subscribe(Observer("b", log))
-        change = store.change(limited(store, "0-7"), "first")
+        (change,) = store.handle(held("4-7", "first"))
+        assert isinstance(change, Change)
         assert (log, [type(error) for error in faults]) == (["a first", "b first"], [ZeroDivisionError])
         assert store.state is change.after, "the state has changed all the same"
 
@@ -150,8 +154,8 @@ def test_a_change_without_effect_on_pools_and_rules_is_not_notified() -> None:
     def work(store: NodeStore, faults: list[BaseException]) -> None:
         log: list[str] = []
         store.subscribe(Observer("a", log))
-        change = store.change(store.state, "nothing", follow=Follow.ALL)
-        assert (log, change.is_felt, change.moved) == ([], False, [])
+        assert store.handle(NodeRulesChanged(store.state.node, "nothing", Follow.ALL)) == ()
+        assert log == []
 
     in_store(work)
 
@@ -184,7 +188,7 @@ def test_the_state_is_replaced_by_the_store_alone() -> None:
         for tree in ast.walk(function)
         if isinstance(tree, ast.Attribute) and tree.attr == "_state" and isinstance(tree.ctx, ast.Store)
     ]
-    assert writers == ["__init__", "handle", "change"]
+    assert writers == ["__init__", "handle"]
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_suppressed_sets_are_not_made_lasting(live: Any) -> None:
             for used in (0.0, 3.0, 5.0, 8.0, 4.0, 1.0):
                 bed.meter.pods = {"ls": used}
                 await bed.rounds(2)
-                await w.until(lambda: not w.keeper.unsettled)
+                await w.until(lambda: not w.keeper.state.runtime.unsettled)
             assert not [line for line in w.log if line.startswith("runtime")]
             # What the runtime has saved holds CPUs that BE may no longer use: that is worth telling.
             await w.run(await w.pod("lse", "LSE", cpus="0"))
@@ -277,7 +277,7 @@ def test_suppressed_sets_are_not_made_lasting(live: Any) -> None:
             narrow = CpuSet.parse(w.runtime.specs[be])
             bed.meter.pods = {"ls": 9.0}
             await bed.rounds()
-            await w.until(lambda: not w.keeper.unsettled)
+            await w.until(lambda: not w.keeper.state.runtime.unsettled)
             assert sum(line.startswith("runtime") for line in w.log) == told
             assert narrow <= w.keeper.state.pools.be
         finally:

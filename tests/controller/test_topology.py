@@ -16,6 +16,7 @@ from proxy.controller.calls.held_call import Trip
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.runtime_ports import RuntimePod
 from proxy.engine.invariants import violations
+from proxy.engine.node_events import PodLearned
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
@@ -486,7 +487,7 @@ def test_an_empty_answer_takes_back_nothing(live) -> None:
         await w.until(lambda: kubelet.asked == 2)
         pod = w.keeper.state.pods[s]
         pod = dataclasses.replace(pod, asks=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
-        w.keeper.store.change(w.keeper.state.with_pod(pod), "a test")
+        w.keeper.store.handle(PodLearned(pod, "a test", recorded=False))
         kubelet.gate.set()
         await silent
         assert w.keeper.state.pods[s] == pod

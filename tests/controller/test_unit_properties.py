@@ -11,6 +11,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.quirks.runc import reversed_mask
 from proxy.controller.kernel_ports import CpusetValue
 from proxy.controller.systemd.ports import UnitNews, UnitSets
+from proxy.engine.node_events import ModeChanged
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -600,7 +601,7 @@ def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> Non
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
-        world.keeper.store.enter(NodeMode.RELEASED)
+        world.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
         await world.keeper.lasting.give(ls, cpus_of(ALL), Mask.parse("0-1"))
         assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
         systemd.away = True

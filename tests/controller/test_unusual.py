@@ -2,6 +2,7 @@
 
 import pytest
 
+from proxy.engine.node_events import ModeChanged
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.mode import NodeMode
 from proxy.relay.events import Unusual
@@ -41,7 +42,7 @@ def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
         assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
 
     async def released(world):
-        world.keeper.store.enter(NodeMode.RELEASED)
+        world.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
         assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
 
     live(day, mode=NodeMode.OBSERVE)

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeDetail
+from proxy.engine.node_events import ContainersUnsettled
 from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.idset import CpuSet
@@ -140,11 +141,11 @@ def test_queued_jobs_move_no_container_any_more(live: Callable[..., None]) -> No
         await w.run(await w.pod("lse", "LSE", cpus="2-3"))
         settler = w.make_settler()
         async with Leaving(w) as release:
-            assert w.keeper.unsettled
+            assert w.keeper.state.runtime.unsettled
             w.keeper.writes.later([ls])
             await release.begin()
             await over(w, release)
-            w.keeper.unsettled[ls] = None
+            w.keeper.store.handle(ContainersUnsettled((ls,)))
             await settler.finish(10)
             w.keeper.writes.later([ls])
             await w.keeper.reservations.clear(w.keeper.state.node.machine.online)

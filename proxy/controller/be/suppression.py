@@ -22,10 +22,11 @@ from collections.abc import Mapping
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_ports import GroupQuotas, UsageSource
 from proxy.controller.kernel_writes import KernelWrites
-from proxy.controller.store import Follow
 from proxy.controller.worker import Worker
 from proxy.engine import suppression as engine
 from proxy.engine.be_usage import ABOVE, UsageGroup, UsageQuery, UsageReading, usage_query
+from proxy.engine.node_effects import Change
+from proxy.engine.node_events import BeLimited
 from proxy.engine.suppression import (
     PATIENCE,
     BeSuppression,
@@ -159,14 +160,15 @@ class Suppression:
     async def _limit(self, limit: CpuSet | None, why: str) -> None:
         """Narrow the BE pool (None: no longer) and have the kernel follow."""
         context = self._context
-        after = context.state.suppressing(limit)
-        done = context.store.change(after, "BE pool suppressed", follow=Follow.CALLER)
-        was, now = done.before.pools.of(Pool.BE), done.after.pools.of(Pool.BE)
+        was = context.state.pools.of(Pool.BE)
+        effects = context.store.handle(BeLimited(limit))
+        now = context.state.pools.of(Pool.BE)
         if was == now:
             return
         self._changed(f"CPUs {was}", f"CPUs {now}", why)
-        if done.moved:
-            await self._writes.follow(done.moved)
+        moved = [i for effect in effects if isinstance(effect, Change) for i in effect.moved]
+        if moved:
+            await self._writes.follow(moved)
         else:  # groups above BE containers may hold the pool too
             await context.kernel.run(context.enforcer.enforce, ())
 

@@ -10,6 +10,7 @@ from proxy.controller.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, 
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.node_events import ContainersUpdated
 from proxy.engine.pod_fence import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -147,8 +148,7 @@ class ContainerCalls:
         if self.keeper.beside.manager.policy != "static":
             request = dataclasses.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
             changed = dataclasses.replace(container, request=request)
-            after, records = self.keeper.state.changed(put=(changed,)), {f"c/{container.id}": changed}
-            self.keeper.store.change(after, "container updated", records=records)
+            self.keeper.store.handle(ContainersUpdated((changed,), "container updated"))
 
     def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.flight is None:

@@ -11,6 +11,7 @@ from proxy.controller.exited_siblings import holders, see_ended
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.reservations import CreateClient
 from proxy.engine.admit import with_earlier_decision
+from proxy.engine.node_events import PodLearned
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Pod, Pool
@@ -64,8 +65,7 @@ class CreateCalls:
 
     def _learned(self, pod: Pod) -> None:
         """Take what a request says of its pod into the state; that may change which CPUs are shared."""
-        store, records = self.keeper.store, {f"p/{pod.sandbox_id}": pod}
-        store.change(store.state.with_pod(pod), "pod described by a create", records=records)
+        self.keeper.store.handle(PodLearned(pod, "pod described by a create"))
 
     async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
         """Ask for what the call does not carry, then decide."""
@@ -77,7 +77,7 @@ class CreateCalls:
             if found.asks is not None:
                 pod = dataclasses.replace(pod, asks=found.asks, source=found.source)
             if pod.sandbox_id in keeper.state.pods:
-                keeper.store.change(keeper.state.with_pod(pod), "pod described by kubelet")
+                keeper.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
         if given is not NO_DEVICES and keeper.scout.knows_devices(given):
             asked.resources = await keeper.scout.devices(pod, asked.name, given, asked.resources)
             pod = keeper.state.pods.get(pod.sandbox_id) or pod

@@ -78,14 +78,14 @@ class Attribution:
         if self._due and not self._is_asking_later:
             self._is_asking_later = True
             context.spawn(self._ask_later())
-        began = context.news.number
+        began = context.state.runtime.changes.number
         saved = await self._worker.run(_saved, context.runtime, some)
         for container_id, cpus in saved.items():
             container = context.state.containers.get(container_id)
             if container is None or context.flights.of(container_id):
                 continue
             is_known = context.state.runtime.saved.get(container_id) == cpus
-            if context.news.none(container_id, began) and not is_known:
+            if context.state.runtime.changes.is_unchanged(container_id, began) and not is_known:
                 context.store.handle(SavedCpusLearned(container_id, cpus))
                 context.settle_later(container_id)
         return saved

@@ -25,10 +25,8 @@ from proxy.controller.context import NodeContext
 from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.machine.shortage import Shortage
-from proxy.controller.observer import Observer
 from proxy.controller.reservations import Reservations
-from proxy.controller.store import Follow
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.node_events import ContainersUpdated, CpusGiven, HardwareChanged, SavedCpusLearned
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -140,7 +138,7 @@ class Hotplug:
         ):
             if old != new:
                 context.telemetry.warning("the machine changed", what=what, now=new, before=old)
-        context.store.change(after, "machine changed", follow=Follow.ALL)
+        context.store.handle(HardwareChanged(machine))
         context.enforcer.forget()  # what the kernel took from groups nobody wrote
         context.telemetry.count(metrics.MACHINE_CHANGES)
         self._looks = LOOKS
@@ -155,8 +153,7 @@ class Hotplug:
         for container in after.containers.values():
             if before.wanted_mems(container) != after.wanted_mems(container):
                 context.store.handle(SavedCpusLearned(container.id, None))
-                context.unsettled[container.id] = None
-        context.to_settle.set()
+                context.settle_later(container.id)
 
     # -- mending ------------------------------------------------------------------------------------------
 
@@ -230,8 +227,8 @@ class Hotplug:
 
     def _given_again(self, ids: list[str]) -> None:
         """Owners have other CPUs in effect than before."""
-        for container in self._living(ids):
-            self._context.store.notify(Observer.given, container)
+        living = tuple(container.id for container in self._living(ids))
+        self._context.store.handle(CpusGiven(living))
 
     def _living(self, ids: list[str]) -> list[Container]:
         there = (self._context.state.containers.get(container_id) for container_id in ids)
@@ -244,8 +241,7 @@ class Hotplug:
             dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=instead))
             for c in self._living(ids)
         ]
-        after, records = context.state.changed(put=changed), {f"c/{c.id}": c for c in changed}
-        context.store.change(after, "replacement CPUs given", records=records)
+        context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
 
     # -- the end ------------------------------------------------------------------------------------------
 

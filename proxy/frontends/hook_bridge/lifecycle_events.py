@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.observer import Change, Observer
+from proxy.controller.observer import Observer
+from proxy.engine.node_effects import Change
 from proxy.frontends.hook_bridge.facts import (
     decision_of,
     existing_facts,
@@ -226,11 +227,13 @@ class LifecycleEvents(Observer):
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
         """See ``Observer``."""
-        state, news = self._keeper.state, self._keeper.news
+        state = self._keeper.state
         rested, self._rested = self._rested, self._keeper.store.mode.is_leaving
         if rested and not self._rested:
             self._resumed()
-        for sandbox_id in [i for i in self.stopped if i not in pods and news.none(i, since)]:
+        for sandbox_id in [
+            i for i in self.stopped if i not in pods and state.runtime.changes.is_unchanged(i, since)
+        ]:
             self.pod_gone(sandbox_id)
         self.memory.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
         there = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]

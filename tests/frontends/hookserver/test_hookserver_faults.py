@@ -16,6 +16,7 @@ from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.demo.calls import CallRefused
 from proxy.demo.client import CriClient, DemoPod
+from proxy.engine.node_events import ModeChanged
 from proxy.frontends.hookserver import pending_calls
 from proxy.frontends.hookserver.foreign_call import ForeignCall
 from proxy.frontends.hookserver.lookup import RuntimeLookup
@@ -586,7 +587,7 @@ def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
 
 def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        node.keeper.store.enter(NodeMode.RELEASED)
+        node.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
         assert not node.under_way.creates

@@ -11,7 +11,7 @@ from this group (cgroup v2): it has no CPUs that could be read or written.
 **Hidden creates** (CRI-O 1.34, internal/resourcestore). When the client of a CreateContainer has gone, CRI-O
 finishes the create and keeps the container back: no list shows it. The next request for the same pod, name
 and attempt is answered with this container, which has the CPUs of the first request.
-``controller/retries`` remembers such creates, for any runtime.
+``engine/runtime_knowledge`` remembers such creates, for any runtime.
 """
 
 from __future__ import annotations

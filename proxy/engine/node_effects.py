@@ -1,0 +1,211 @@
+"""What follows from an event of the node, as values: the output of ``proxy.engine.handle``.
+
+``NodeStore`` performs them at once, in the order in which they are given. Named tuples, as several are made
+for each container. Those whose names begin with ``Notify`` go to the observers, with their fields as
+arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from proxy.engine.admit import PodAdmission
+from proxy.engine.create import Plan
+from proxy.engine.effects import RequestReconcile
+from proxy.engine.rebalance import moves
+from proxy.engine.state import NodeState
+from proxy.model.workload import Container, Phase, Pod
+
+Record = Pod | Container | Mapping[str, object]
+"""What the ledger keeps under a key: a sandbox, a container, or plain data."""
+
+
+class Follow(Enum):
+    """Which containers are written in the kernel after a change, and by which side."""
+
+    MOVED = "the containers whose CPUs change, in the background"
+    ALL = "all containers, in the background"
+    CALLER = "none: the caller writes the kernel itself, because it waits for the result"
+
+
+class PutRecord(NamedTuple):
+    """Record something in the ledger, soon.
+
+    Attributes:
+        key: Under which key; see ``proxy.controller.journal``.
+        record: What; None to delete the record.
+    """
+
+    key: str
+    record: Record | None
+
+
+class Change(NamedTuple):
+    """Pools or rules may differ: observers follow, the kernel first.
+
+    Attributes:
+        before: The state that was replaced.
+        after: The state that replaced it.
+        reason: What happened, in a few words.
+        follow: Which containers the kernel backend writes.
+        shrink: Ids of containers that must leave CPUs, because a pool or the machine changed.
+        grow: Ids of containers that only gain CPUs by it.
+    """
+
+    before: NodeState
+    after: NodeState
+    reason: str
+    follow: Follow = Follow.MOVED
+    shrink: tuple[str, ...] = ()
+    grow: tuple[str, ...] = ()
+
+    @property
+    def moved(self) -> list[str]:
+        """Give the ids of containers whose CPUs change, those that lose some first."""
+        return [*self.shrink, *self.grow]
+
+
+class SettleSoon(NamedTuple):
+    """Have the runtime sent CPUs of containers that are unsettled."""
+
+
+class NotifyCreated(NamedTuple):
+    """The runtime has made a container and named it.
+
+    Attributes:
+        token: The id that it had in the state until now.
+        container: The container with its id.
+    """
+
+    token: str
+    container: Container
+
+
+class NotifyFailed(NamedTuple):
+    """A create has failed.
+
+    Attributes:
+        token: The id that its container had.
+    """
+
+    token: str
+
+
+class NotifyEntered(NamedTuple):
+    """A container that was created is in another phase.
+
+    Attributes:
+        container: The container in it.
+        phase: The phase.
+    """
+
+    container: Container
+    phase: Phase
+
+
+class NotifyGone(NamedTuple):
+    """A container has been removed.
+
+    Attributes:
+        container: The container as it was.
+    """
+
+    container: Container
+
+
+class NotifyGiven(NamedTuple):
+    """A container may use other CPUs than before.
+
+    Attributes:
+        container: The container.
+    """
+
+    container: Container
+
+
+class NotifyPodStopped(NamedTuple):
+    """A sandbox has been stopped.
+
+    Attributes:
+        pod: The pod.
+    """
+
+    pod: Pod
+
+
+class NotifyPodGone(NamedTuple):
+    """A sandbox has been removed, or was not there.
+
+    Attributes:
+        sandbox_id: Its id.
+    """
+
+    sandbox_id: str
+
+
+class NotifyListed(NamedTuple):
+    """The runtime has listed what it has.
+
+    Attributes:
+        pods: Ids of all sandboxes.
+        containers: Ids of all containers.
+        since: The number of the newest change when it was asked: the lists are stale for newer ones.
+    """
+
+    pods: Collection[str]
+    containers: Collection[str]
+    since: int
+
+
+class PlanDecided(NamedTuple):
+    """The answer to an event that asks for a decision.
+
+    Attributes:
+        plan: What was decided.
+    """
+
+    plan: Plan
+
+
+class PodDecided(NamedTuple):
+    """The answer to a request for a sandbox.
+
+    Attributes:
+        admission: What was decided.
+    """
+
+    admission: PodAdmission
+
+
+Notice = (
+    Change
+    | NotifyCreated
+    | NotifyFailed
+    | NotifyEntered
+    | NotifyGiven
+    | NotifyGone
+    | NotifyPodStopped
+    | NotifyPodGone
+    | NotifyListed
+)
+"""What observers are notified of."""
+NodeEffect = PutRecord | SettleSoon | RequestReconcile | PlanDecided | PodDecided | Notice
+NodeEffects = tuple[NodeEffect, ...]
+
+
+def followed(
+    before: NodeState, after: NodeState, reason: str, follow: Follow = Follow.MOVED
+) -> tuple[Change, ...]:
+    """Return the effects of a change of pools or rules; none where neither differs.
+
+    Args:
+        before: The state that is replaced.
+        after: The state that replaces it.
+        reason: What happened, in a few words.
+        follow: Which containers are written in the kernel.
+    """
+    if before.pools is after.pools and before.node is after.node:
+        return ()
+    return (Change(before, after, reason, follow, *moves(before, after)),)

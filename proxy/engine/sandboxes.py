@@ -1,0 +1,102 @@
+"""What becomes of a sandbox: admitted, running, stopped, removed. Rules of ``proxy.engine.handle``."""
+
+from __future__ import annotations
+
+from proxy.engine.admit import admit
+from proxy.engine.lifecycle import NOTHING, containers_removed, phase_changed
+from proxy.engine.node_effects import (
+    NodeEffect,
+    NodeEffects,
+    NotifyPodGone,
+    NotifyPodStopped,
+    PodDecided,
+    PutRecord,
+    followed,
+)
+from proxy.engine.node_events import (
+    ContainersRemoved,
+    PhaseChanged,
+    PodLearned,
+    SandboxFailed,
+    SandboxRemoved,
+    SandboxRequested,
+    SandboxRunning,
+    SandboxStopped,
+)
+from proxy.engine.state import NodeState
+from proxy.model.workload import Phase
+
+
+def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
+    """Decide a pod before its sandbox is made; what is set aside for it is taken at once."""
+    admission = admit(state, event.pod, event.total)
+    decided = PodDecided(admission)
+    if not admission.verdict.admitted or admission.pod.reserved_for_pod is None:
+        return state, (decided,)
+    record = PutRecord(f"p/{event.pod.sandbox_id}", admission.pod)
+    return admission.state, (record, *followed(state, admission.state, "pod admitted"), decided)
+
+
+def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
+    """Take in a sandbox, or what is new about its pod."""
+    pod, after = event.pod, state.with_pod(event.pod)
+    records = (PutRecord(f"p/{pod.sandbox_id}", pod),) if event.recorded else ()
+    return after, (*records, *followed(state, after, event.reason))
+
+
+def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
+    """Take in a sandbox, in place of the token that it was admitted under."""
+    pod, effects = event.pod, list[NodeEffect]()
+    if event.token:
+        state = _dropped(state, event.token, "sandbox named", effects)
+    for container in state.containers.values():
+        is_pods = container.pod.uid == pod.uid != "" and container.pod.sandbox_id != pod.sandbox_id
+        if is_pods and container.pod.attempt < pod.attempt and container.phase is not Phase.CREATING:
+            state, more = phase_changed(state, PhaseChanged(container.id, Phase.EXITED))
+            effects += more
+    state, more = pod_learned(state, PodLearned(pod, "sandbox running"))
+    return state, (*effects, *more)
+
+
+def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:
+    """Give back what was set aside."""
+    effects = list[NodeEffect]()
+    return _dropped(state, event.token, "sandbox failed", effects), tuple(effects)
+
+
+def sandbox_stopped(state: NodeState, event: SandboxStopped) -> tuple[NodeState, NodeEffects]:
+    """Have what is in a sandbox exit, and what was promised to its pod end."""
+    effects = list[NodeEffect]()
+    for container in state.in_sandbox(event.sandbox_id):
+        if container.phase is not Phase.CREATING:
+            state, more = phase_changed(state, PhaseChanged(container.id, Phase.EXITED))
+            effects += more
+    state = _over(state, event.sandbox_id, effects)
+    return state, tuple(effects)
+
+
+def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState, NodeEffects]:
+    """Take out what is in a sandbox, and the sandbox."""
+    inside = state.in_sandbox(event.sandbox_id)
+    gone = tuple(c.id for c in inside if c.phase is not Phase.CREATING)
+    state, removed = containers_removed(state, ContainersRemoved(gone)) if gone else (state, NOTHING)
+    effects = list(removed)
+    state = _over(state, event.sandbox_id, effects)
+    return state, (*effects, NotifyPodGone(event.sandbox_id))
+
+
+def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:
+    """End what was promised to a pod with its sandbox."""
+    state = state.knowing(state.runtime.touched(sandbox_id))
+    pod = state.pods.get(sandbox_id)
+    if pod is not None:
+        state = _dropped(state, sandbox_id, "sandbox gone", effects)
+        effects.append(NotifyPodStopped(pod))
+    return state
+
+
+def _dropped(state: NodeState, sandbox_id: str, reason: str, effects: list[NodeEffect]) -> NodeState:
+    after = state.without_pod(sandbox_id)
+    effects.append(PutRecord(f"p/{sandbox_id}", None))
+    effects += followed(state, after, reason)
+    return after
