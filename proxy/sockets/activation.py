@@ -69,6 +69,6 @@ def path_of(adopted: socket.socket) -> Path:
     except OSError:
         there = False
     if not there:
-        cause = "its path is gone, so nobody can connect (restart the socket unit)"
+        cause = "its path is gone, so no client can connect (restart the socket unit)"
         raise CannotCreateError(f"cannot adopt systemd's socket {path}: {cause}")
     return path

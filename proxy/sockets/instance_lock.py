@@ -28,7 +28,7 @@ class Lock:
 
     @classmethod
     def take(cls, path: Path, what: str) -> Self:
-        """Take the lock, or say who has it.
+        """Take the lock, or raise with the process that has it.
 
         Args:
             path: The lock file; it is made where it is missing.
@@ -57,7 +57,7 @@ class Lock:
                 raise CannotCreateError(f"cannot {what}: the lock {path}: {error.strerror}") from error
             if _same(fd, path):
                 break
-            os.close(fd)  # Somebody replaced the file between open and flock; theirs is the one that counts.
+            os.close(fd)  # The file was replaced between open and flock; the new one counts.
         with contextlib.suppress(OSError):  # a full disk: the pid is for messages only
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -90,7 +90,7 @@ def _same(fd: int, path: Path) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """Name the holder as well as can be told: its pid and its command line."""
+    """Name the holder as far as it is known: its pid and its command line."""
     text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit()):
         return "another process"

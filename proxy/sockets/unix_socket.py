@@ -1,12 +1,12 @@
-"""The listening socket: who may have it, and how it comes to be there.
+"""The listening socket: which process may have it, and how it comes to be there.
 
 Rules, in the order in which they are applied:
 
 1. One proxy per socket: a lock file beside it is held as long as the process lives.
 2. What stands at the path decides. Nothing, or a socket that refuses connections (its owner is dead): the
-   path is ours to take. A socket that answers, or anything else than a socket: hands off.
+   path is ours to take. A socket that answers, or anything else than a socket: it is left alone.
 3. The new socket is bound under another name, gets owner and mode, listens, and is then renamed to its place.
-   So nobody ever meets a socket that refuses or that has the wrong mode.
+   So no client ever meets a socket that refuses or that has the wrong mode.
 4. A socket that systemd hands over (sd_listen_fds(3)) is used as it is, and stays when we go: what connects
    while no proxy runs waits in its queue.
 """
@@ -30,7 +30,7 @@ from proxy.sockets.activation import adopt, path_of
 from proxy.sockets.instance_lock import Lock
 
 __all__ = [
-    "DEFAULT_FOLDER",
+    "DEFAULT_DIRECTORY",
     "Listener",
     "bind_at",
     "mirror_mode",
@@ -39,7 +39,7 @@ __all__ = [
     "refuse_living",
 ]
 
-DEFAULT_FOLDER = Path("/run/topoproxy")
+DEFAULT_DIRECTORY = Path("/run/topoproxy")
 BACKLOG = 4096
 PROBE_SECONDS = 2.0
 
@@ -108,7 +108,7 @@ def open_listener(
 
     Raises:
         LockedError: Another proxy has the socket.
-        CannotCreateError: Somebody answers there, something else stands there, or the path cannot be used.
+        CannotCreateError: A process answers there, something else stands there, or the path cannot be used.
         PermissionDeniedError: The process may not write there.
         ConfigError: The path is the runtime's own socket.
     """
@@ -119,7 +119,7 @@ def open_listener(
             path = path_of(adopted)
         _refuse_own_runtime(path, runtime_path)
         if adopted is None:
-            _need_folder(path)
+            _need_directory(path)
         lock = Lock.take(lock_path or path.with_name(path.name + ".lock"), f"listen on {path}")
         undo.callback(lock.release)
         if adopted is not None:
@@ -143,7 +143,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
         The socket, non-blocking and listening.
 
     Raises:
-        CannotCreateError: Somebody answers at the path, or something else stands there.
+        CannotCreateError: A process answers at the path, or something else stands there.
         PermissionDeniedError: The process may not write there.
     """
     refuse_living(path)
@@ -209,20 +209,20 @@ def _refuse_own_runtime(path: Path, runtime_path: Path) -> None:
         )
 
 
-def _need_folder(path: Path) -> None:
-    folder = path.parent
+def _need_directory(path: Path) -> None:
+    directory = path.parent
     try:
-        if folder == DEFAULT_FOLDER:
-            folder.mkdir(mode=0o711, exist_ok=True)
-        if stat.S_ISDIR(folder.stat().st_mode):
+        if directory == DEFAULT_DIRECTORY:
+            directory.mkdir(mode=0o711, exist_ok=True)
+        if stat.S_ISDIR(directory.stat().st_mode):
             return
-        cause = f"{folder} is no folder"
+        cause = f"{directory} is not a directory"
     except FileNotFoundError:
-        cause = f"the folder {folder} does not exist (only {DEFAULT_FOLDER} is made when it is missing)"
+        cause = f"{directory} does not exist (only {DEFAULT_DIRECTORY} is created when it is missing)"
     except PermissionError as error:
-        raise PermissionDeniedError(f"cannot listen on {path}: {folder}: {error.strerror}") from error
+        raise PermissionDeniedError(f"cannot listen on {path}: {directory}: {error.strerror}") from error
     except OSError as error:
-        cause = f"{folder}: {error.strerror}"
+        cause = f"{directory}: {error.strerror}"
     raise CannotCreateError(f"cannot listen on {path}: {cause}")
 
 
@@ -230,7 +230,7 @@ def refuse_living(path: Path) -> None:
     """Raise unless nothing stands at the path, or a socket whose owner is dead.
 
     Raises:
-        CannotCreateError: Somebody answers, or something else than a socket stands there.
+        CannotCreateError: A process answers, or something else than a socket stands there.
     """
     try:
         mode = path.stat(follow_symlinks=False).st_mode
@@ -239,7 +239,7 @@ def refuse_living(path: Path) -> None:
     except OSError as error:
         raise CannotCreateError(f"cannot listen on {path}: {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
-        what = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a file"
+        what = "a symbolic link" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "a file"
         raise CannotCreateError(
             f"cannot listen on {path}: {what} stands there that is not ours; it was left alone"
         )
@@ -250,10 +250,12 @@ def refuse_living(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except OSError as error:
-            # A full queue, another socket type, no permission: somebody may be there, so it is not ours.
+            # A full queue, another socket type, no permission: a process may be there, so it is not ours.
             cause = f"a socket stands there that may be in use ({error.strerror or error})"
             raise CannotCreateError(f"cannot listen on {path}: {cause}; it was left alone") from error
-    raise CannotCreateError(f"cannot listen on {path}: somebody answers there already; it was left alone")
+    raise CannotCreateError(
+        f"cannot listen on {path}: another process answers there already; it was left alone"
+    )
 
 
 def _beside(path: Path) -> Path:

@@ -231,7 +231,7 @@ def test_a_dead_socket_is_replaced_and_a_living_one_is_not(at: Path) -> None:
         dead.bind(str(at))
 
     async def check() -> None:
-        with pytest.raises(CannotCreateError, match="somebody answers there"):
+        with pytest.raises(CannotCreateError, match="another process answers there"):
             await AdminServer(at, {}).start()
         assert await asyncio.to_thread(ask, at, "/healthz") == "ok\n"
 

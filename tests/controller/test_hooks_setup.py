@@ -20,6 +20,7 @@ from proxy.engine.node_events import ModeChanged
 from proxy.frontends.hook_bridge import backfill
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.hooks_setup import Hooking, may_be_hooks
+from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
 from proxy.model.mode import NodeMode
 
@@ -129,7 +130,7 @@ def test_calls_do_not_wait_for_a_directory_that_hangs(live, folders: Folders, mo
 
 
 def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folders, monkeypatch) -> None:
-    monkeypatch.setattr(backfill, "PAUSES_S", (0.05,))
+    monkeypatch.setattr(backfill, "RETRY", Backoff(0.05, 0.05))
     folders.write("def synchronize(event):\n    tell([c.container.image for c in event.containers])\n")
 
     async def day(w) -> None:

@@ -136,7 +136,7 @@ def test_a_living_socket_is_left_alone(at: Path, runtime: Path) -> None:
         living.bind(str(at))
         living.listen()
         before = at.lstat()
-        with pytest.raises(CannotCreateError, match=f"cannot listen on {at}: somebody answers there already"):
+        with pytest.raises(CannotCreateError, match=f"cannot listen on {at}: another process answers there"):
             open_listener(at, runtime)
         assert at.lstat() == before
         living.accept()[0].close()
@@ -167,7 +167,7 @@ def test_a_datagram_socket_is_left_alone(at: Path, runtime: Path) -> None:
     ("make", "words"),
     [
         (lambda p: p.write_text("keep"), "a file stands there that is not ours"),
-        (lambda p: p.mkdir(), "a folder stands there that is not ours"),
+        (lambda p: p.mkdir(), "a directory stands there that is not ours"),
         (lambda p: p.symlink_to("elsewhere"), "a symbolic link stands there that is not ours"),
     ],
 )
@@ -217,12 +217,10 @@ def test_the_runtimes_own_socket_is_refused(at: Path, runtime: Path) -> None:
 
 
 def test_a_missing_directory_is_not_made(tmp_path: Path, runtime: Path) -> None:
-    with pytest.raises(
-        CannotCreateError, match=r"the folder .*/no does not exist \(only /run/topoproxy is made"
-    ):
+    with pytest.raises(CannotCreateError, match=r".*/no does not exist \(only /run/topoproxy is created"):
         open_listener(tmp_path / "no" / "s", runtime)
     (tmp_path / "file").write_text("")
-    with pytest.raises(CannotCreateError, match="file is no folder"):
+    with pytest.raises(CannotCreateError, match="file is not a directory"):
         open_listener(tmp_path / "file" / "s", runtime)
     assert not (tmp_path / "no").exists()
 
@@ -230,7 +228,7 @@ def test_a_missing_directory_is_not_made(tmp_path: Path, runtime: Path) -> None:
 def test_the_default_directory_is_made(
     tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.sockets.unix_socket.DEFAULT_FOLDER", tmp_path / "topoproxy")
+    monkeypatch.setattr("proxy.sockets.unix_socket.DEFAULT_DIRECTORY", tmp_path / "topoproxy")
     with open_listener(tmp_path / "topoproxy" / "s", runtime):
         assert stat.S_IMODE((tmp_path / "topoproxy").stat().st_mode) == 0o711
 

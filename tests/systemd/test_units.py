@@ -12,7 +12,7 @@ import pytest
 
 from proxy.config import Config
 from proxy.sockets.activation import FD_NAME
-from proxy.sockets.unix_socket import DEFAULT_FOLDER
+from proxy.sockets.unix_socket import DEFAULT_DIRECTORY
 
 UNITS = Path(__file__).parents[2] / "systemd"
 
@@ -69,13 +69,13 @@ def test_large_answers_are_not_mapped_each_time() -> None:
 def test_directories_are_those_of_the_program() -> None:
     service = read("topoproxy.service")["Service"]
     config = Config()
-    assert Path("/run") / service["RuntimeDirectory"][0] == DEFAULT_FOLDER == config.listen.parent
+    assert Path("/run") / service["RuntimeDirectory"][0] == DEFAULT_DIRECTORY == config.listen.parent
     assert Path("/var/lib") / service["StateDirectory"][0] == config.state_dir
     # The socket lies in the runtime directory: if that went with the service, so would the socket.
     assert service["RuntimeDirectoryPreserve"] == ["yes"]
     assert service["RuntimeDirectoryMode"] == ["0711"]
     tmpfiles = (UNITS / "tmpfiles.d/topoproxy.conf").read_text().splitlines()
-    assert f"d {DEFAULT_FOLDER} 0711 root root -" in tmpfiles
+    assert f"d {DEFAULT_DIRECTORY} 0711 root root -" in tmpfiles
 
 
 def test_the_socket_is_the_one_that_the_program_adopts() -> None:

@@ -49,7 +49,7 @@ class Front:
 
         Args:
             upstream_path: The runtime's unix socket.
-            interceptor: Who decides on intercepted calls.
+            interceptor: Decides on intercepted calls.
             methods: Full paths of the intercepted methods.
             report: Called where something went wrong with one connection.
             fault: Takes an exception that has ended a connection.
@@ -88,7 +88,7 @@ class Front:
     async def drain(self, limit_s: float) -> None:
         """Stop accepting, let what is under way end, then close.
 
-        Clients are told (GOAWAY) to go on elsewhere. A connection closes when nothing is open on it, and all
+        Clients are asked (GOAWAY) to go on elsewhere. A connection closes when nothing is open on it, and all
         close after ``limit_s`` seconds, which calls that are held then see as a lost connection.
         """
         self._stop_accepting()

@@ -4,7 +4,7 @@ Kubelet's device manager and its plugins decide which devices a container gets; 
 outcome: device files, CDI names (as a field, from older plugins as annotations ``cdi.k8s.io/...``), and
 mounts. Most containers have none of these, so what is looked at first are the bytes: an entry
 is decoded only when something in them can matter. It is the host's path that counts: nearly every container
-has a mount at ``/dev/termination-log``, from a folder of kubelet's.
+has a mount at ``/dev/termination-log``, from a directory of kubelet's.
 """
 
 from __future__ import annotations

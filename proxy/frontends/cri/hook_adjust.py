@@ -4,7 +4,7 @@ Theory. What a suffix can say is appended (``suffix``). What it cannot say is to
 to replace or take out an entry of a list: a variable, a mount, a device. Whether there is such an entry is
 mostly seen at once: where the bytes of its name are nowhere in the request, it is not in it. Where they are,
 the request is decoded, changed in place, and encoded again; so it keeps fields that are not known here, and
-the order and bytes of all variables that nobody has touched. (Koordinator's proxy makes a new list of
+the order and bytes of all variables that no hook has touched. (Koordinator's proxy makes a new list of
 variables from a map in each create, in any order and without those that are there twice: Koordinator v1.8.0
 pkg/runtimeproxy/resexecutor/cri/utils.go, transferToCRIContainerEnvs.)
 
@@ -42,20 +42,20 @@ def adjusted_create(body: bytes, adjustment: Adjustment) -> bytes:
     Raises:
         HookError: Something in the adjustment cannot be written, or the request cannot be read.
     """
-    return _told("CreateContainer", _create, body, adjustment)
+    return _apply("CreateContainer", _create, body, adjustment)
 
 
 def adjusted_run_pod(body: bytes, adjustment: Adjustment) -> bytes:
     """Change a RunPodSandboxRequest: labels, annotations, the cgroup parent; as ``adjusted_create``."""
-    return _told("RunPodSandbox", _run_pod, body, adjustment)
+    return _apply("RunPodSandbox", _run_pod, body, adjustment)
 
 
 def adjusted_update(body: bytes, adjustment: Adjustment) -> bytes:
     """Change an UpdateContainerResourcesRequest: resources and annotations; as ``adjusted_create``."""
-    return _told("UpdateContainerResources", _update, body, adjustment)
+    return _apply("UpdateContainerResources", _update, body, adjustment)
 
 
-def _told(method: str, change: Callable[[bytes, Adjustment], bytes], body: bytes, want: Adjustment) -> bytes:
+def _apply(method: str, change: Callable[[bytes, Adjustment], bytes], body: bytes, want: Adjustment) -> bytes:
     try:
         return change(body, want)
     except (DecodeError, ValueError) as error:
@@ -119,7 +119,7 @@ def _update(body: bytes, want: Adjustment) -> bytes:
 
 
 def _clears(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
-    """Tell whether the request may hold a key that is to be taken out of a map."""
+    """Return whether the request may hold a key that is to be removed from a map."""
     for each in wanted:
         for key, value in each.items():
             if value is CLEAR and key.encode() in body:
@@ -128,12 +128,12 @@ def _clears(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
 
 
 def _may_hold(body: bytes, names: Iterable[str]) -> bool:
-    """Tell whether the request may hold a name."""
+    """Return whether the request may hold a name."""
     return any(name.encode() in body for name in names)
 
 
 def _may_hold_paths(body: bytes, paths: Iterable[str]) -> bool:
-    """Tell whether the request may have an entry for a path, however that is spelled there.
+    """Return whether the request may have an entry for a path, however that is spelled there.
 
     The last name of a path is part of every spelling.
     """

@@ -99,7 +99,7 @@ class Link:
         )
         self.client.other, self.server.other = self.server, self.client
 
-    # -- what the pipes tell -------------------------------------------------------------------------
+    # -- called by the pipes --------------------------------------------------------------------------
 
     def received(self, feed: Callable[[bytes], None], data: bytes) -> None:
         """Give bytes to the session and send what it makes of them.
@@ -116,7 +116,7 @@ class Link:
             self._busy = False
             self._send()
             if self._news:
-                self._tell()
+                self._pass_on()
         except RelayError as error:
             self._misled(error, client=feed == self._session.from_client)
         except Exception as error:  # noqa: BLE001  whatever it is, no other link may suffer from it
@@ -150,7 +150,7 @@ class Link:
         try:
             self._session.lost()
             self._send()
-            self._tell()
+            self._pass_on()
         except Exception as error:  # noqa: BLE001  the end comes all the same
             fault = error
         self._close()
@@ -178,7 +178,7 @@ class Link:
             self._session.untie()  # it refers to us, too: see Pipe
             for stream in list(self._calls):  # there are none, but for a fault
                 self.finished(stream, None)
-            self._tell()
+            self._pass_on()
         except Exception as error:  # noqa: BLE001  nothing is left to end
             self._report(error)
 
@@ -260,7 +260,7 @@ class Link:
         else:
             self.failed(error)
 
-    # -- what the session tells ---------------------------------------------------------------------------
+    # -- called by the session ----------------------------------------------------------------------------
 
     def request(self, stream: int, path: str, message: bytes) -> None:
         """Ask the interceptor."""
@@ -276,7 +276,7 @@ class Link:
         return self._interceptor.unusual(path, kind)
 
     def crowded_out(self, path: str, message: str) -> None:
-        """Tell, and send the refusal, from outside whatever is being done."""
+        """Report, and send the refusal, from outside whatever is being done."""
         self._say("cannot hold a call", method=path, err=message)
         if not self._busy:
             asyncio.get_running_loop().call_soon(self.flush)
@@ -285,7 +285,7 @@ class Link:
         """Remember the answer."""
         self._news.append((self._calls[stream], message))
         if not self._busy:
-            self._tell()
+            self._pass_on()
 
     def finished(self, stream: int, status: int | None) -> None:
         """Remember the end."""
@@ -293,10 +293,10 @@ class Link:
         call.decided = call.done = True
         self._news.append((call, status))
         if not self._busy:
-            self._tell()
+            self._pass_on()
 
-    def _tell(self) -> None:
-        """Tell the interceptor what was read in passing.
+    def _pass_on(self) -> None:
+        """Pass on to the interceptor what was read of answers.
 
         That is after the bytes have been sent, so the client does not wait for it, and before anything else
         is read, so what the client does next meets an interceptor that knows.

@@ -2,7 +2,7 @@
 
 asyncio's transports do the same and more, and the calls between (event, transport, protocol, transport) are
 paid twice by every small call that passes. This is the part of them that a link needs: read when there is
-something, write at once or as soon as there is room, tell the other end to stop reading while too much waits
+something, write at once or as soon as there is room, stop the other end from reading while too much waits
 here, close behind what is pending.
 
 Back-pressure. What the other end brings fills this end's buffer up to ``HIGH_WATER`` and one read. What is
@@ -39,7 +39,7 @@ _OTHER, _OWN = 1, 2  # why nothing is read: the other end's buffer is full, this
 
 
 def _nothing(*_: object) -> None:
-    """What a closed pipe tells."""
+    """What a closed pipe calls."""
 
 
 @dataclass(frozen=True, slots=True)

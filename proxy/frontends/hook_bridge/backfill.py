@@ -1,8 +1,8 @@
-"""Learning what hooks are to know of what was made before there were hooks, or without a call.
+"""Looking up what hooks see of pods and containers that came before there were hooks, or without a call.
 
-The runtime's lists tell it, in a worker. Where the runtime does not answer, it is asked again; until then
-hooks see such pods and containers without labels and annotations, and are told of all that exists once more
-after it.
+A worker reads it from the runtime's lists. Where the runtime does not answer, it is asked again; until
+then hooks see such pods and containers without labels and annotations, and are notified of all that exists
+once more after it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from proxy.controller.worker import Worker
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 
 if TYPE_CHECKING:
@@ -20,41 +21,41 @@ if TYPE_CHECKING:
 
 IN_CALL_S: Final = 1.0
 """The longest that a call waits for what hooks are to learn of its container or sandbox."""
-PAUSES_S: Final = (1.0, 2.0, 5.0, 30.0)
-"""Before the runtime is asked again; the last again and again."""
+RETRY: Final = Backoff(1.0, 30.0)
+"""Seconds before the runtime is asked again."""
 
 
 class Backfill:
-    """Learns, and has hooks told."""
+    """Looks up what hooks lack, and has them notified."""
 
     def __init__(self, keeper: NodeContext, asking: Asking) -> None:
-        """Ask nobody yet; who follows is set before anything is learned.
+        """Prepare; ``following`` is set before anything is looked up.
 
         Args:
-            keeper: Whose runtime tells.
-            asking: Tells hooks.
+            keeper: The node.
+            asking: Notifies hooks.
         """
         self.following: LifecycleEvents | None = None
         self._keeper = keeper
         self._asking = asking
         self._worker = Worker("hooks-learn", keeper.broken)
-        self._learning = self._tell = False
+        self._learning = self._notify = False
         self._asked = asyncio.Lock()
 
     async def once(self) -> bool:
-        """Learn; where the runtime does not answer, go on with that later, and tell hooks then.
+        """Look it up; where the runtime does not answer, try again later, and notify hooks then.
 
         Returns:
             Whether it has answered.
         """
         if await self._learned():
             return True
-        self._tell = True
+        self._notify = True
         self.later()
         return False
 
     async def in_call(self, target: str) -> None:
-        """Learn what hooks lack of the container or sandbox that a call names.
+        """Look up what hooks lack of the container or sandbox that a call names.
 
         It came without a call that was seen here, and lists have not been learned from since. Where the
         runtime does not answer soon the call goes on without.
@@ -72,19 +73,19 @@ class Backfill:
             self._keeper.broken(error)
 
     def later(self) -> None:
-        """Learn in a moment, and until it works."""
+        """Look it up in a moment, and until it works."""
         if not self._learning:
             self._learning = True
             self._keeper.spawn(self._go_on())
 
     def resumed(self) -> None:
         """The node is ours again: hooks have missed what happened meanwhile."""
-        self._keeper.spawn(self._tell_all())
+        self._keeper.spawn(self._notify_of_all())
 
     async def when_synced(self) -> None:
-        """The runtime comes late, and hooks are in use that were not told what exists."""
+        """The runtime comes late, and hooks are in use that were not notified of what exists."""
         await self._keeper.synced.wait()
-        await self._tell_all()
+        await self._notify_of_all()
 
     async def _learned(self) -> bool:
         try:
@@ -100,23 +101,21 @@ class Backfill:
 
     async def _go_on(self) -> None:
         try:
-            tries = 0
-            while True:
-                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
-                if await self._learned():
-                    break
-                tries += 1
+            pauses, known = RetryDelays(RETRY), False
+            while not known:
+                await asyncio.sleep(pauses.next())
+                known = await self._learned()
         finally:
             self._learning = False
-        tell, self._tell = self._tell, False
-        if tell:
-            self._tell_now()
+        notify, self._notify = self._notify, False
+        if notify:
+            self._notify_now()
 
-    async def _tell_all(self) -> None:
+    async def _notify_of_all(self) -> None:
         if await self.once():
-            self._tell_now()
+            self._notify_now()
 
-    def _tell_now(self) -> None:
+    def _notify_now(self) -> None:
         if self.following is not None:
             self._asking.notify(self.following.everything())
 

@@ -1,11 +1,11 @@
-"""Maps and lists of a message that become plain values when somebody looks at them.
+"""Maps and lists of a message that become plain values when a hook looks at them.
 
 Most hooks look at two or three things of a request that has a hundred. So a fact holds the message and knows
 how to read its part of it; the first look makes a dict or a tuple of the part and lets go of the message.
 
 Hooks look from several threads, and a thread of a hook that hangs may be ended by an exception at any point,
 so there is no lock that it could keep for ever: two first looks at the same time read the part twice and find
-the same. Nobody changes a message that facts are read from.
+the same. A message that facts are read from is never changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LazyMap(Mapping[str, _V]):
     def _all(self) -> dict[str, _V]:
         values = self._values
         if values is None:
-            # Somebody else may have read it meanwhile, and let go of the origin: values come first.
+            # Another thread may have read it meanwhile, and let go of the origin: values come first.
             origin = self._origin
             if (values := self._values) is None:
                 values = self._values = self._load(origin)

@@ -1,12 +1,12 @@
 """What hooks want of other containers, done beside all calls.
 
-Updates wait in a bounded place, the newest of each field of each container: a hook that floods us
+Updates wait in a bounded place, the newest of each field of each container: a hook that sends too many
 overwrites its own. They are carried out some a second. CPUs narrow the container's placement, and the
 kernel follows as it does when pools change; the rest is one UpdateContainerResources of our own, which
 carries the container's CPUs as all of them do. While a call for the container is at the runtime, its
-updates wait: whichever came last would win, and nobody could tell which that was.
+updates wait: the last one would be in effect, and it would be unknown which one that was.
 
-There are no answers: what cannot be done is told in ``problems``.
+There are no answers: what cannot be done is reported in ``problems``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LIMITS: Final = (
 )
 
 _NOT_ASKED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
-"""What a container has for which nobody has asked for anything; of memory no limit (-1)."""
+"""What a container has where nothing was asked for; of memory no limit (-1)."""
 
 
 @dataclass(slots=True)
@@ -80,8 +80,8 @@ class Updates:
         """Wait for updates.
 
         Args:
-            keeper: Whose containers.
-            launch: Watches over updates.
+            keeper: The node.
+            launch: Follows updates.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._keeper = keeper
@@ -141,7 +141,7 @@ class Updates:
         self._waiting[container_id] = wanted
 
     async def _one(self, container_id: str, wanted: _Wanted) -> bool:
-        """Do what is wanted of one container; tells whether that has to wait on."""
+        """Do what is wanted of one container; returns whether that has to wait on."""
         keeper = self._keeper
         if keeper.store.mode.is_leaving or (container := self._find(container_id, wanted.by)) is None:
             return False
@@ -156,7 +156,7 @@ class Updates:
                 self._lack(container_id, wanted.by, "the runtime is still busy with it")
             return not late
         try:
-            await self._tell(container_id, wanted)
+            await self._send(container_id, wanted)
         except UnavailableError as error:
             if late:
                 self._lack(container_id, wanted.by, str(error))
@@ -180,8 +180,8 @@ class Updates:
         if problem := keeper.overrides.narrow(container.id, wish):
             keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
-    async def _tell(self, container_id: str, wanted: _Wanted) -> None:
-        """Tell the runtime.
+    async def _send(self, container_id: str, wanted: _Wanted) -> None:
+        """Send the runtime what is wanted of a container.
 
         Raises:
             UnavailableError, RuntimeCallError: It does not take it.
@@ -194,12 +194,12 @@ class Updates:
             await fencing.drop(fence)
             raise UnavailableError("it is being changed, or has ended")
         want, limits = keeper.state.wanted(container), self._limits(container, wanted)
-        told: CpuSet | None = None if keeper.state.node.erases(container.placement) else want
+        cpus: CpuSet | None = None if keeper.state.node.erases(container.placement) else want
         flight = keeper.flights.depart(container_id, want)
         fencing.bind(flight, fence)
         async with self._launch.under_way(flight):
             mems = keeper.mems.renewed(container)
-            await self._worker.run(keeper.runtime.update_limits, container_id, told, mems, limits)
+            await self._worker.run(keeper.runtime.update_limits, container_id, cpus, mems, limits)
             keeper.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     def _limits(self, container: Container, wanted: _Wanted) -> Limits:
@@ -209,7 +209,7 @@ class Updates:
         quota = self._keeper.quotas.requested(container, quota) or quota
         return Limits(cpu_quota=quota, unified=wanted.unified, **values)
 
-    # -- who, and what is wrong ---------------------------------------------------------------------------
+    # -- containers, and what is wrong --------------------------------------------------------------------
 
     def _find(self, container_id: str, by: Mapping[str, str]) -> Container | None:
         container = self._keeper.state.containers.get(container_id)

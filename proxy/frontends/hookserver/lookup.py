@@ -10,16 +10,17 @@ from proxy.controller.runtime_ports import RuntimeContainer
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.node_events import SavedCpusLearned
 from proxy.frontends.hookserver.pending_calls import PendingCalls
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
 
-PAUSES_S = (0.05, 0.2, 0.5)
-"""A sandbox that is not listed yet is looked for again after these pauses."""
+RETRY, TRIES = Backoff(0.1, 0.4), 4
+"""So often, and with such pauses in seconds, a sandbox is looked for that is not listed yet."""
 
 
 class RuntimeLookup:
-    """Asks the runtime in the way of questions."""
+    """Asks the runtime for what a request does not name."""
 
     def __init__(self, keeper: Keeper, launch: StartUpdate, under_way: PendingCalls) -> None:
         self._keeper = keeper
@@ -46,15 +47,16 @@ class RuntimeLookup:
         if len(known) == 1 and not new:
             return known[0], keeper.state.pods[known[0]].attempt
         name = (meta.uid, meta.namespace, meta.name)
-        for pause in (*PAUSES_S, None):
+        pauses = RetryDelays(RETRY)
+        for last in range(TRIES - 1, -1, -1):
             listed = await self._launch.lookups.run(keeper.runtime.list_pods)
             there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
             if there:
                 newest = max(there, key=lambda pod: pod.attempt)
                 self._under_way.see_pod(newest)
                 return newest.id, newest.attempt
-            if pause is not None:
-                await asyncio.sleep(pause)
+            if last:
+                await asyncio.sleep(pauses.next())
         return None
 
     async def name(self, container_id: str) -> None:

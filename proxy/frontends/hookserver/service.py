@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from proxy.controller.tasks import tended
 from proxy.frontends.hookserver.server import Server
 from proxy.frontends.hookserver.servicer import Servicer
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
     from proxy.controller.start_update import StartUpdate
 
-PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
-"""Delays before the socket is tried again, the last one repeatedly: its current user may be stopping."""
+RETRY: Final = Backoff(1.0, 15.0)
+"""Seconds before the socket is tried again: its current user may be stopping."""
 
 
 class Serving:
@@ -43,14 +44,13 @@ class Serving:
 
     async def run(self) -> None:
         """Start, as soon as the socket can be had; returns when it has."""
-        tries = 0
+        pauses = RetryDelays(RETRY)
         while True:
             try:
                 return await self.start()
             except TopoproxyError as error:
                 self._keeper.telemetry.problem("cannot listen as a hook server", path=self.path, err=error)
-            await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
-            tries += 1
+            await asyncio.sleep(pauses.next())
 
     async def start(self) -> None:
         """Listen.

@@ -22,6 +22,7 @@ from proxy.frontends.hookserver.registration import STAGES, registration
 from proxy.frontends.hookserver.server import questions
 from proxy.frontends.hookserver.service import Serving
 from proxy.frontends.hookserver.socket_path import SocketPath
+from proxy.model.backoff import Backoff
 from proxy.model.errors import CannotCreateError, ConfigError
 from tests.said import telemetry
 
@@ -76,7 +77,7 @@ def test_a_dead_socket_is_replaced_and_others_are_left_alone(folder: Path, bind:
     dead.close()
     place = SocketPath(path)
     place.take(bind)
-    with pytest.raises(CannotCreateError, match="somebody answers there"):
+    with pytest.raises(CannotCreateError, match="another process answers there"):
         SocketPath(path).take(bind)
     reach(path)
     path.unlink()
@@ -110,11 +111,11 @@ def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None])
     async def day(node: Any) -> None:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
         again = type(node.serving)(node.socket, node.keeper, node.daemon._launch, None)
-        with pytest.raises(CannotCreateError, match="somebody answers there"):
+        with pytest.raises(CannotCreateError, match="another process answers there"):
             await again.start()
         trying = asyncio.create_task(again.run())
         await node.until(
-            lambda: any("somebody answers" in p["what"] for p in node.keeper.telemetry.problems())
+            lambda: any("another process answers" in p["what"] for p in node.keeper.telemetry.problems())
         )
         await node.serving.stop()
         await trying
@@ -166,12 +167,12 @@ def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch)
     late = Late.__new__(Late)
     late._keeper = SimpleNamespace(telemetry=telemetry(said))  # type: ignore[assignment]
     late.path = Path("/s")
-    monkeypatch.setattr("proxy.frontends.hookserver.service.PAUSES_S", (0.02, 0.06))
+    monkeypatch.setattr("proxy.frontends.hookserver.service.RETRY", Backoff(0.02, 0.06))
     asyncio.run(late.run())
     assert said == ['cannot listen as a hook server path=/s err="it is taken"']
     assert [problem["count"] for problem in late._keeper.telemetry.problems()] == [3]
     pauses = [later - sooner for sooner, later in pairwise(tries)]
-    assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.05, 0.05), strict=True))
+    assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.03, 0.05), strict=True))
 
 
 def test_the_file_names_all_that_is_answered() -> None:
