@@ -177,7 +177,7 @@ class StartUpdate:
 
         async def told() -> None:
             async with self.under_way(flight):
-                mems = self._mems.told(container)
+                mems = self._mems.carried(container)
                 await self.lookups.run(context.runtime.update_cpuset, container.id, want, mems, quota)
                 self._quotas.saved(container.id, quota)
                 context.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)

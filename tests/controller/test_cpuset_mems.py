@@ -69,7 +69,7 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
         (problem,) = (p["what"] for p in w.keeper.telemetry.problems())
-        assert "it was given 1 too, and nobody can tell where its memory is" in problem
+        assert "it was given 1 too, and it is not known where its memory is" in problem
 
     live(day)
 
@@ -80,7 +80,7 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         (MemoryUse({0: MIB, 1: 3 * MIB}, {}, {}), "it has 3.0 MiB there, and 0 bytes of page cache"),
         (MemoryUse({0: MIB}, {1: 4096}, {}), "it has 0 bytes there, and 4096 bytes of page cache"),
         (MemoryUse({}, {}, {1: 2 * MIB}), "it has 2.0 MiB there, and 0 bytes of page cache"),
-        (None, "nobody can tell where its memory is"),
+        (None, "it is not known where its memory is"),
     ],
 )
 def test_nodes_with_memory_on_them_stay_and_are_reported(

@@ -134,7 +134,7 @@ class ContainerCalls:
         call.state = Trip(container.id, flight=flight)
         quota = self.keeper.quotas.requested(container, asked.cpu_quota)
         cpus = None if self.keeper.state.node.erases(container.placement) else want
-        call.place(cpus, self.keeper.mems.told(container), quota)
+        call.place(cpus, self.keeper.mems.carried(container), quota)
 
     def _note_asked(self, container: Container, asked: ResourceUpdate) -> None:
         """Remember a set that a client names: it is what the container gets back when we leave.

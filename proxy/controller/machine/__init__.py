@@ -1,1 +1,1 @@
-"""A machine that changes, and who has less by it."""
+"""A machine that changes, and the containers that have less by it."""

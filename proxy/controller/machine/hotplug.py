@@ -1,15 +1,16 @@
-"""Following the machine: CPUs and memory that come and go while containers run.
+"""CPUs and memory that come and go while containers run: the state follows, and owners are kept whole.
 
-It is looked at in each comparison, and as soon as the kernel tells (``proxy.topology.uevents``). Where it is
-another one, the state is computed anew from it, and then, one after the other:
+The machine is read in each comparison, and as soon as the kernel reports a change
+(``proxy.topology.uevents``). Where it is another one, the state is computed again from it
+(``engine.hotplug``), and then, in this order:
 
-1. Everybody leaves what is gone. An owner has what is left of his CPUs. On cgroup v1 tasks whose group had
-   run empty are brought back into it.
-2. An owner who has all of his again leaves what stood in for them; only when the kernel says that he has, the
-   others may use it.
-3. Who lacks CPUs that were our own choice is given others in their place (``engine.replacement_cpus``), in
-   the order of a create: nobody else's any more, left by the others and read back, in the ledger, then his.
-4. Who has less than he was promised is told: in the log, in ``explain``, in ``status``, in numbers.
+1. All containers leave what is gone. An owner has what is left of its CPUs. On cgroup v1 tasks whose group
+   had run empty are brought back into it.
+2. An owner that has all of its own again leaves the replacements. The others may use them only when the
+   kernel reports that it has.
+3. An owner that lacks CPUs which were our own choice is given others in their place
+   (``engine.replacement_cpus``), by a reservation.
+4. A container that has less than promised is reported: in the log, ``explain``, ``status`` and metrics.
 
 What could not be done is tried again in each comparison.
 """
@@ -17,7 +18,6 @@ What could not be done is tried again in each comparison.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,10 @@ from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.machine.shortage import Shortage
 from proxy.controller.reservations import Reservations
+from proxy.engine.hotplug import differences, replacements_in_use, with_other_memory, with_replacement
 from proxy.engine.node_events import ContainersUpdated, CpusGiven, HardwareChanged, SavedCpusLearned
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
 from proxy.model.errors import CgroupError
-from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
 MOMENT_S = 0.05
-"""Many CPUs go at once where SMT is switched off: the machine is looked at when a few have gone."""
+"""Many CPUs go at once where SMT is switched off: the machine is read when a few have gone."""
 
 LOOKS = 3
-"""So many times tasks that the kernel has moved away are looked for: it does so after it has told."""
+"""So many times tasks that the kernel has moved away are looked for: it moves them after its report."""
 NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is noticed at the next reconcile"
 
 
 class Hotplug:
-    """Follows the machine for a keeper.
+    """Follows the machine.
 
     Attributes:
-        events: What the kernel tells; None where nobody listens.
+        events: What the kernel reports; None where nothing listens.
         displaced: Brings tasks back; None where the kernel moves none away.
-        shortage: Who has less than he was promised.
+        shortage: Containers that have less than promised.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Hotplug:
         """Prepare.
 
         Args:
-            context: Whose machine.
+            context: Has the machine.
             writes: Has the kernel follow.
             mems: Compares memory nodes; its worker looks at the machine.
             reservations: Gives owners CPUs in place of others.
@@ -114,13 +114,13 @@ class Hotplug:
         self._context.spawn(self.look())
 
     async def look(self) -> None:
-        """Look whether the machine is another one, and follow it."""
+        """Read the machine, and follow it where it is another one."""
         context = self._context
         async with self._looking:  # else an older look might overtake a newer one
             machine = await self._mems.worker.run(self._hardware, context.state.node.machine)
             if machine is not None:
                 self._changed(machine)
-        if self._looks or owners_missing_cpus(context.state) or self.shortage.known:
+        if self._looks or owners_missing_cpus(context.state) or self.shortage.reported:
             context.spawn(self.mend())
 
     def _changed(self, machine: Machine) -> None:
@@ -132,14 +132,10 @@ class Hotplug:
                 "cannot follow the machine: the shared pool would be empty", cpus=machine.online
             )
             return
-        for what, old, new in (
-            ("CPUs", was.online, machine.online),
-            ("NUMA nodes with memory", was.memory_nodes, machine.memory_nodes),
-        ):
-            if old != new:
-                context.telemetry.warning("the machine changed", what=what, now=new, before=old)
+        for what, old, new in differences(was, machine):
+            context.telemetry.warning("the machine changed", what=what, now=new, before=old)
         context.store.handle(HardwareChanged(machine))
-        context.enforcer.forget()  # what the kernel took from groups nobody wrote
+        context.enforcer.forget()  # what the kernel took from groups, no program wrote
         context.telemetry.count(metrics.MACHINE_CHANGES)
         self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:
@@ -147,13 +143,12 @@ class Hotplug:
         context.attention.set()  # sandboxes, memory nodes and what was promised of them
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
-        """Have the runtime told who has other memory nodes now: what it has saved, no kernel takes."""
+        """Have the runtime sent the memory nodes of containers that have others now."""
         context, there = self._context, after.node.machine.memory_nodes
-        self._mems.changed(there - before.node.machine.memory_nodes)
-        for container in after.containers.values():
-            if before.wanted_mems(container) != after.wanted_mems(container):
-                context.store.handle(SavedCpusLearned(container.id, None))
-                context.settle_later(container.id)
+        self._mems.known = self._mems.known.changed(there - before.node.machine.memory_nodes)
+        for container_id in with_other_memory(before, after):
+            context.store.handle(SavedCpusLearned(container_id, None))
+            context.settle_later(container_id)
 
     # -- mending ------------------------------------------------------------------------------------------
 
@@ -171,10 +166,10 @@ class Hotplug:
                     await self._take_back(short)
                 for short in owners_missing_cpus(context.state):
                     await self._stand_in(short)
-            self.shortage.tell()
+            self.shortage.report()
 
     def _bring_back(self, displaced: Displaced) -> None:
-        """Bring back whom the kernel has moved away; runs in the kernel worker."""
+        """Bring back processes that the kernel has moved away; runs in the kernel worker."""
         context = self._context
         for container in context.state.containers.values():
             path = context.enforcer.known_path(container) if container.phase is Phase.RUNNING else None
@@ -191,11 +186,8 @@ class Hotplug:
                 )
 
     async def _take_back(self, short: MissingCpus) -> None:
-        """Let go of CPUs that stand in for none any more, once the kernel says that they are left."""
-        context, state = self._context, self._context.state
-        used = CpuSet()
-        for container in short.containers:
-            used |= state.offered(container) & container.placement.replacement
+        """Release replacements that are no longer needed, once the kernel reports that they are left."""
+        context, used = self._context, replacements_in_use(self._context.state, short)
         if all(container.placement.replacement == used for container in short.containers):
             return
         ids = [container.id for container in short.containers]
@@ -203,7 +195,8 @@ class Hotplug:
         self._writes.moved(done)
         if done.refused or any(context.flights.of(container_id) for container_id in ids):
             return
-        self._put(ids, used)
+        changed = with_replacement(self._living(ids), used)
+        context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
         self._given_again(ids)
 
     async def _stand_in(self, short: MissingCpus) -> None:
@@ -233,15 +226,6 @@ class Hotplug:
     def _living(self, ids: list[str]) -> list[Container]:
         there = (self._context.state.containers.get(container_id) for container_id in ids)
         return [c for c in there if c is not None and c.phase is not Phase.EXITED]
-
-    def _put(self, ids: list[str], instead: CpuSet) -> None:
-        """Have it in the state and in the ledger what stands in for whom."""
-        context = self._context
-        changed = [
-            dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=instead))
-            for c in self._living(ids)
-        ]
-        context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
 
     # -- the end ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,99 @@
+"""Memory nodes of running containers: what is repaired, and what calls to the runtime name.
+
+Theory of operation. The nodes of a container are decided with its create and stay: its memory is there. So
+all that can differ is drift, a write of another program. What that write did to the pages is done already
+(``backends.cgroup.memory``):
+
+* nodes that are missing are given back, always. Wider nodes move no page and take milliseconds.
+* nodes that are too many are taken away only where the container has no memory on them: on v2 the kernel
+  would move it within the write, which takes seconds, and a group that may not hold it dies of that.
+  Otherwise it is reported, with how much is there, and compared again in each pass. Until then nothing of
+  ours narrows it either: updates that pass, and our own, name the nodes that it has (``carried``).
+
+Nodes may go, memory by memory (``hotplug``). A container that was bound to one has what is left of its nodes,
+or any where nothing is left; no call names a node that is gone, which the kernel refuses. On v1 the kernel
+takes a node that goes out of all groups and does not put it back, so the groups above a container are widened
+when it has returned. A group whose parent has fewer nodes than was decided has those of the parent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.engine.state import NodeState
+from proxy.model.idset import Mask
+from proxy.model.workload import Container
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBindings:
+    """What is known of memory nodes in effect.
+
+    Attributes:
+        held: Ids of containers that had what they should have at the last comparison.
+        wide: Containers with more nodes than decided, as their memory is there: all that they have.
+        returned: Nodes that came back.
+        is_changed: Whether nodes came or went at all.
+    """
+
+    held: frozenset[str] = frozenset()
+    wide: Mapping[str, Mask] = field(default_factory=dict)
+    returned: Mask = field(default_factory=Mask)
+    is_changed: bool = False
+
+    def changed(self, returned: Mask) -> MemoryBindings:
+        """Return it after nodes came or went: what containers have now, no other program has written."""
+        return MemoryBindings(returned=self.returned | returned, is_changed=True)
+
+    def forgotten(self) -> MemoryBindings:
+        """Return it without what containers had, as they may be given other nodes."""
+        return dataclasses.replace(self, held=frozenset(), wide={})
+
+    def carried(self, state: NodeState, container: Container) -> Mask:
+        """Return the nodes that a call to the runtime names for a container: no runtime takes others."""
+        wide = self.wide.get(container.id, Mask()) & state.node.machine.memory_nodes
+        return wide or state.wanted_mems(container)
+
+    def renewed(self, state: NodeState, container: Container) -> Mask | None:
+        """Return the nodes that an update of our own names; None where those the runtime has saved do."""
+        is_gone = not container.placement.mems <= state.node.machine.memory_nodes
+        differs = self.is_changed or is_gone or container.id in self.wide
+        return self.carried(state, container) if differs else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemsRepair:
+    """What is done about the nodes of one container.
+
+    Attributes:
+        write: What is written at once; None for nothing.
+        narrow: What is written if its memory allows; None where it has no nodes too many.
+        is_drift: Whether nodes were missing.
+        is_right: Whether it has what it should then.
+    """
+
+    write: Mask | None = None
+    narrow: Mask | None = None
+    is_drift: bool = False
+    is_right: bool = False
+
+
+def repair(has: Mask, want: Mask, above: Mask, there: Mask, returned: Mask) -> MemsRepair:
+    """Decide what is done about the nodes of a container.
+
+    Args:
+        has: What its group has.
+        want: What was decided.
+        above: What the group above has.
+        there: The nodes that exist.
+        returned: Nodes that came back: groups above are widened for them.
+    """
+    if has != want and not want - above <= returned:
+        want = want & above or has
+    kept = has if has <= there else has & there | want  # no memory is left on nodes that are gone
+    if want - kept:
+        return MemsRepair(kept | want, is_drift=True, is_right=kept <= want)
+    write = None if kept == has else kept
+    return MemsRepair(write, is_right=True) if kept == want else MemsRepair(write, narrow=want)

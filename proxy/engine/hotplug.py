@@ -1,0 +1,128 @@
+"""What follows from CPUs and memory nodes that come or go while containers run.
+
+The pools and the owners are computed again on the new machine (``NodeState.on``). What a container has less,
+or other, than it was promised is its hardware loss: reported when it begins, changes and ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from proxy.engine.replacement_cpus import MissingCpus
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.machine import Machine
+from proxy.model.phrases import cpus
+from proxy.model.phrases import nodes as named
+from proxy.model.workload import Container, Phase, Pool
+
+
+def differences(before: Machine, after: Machine) -> list[tuple[str, object, object]]:
+    """Return what differs between two machines: what in words, before and after."""
+    sets: tuple[tuple[str, object, object], ...] = (
+        ("CPUs", before.online, after.online),
+        ("NUMA nodes with memory", before.memory_nodes, after.memory_nodes),
+    )
+    return [each for each in sets if each[1] != each[2]]
+
+
+def with_other_memory(before: NodeState, after: NodeState) -> list[str]:
+    """Return the containers whose memory nodes are others: what the runtime has saved, no kernel takes."""
+    return [c.id for c in after.containers.values() if before.wanted_mems(c) != after.wanted_mems(c)]
+
+
+def replacements_in_use(state: NodeState, short: MissingCpus) -> CpuSet:
+    """Return the replacements that an owner still needs."""
+    return CpuSet.from_bits(
+        union((state.offered(c) & c.placement.replacement).bits for c in short.containers)
+    )
+
+
+def with_replacement(containers: Iterable[Container], replacement: CpuSet) -> list[Container]:
+    """Return containers with other replacements for their offline CPUs."""
+    return [
+        dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=replacement))
+        for c in containers
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareLoss:
+    """What a container has less, or other, than it was promised.
+
+    Attributes:
+        away: CPUs of its own that are offline.
+        instead: CPUs that it has in their place.
+        cpus: What it runs on.
+        nodes: Memory nodes of its own that are gone.
+        mems: Those that it has.
+    """
+
+    away: CpuSet
+    instead: CpuSet
+    cpus: CpuSet
+    nodes: Mask
+    mems: Mask
+
+    @property
+    def missing(self) -> int:
+        """By how many CPUs it has fewer than it was promised."""
+        return max(len(self.away) - len(self.instead), 0)
+
+    def words(self) -> str:
+        """Say it after the name of the container."""
+        parts = []
+        if self.away:
+            one = len(self.away) == 1
+            said = f"its {cpus(self.away)} {'is' if one else 'are'} offline: it runs on {self.cpus}"
+            if self.instead:
+                said += f", with {cpus(self.instead)} in {'its' if one else 'their'} place"
+            if self.missing:
+                said += f", {self.missing} fewer than it was promised"
+            parts.append(said)
+        if self.nodes:
+            parts.append(f"its memory of {named(self.nodes)} is gone: it has that of {named(self.mems)}")
+        return "; ".join(parts)
+
+
+def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
+    """Return what a container lacks of what was decided for it; None where that is nothing.
+
+    Memory nodes matter to containers that are bound to some: one that has all nodes has those that exist.
+    """
+    machine, placement = state.node.machine, container.placement
+    away = placement.exclusive - machine.online
+    nodes = placement.mems - machine.memory_nodes
+    follows = placement.pool is Pool.OWN and state.node.follow_mems
+    bound = follows or bool(placement.blocks) or placement.pool_numa_limit is not None
+    if container.phase in (Phase.EXITED, Phase.CREATING) or not (away or (nodes and bound)):
+        return None
+    here = state.wanted(container)
+    mems = state.wanted_mems(container)
+    return HardwareLoss(away, here & placement.replacement, here, nodes if bound else Mask(), mems)
+
+
+def losses(state: NodeState) -> dict[str, HardwareLoss]:
+    """Return what containers lack, by container id."""
+    found = ((i, loss_of(state, container)) for i, container in state.containers.items())
+    return {i: loss for i, loss in found if loss is not None}
+
+
+def changed_losses(
+    reported: Mapping[str, str], state: NodeState
+) -> tuple[dict[str, str], list[tuple[Container, str]]]:
+    """Compare what was reported with what is so.
+
+    Args:
+        reported: What was reported last, by container id.
+        state: The node.
+
+    Returns:
+        What is so now; and the containers for which it differs, with the words, empty where all is back.
+    """
+    now = {container_id: loss.words() for container_id, loss in losses(state).items()}
+    over = dict.fromkeys(reported.keys() - now.keys(), "")
+    differ = {i: words for i, words in now.items() if reported.get(i) != words} | over
+    return now, [(state.containers[i], words) for i, words in differ.items() if i in state.containers]

@@ -1,0 +1,76 @@
+"""Memory nodes: what is repaired, and what calls name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.cpuset_mems import MemoryBindings, MemsRepair, repair
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
+
+NONE, ZERO, ONE, BOTH = (Mask.parse(text) for text in ("", "0", "1", "0-1"))
+MACHINE = described(2, 1, 4, 2)
+STATE = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
+
+
+def bound(mems: Mask) -> Container:
+    return Container(
+        "x", "c", Pod("s", "p", "ns", "p"), Request(), Placement(Pool.OWN, CpuSet([0]), mems), Phase.RUNNING
+    )
+
+
+@pytest.mark.parametrize(
+    ("has", "want", "above", "there", "returned", "done"),
+    [
+        pytest.param(ZERO, ZERO, BOTH, BOTH, NONE, MemsRepair(is_right=True), id="right"),
+        pytest.param(ONE, ZERO, BOTH, BOTH, NONE, MemsRepair(BOTH, is_drift=True), id="another one"),
+        pytest.param(
+            ONE, BOTH, BOTH, BOTH, NONE, MemsRepair(BOTH, is_drift=True, is_right=True), id="missing"
+        ),
+        pytest.param(BOTH, ZERO, BOTH, BOTH, NONE, MemsRepair(narrow=ZERO), id="too many"),
+        pytest.param(ONE, BOTH, ONE, BOTH, NONE, MemsRepair(is_right=True), id="the parent has no more"),
+        pytest.param(ONE, ZERO, ONE, BOTH, NONE, MemsRepair(is_right=True), id="the parent has none of them"),
+        pytest.param(
+            ONE, BOTH, ONE, BOTH, ZERO, MemsRepair(BOTH, is_drift=True, is_right=True), id="came back"
+        ),
+        pytest.param(BOTH, ONE, BOTH, ONE, NONE, MemsRepair(ONE, is_right=True), id="one is gone"),
+        pytest.param(ZERO, ONE, BOTH, ONE, NONE, MemsRepair(ONE, is_right=True), id="all it had is gone"),
+    ],
+)
+def test_a_repair(has: Mask, want: Mask, above: Mask, there: Mask, returned: Mask, done: MemsRepair) -> None:
+    assert repair(has, want, above, there, returned) == done
+
+
+MASKS = st.sets(st.integers(0, 2)).map(Mask)
+
+
+@given(MASKS, MASKS.filter(bool), MASKS.filter(bool), MASKS.filter(bool), MASKS)
+def test_a_repair_takes_no_node_away_that_exists(
+    has: Mask, want: Mask, above: Mask, there: Mask, returned: Mask
+) -> None:
+    done = repair(has, want & there or there, above & there or there, there, returned)
+    if done.write is not None:
+        assert has & there <= done.write
+        assert done.write <= there
+    assert not (done.is_right and done.narrow is not None)
+
+
+def test_what_calls_name() -> None:
+    known, one = MemoryBindings(), bound(ZERO)
+    assert (known.carried(STATE, one), known.renewed(STATE, one)) == (ZERO, None)
+    wide = dataclasses.replace(known, wide={"x": BOTH}, held=frozenset({"x"}))
+    assert (wide.carried(STATE, one), wide.renewed(STATE, one)) == (BOTH, BOTH)
+    assert wide.forgotten() == known
+    changed = wide.changed(ONE).changed(ZERO)
+    assert changed == MemoryBindings(returned=BOTH, is_changed=True)
+    assert changed.renewed(STATE, one) == ZERO, "what the runtime has saved may name a node that is gone"
+    gone = bound(Mask.parse("0,7"))
+    assert known.renewed(STATE, gone) == ZERO

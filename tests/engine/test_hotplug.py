@@ -1,0 +1,106 @@
+"""What containers lack on a machine whose CPUs and memory come and go, and when it is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.hotplug import (
+    changed_losses,
+    differences,
+    losses,
+    replacements_in_use,
+    with_other_memory,
+    with_replacement,
+)
+from proxy.engine.node import Node
+from proxy.engine.replacement_cpus import owners_missing_cpus
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
+
+WHOLE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+POD = Pod("s", "p", "ns", "p")
+
+
+def without(text: str, memory: str = "") -> Machine:
+    gone, empty = CpuSet.parse(text), Mask.parse(memory)
+    nodes = tuple(
+        dataclasses.replace(n, cpus=n.cpus - gone, mem_bytes=0 if n.id in empty else n.mem_bytes)
+        for n in WHOLE.nodes
+    )
+    return dataclasses.replace(WHOLE, cpus=tuple(c for c in WHOLE.cpus if c.id not in gone), nodes=nodes)
+
+
+def owner(cpus: str, key: str = "x", mems: str = "0", **more: object) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask.parse(mems), **more)
+    return Container(key, key, POD, Request(), placement, Phase.RUNNING, owner=key)
+
+
+def node(*containers: Container) -> NodeState:
+    return NodeState.of(Node(WHOLE, CpuTopology.of(WHOLE)), (POD,), containers)
+
+
+def test_what_differs() -> None:
+    assert differences(WHOLE, WHOLE) == []
+    ((what, before, now),) = differences(WHOLE, without("3"))
+    assert (what, str(before), str(now)) == ("CPUs", "0-15", "0-2,4-15")
+
+
+@pytest.mark.parametrize(
+    ("container", "gone", "words"),
+    [
+        pytest.param(owner("2-3"), "7", "", id="none of its own"),
+        pytest.param(
+            owner("2-3"), "3", "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised", id="one"
+        ),
+        pytest.param(
+            owner("2-3", replacement=CpuSet([9])),
+            "3",
+            "its CPU 3 is offline: it runs on 2,9, with CPU 9 in its place",
+            id="replaced",
+        ),
+    ],
+)
+def test_what_a_container_lacks(container: Container, gone: str, words: str) -> None:
+    state = node(container).on(without(gone))
+    assert [loss.words() for loss in losses(state).values()] == ([words] if words else [])
+
+
+def test_a_loss_is_reported_when_it_begins_changes_and_ends() -> None:
+    whole = node(owner("2-3"))
+    reported, changes = changed_losses({}, whole)
+    assert (reported, changes) == ({}, [])
+    one = whole.on(without("3"))
+    reported, changes = changed_losses(reported, one)
+    assert [(c.id, words) for c, words in changes] == [("x", reported["x"])]
+    assert changed_losses(reported, one) == (reported, [])
+    both = whole.on(without("2-3"))
+    reported, changes = changed_losses(reported, both)
+    assert "CPUs 2-3 are offline" in changes[0][1]
+    assert changed_losses(reported, whole) == ({}, [(whole.containers["x"], "")])
+    assert changed_losses(reported, node()) == ({}, []), "it is gone"
+
+
+def test_replacements_are_needed_as_long_as_cpus_are_away() -> None:
+    state = node(owner("2-3", replacement=CpuSet.parse("8-9")))
+    for machine, used in ((without("2-3"), "8-9"), (without("3"), "8"), (WHOLE, "")):
+        now = state.on(machine)
+        (short,) = owners_missing_cpus(now)
+        assert str(replacements_in_use(now, short)) == used
+        (changed,) = with_replacement(short.containers, CpuSet.parse(used))
+        assert str(changed.placement.replacement) == used
+
+
+def test_containers_with_other_memory_nodes() -> None:
+    state = node(owner("2-3"), owner("4-5", "y", "1"))
+    assert with_other_memory(state, state) == []
+    after = state.on(without("", memory="1"))
+    assert with_other_memory(state, after) == ["y"]
+    (loss,) = losses(after).values()
+    assert (str(loss.nodes), str(loss.mems)) == ("1", "0")
+    assert loss.words() == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
