@@ -22,8 +22,8 @@ follows, without further state, what is easily done wrong:
 A body larger than the client's window would cost a round trip for each 64 KiB. So the first such body has the
 client *lent* ``LENT_BYTES`` on the connection, once: it counts as if ``server`` were so much larger. On its
 stream a client is lent what the announced length of the message exceeds the initial window by, at most
-``LENT_BYTES``, and gets no further window before it has used that. A connection without such bodies carries no
-frame more for it.
+``LENT_BYTES``, and gets no further window before it has used that. A connection without such bodies carries
+no frame more for it.
 
 While there is a debt the client may have more window than the runtime gave. DATA of a passing stream that
 finds no window therefore waits in ``queue``; it counts as not granted back (``waiting``), which bounds it by
