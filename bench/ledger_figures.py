@@ -9,7 +9,6 @@ much as a full node's.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from table import number, render
 from proxy.backends.ledger import open_ledger
 from proxy.controller.codec import dump
 from proxy.model.workload import Pool
+from tests.testkit.changed_copy import changed_copy
 
 BAR_MS = 0.3
 ROUNDS = 2000
@@ -41,7 +41,7 @@ def measure() -> tuple[list[float], int, int]:
         ledger.write({f"p/{p.sandbox_id}": dump(p) for p in state.pods.values()})
         file = Path(folder) / "ledger.jsonl"
         for turn in range(ROUNDS):
-            key, container = f"i/call-{turn}", dataclasses.replace(owner, id=f"call-{turn}")
+            key, container = f"i/call-{turn}", changed_copy(owner, id=f"call-{turn}")
             begun = time.perf_counter()
             ledger.write({key: dump(container)})
             took.append((time.perf_counter() - begun) * 1000)

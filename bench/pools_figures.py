@@ -10,7 +10,6 @@ how many kernel writes that comes to. Only changed sets may become steps, so the
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos, Phase, Pod, QosClass, Request
+from tests.testkit.changed_copy import changed_copy
 
 HEAD = (
     "pools after a change, in this process",
@@ -215,9 +215,9 @@ def others() -> Iterator[Change]:
 
 def offline(known: Machine, gone: CpuSet) -> Machine:
     """Give the machine without some CPUs."""
-    nodes = tuple(dataclasses.replace(node, cpus=node.cpus - gone) for node in known.nodes)
+    nodes = tuple(changed_copy(node, cpus=node.cpus - gone) for node in known.nodes)
     cpus = tuple(cpu for cpu in known.cpus if cpu.id not in gone)
-    return dataclasses.replace(known, cpus=cpus, nodes=nodes)
+    return changed_copy(known, cpus=cpus, nodes=nodes)
 
 
 def measure() -> list[Change]:

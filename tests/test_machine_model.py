@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
+from tests.testkit.changed_copy import changed_copy
 
 
 def machine() -> Machine:
@@ -55,9 +54,9 @@ def test_nodes_and_cpus() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(machine(), nodes=machine().nodes[:-1]),
-        dataclasses.replace(machine(), extra={"numa": {"possible": "0-7"}}),
-        dataclasses.replace(machine(), possible=CpuSet.parse("0-31")),
+        changed_copy(machine(), nodes=machine().nodes[:-1]),
+        changed_copy(machine(), extra={"numa": {"possible": "0-7"}}),
+        changed_copy(machine(), possible=CpuSet.parse("0-31")),
     ],
 )
 def test_the_fingerprint_distinguishes_hardware(other: Machine) -> None:
@@ -66,11 +65,11 @@ def test_the_fingerprint_distinguishes_hardware(other: Machine) -> None:
 
 
 def test_fingerprint_does_not_depend_on_what_changes_while_running() -> None:
-    assert dataclasses.replace(machine(), isolated=CpuSet([1])).fingerprint == machine().fingerprint
-    offline = dataclasses.replace(machine(), cpus=machine().cpus[:-1])
+    assert changed_copy(machine(), isolated=CpuSet([1])).fingerprint == machine().fingerprint
+    offline = changed_copy(machine(), cpus=machine().cpus[:-1])
     assert offline.fingerprint == machine().fingerprint, "a CPU that is offline comes back"
-    pulled = dataclasses.replace(machine(), present=CpuSet.parse("0-2"))
+    pulled = changed_copy(machine(), present=CpuSet.parse("0-2"))
     assert pulled.fingerprint == machine().fingerprint, "CPUs of a virtual machine may be taken out"
-    whole = dataclasses.replace(machine(), extra={"numa": {"possible": "0,2,5"}})
-    less = dataclasses.replace(whole, nodes=machine().nodes[:-1])
+    whole = changed_copy(machine(), extra={"numa": {"possible": "0,2,5"}})
+    less = changed_copy(whole, nodes=machine().nodes[:-1])
     assert less.fingerprint == whole.fingerprint == machine().fingerprint, "so may a node of memory"

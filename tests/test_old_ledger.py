@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import itertools
 import json
 import tempfile
@@ -29,6 +28,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.daemon import DaemonNode, run, until
 
 OLD = Path(__file__).parent / "old_ledgers/b3705ac"
@@ -93,9 +93,9 @@ class OldNode(DaemonNode):
 
 def machine_with(online: CpuSet) -> Machine:
     """Return the machine with only some of its CPUs online."""
-    nodes = tuple(dataclasses.replace(node, cpus=node.cpus & online) for node in WHOLE.nodes)
+    nodes = tuple(changed_copy(node, cpus=node.cpus & online) for node in WHOLE.nodes)
     cpus = tuple(cpu for cpu in WHOLE.cpus if cpu.id in online)
-    return dataclasses.replace(WHOLE, cpus=cpus, nodes=nodes)
+    return changed_copy(WHOLE, cpus=cpus, nodes=nodes)
 
 
 def pod_record(data: Mapping[str, Any]) -> PodRecord:

@@ -10,7 +10,8 @@ once (but containers of one pod may have CPUs in common).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.distributed import take_distributed
@@ -37,8 +38,7 @@ class SmtAlignmentError(CpuRefusedError):
     reason = "SMTAlignmentError"
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPolicy:
+class CpuPolicy(Struct, frozen=True):
     """What does not change while the node runs.
 
     Attributes:
@@ -95,8 +95,7 @@ class CpuPolicy:
         return max(self.topo.cpus_per_core, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuState:
+class CpuState(Struct, frozen=True):
     """Which containers own which CPUs.
 
     Attributes:

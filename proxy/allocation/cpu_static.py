@@ -15,7 +15,7 @@ Every function gives a new state; a refusal is an exception and leaves nothing b
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from proxy.allocation import cpu_hints
 from proxy.allocation.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take

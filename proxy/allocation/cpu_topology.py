@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, Machine
 
@@ -24,8 +26,7 @@ UNCORE_LEVEL = 3
 """Caches below this level belong to a core or to a few of them and are not uncore caches."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuRow:
+class CpuRow(Struct, frozen=True):
     """One CPU and the ids of the units it is in."""
 
     cpu: int
@@ -35,8 +36,7 @@ class CpuRow:
     uncore: int
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """How many units of each kind there are (0: not stated)."""
 
     cpus: int = 0

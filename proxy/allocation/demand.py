@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.allocation.set_cover import choose
 from proxy.model.idset import Mask
@@ -22,8 +23,7 @@ LISTED = 12
 """Up to this many nodes the masks are listed (4095 at most)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """An amount that a mask has to cover.
 
     Attributes:

@@ -6,14 +6,14 @@ Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/numa_info.go ``Calculat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import Mask
 from proxy.model.machine import Machine
 
 
-@dataclass(frozen=True, slots=True)
-class Distances:
+class Distances(Struct, frozen=True):
     """The distance table of a machine.
 
     Attributes:

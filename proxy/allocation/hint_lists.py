@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.allocation.hint_family import Family
 from proxy.model.hint import Hints, TopologyHint
@@ -12,8 +13,7 @@ _NO_PREFERENCE = (TopologyHint(None, preferred=True),)
 _UNSATISFIABLE = (TopologyHint(None, preferred=False),)
 
 
-@dataclass(frozen=True, slots=True)
-class HintList:
+class HintList(Struct, frozen=True):
     """The hints of one resource as the merge reads them.
 
     Attributes:
@@ -51,8 +51,7 @@ def hint_lists(providers: Sequence[Hints]) -> list[HintList]:
     return lists
 
 
-@dataclass(frozen=True, slots=True)
-class MaskList:
+class MaskList(Struct, frozen=True):
     """One list, sorted out: masks as integers.
 
     Attributes:

@@ -28,7 +28,8 @@ mask that different hints have in common, which need not suit any of them. This 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from proxy.allocation.demand import LISTED, fittest, lowest
 from proxy.allocation.hint_family import Family, hint

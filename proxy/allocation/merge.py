@@ -44,7 +44,8 @@ import heapq
 import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.allocation.distance import Distances
 from proxy.allocation.hint_lists import MaskList
@@ -71,8 +72,7 @@ class Decided(enum.StrEnum):
     LOWER_IDS = "lower node ids"
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(Struct, frozen=True):
     """The result of a merge.
 
     Attributes:

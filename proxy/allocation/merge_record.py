@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.allocation.hint_family import Family
 from proxy.allocation.hint_lists import HintList
@@ -101,8 +102,7 @@ def _blame(decision: PolicyDecision) -> tuple[str, ...]:
     return tuple(words or _at_odds(strict))
 
 
-@dataclass(frozen=True, slots=True)
-class _Preference:
+class _Preference(Struct, frozen=True):
     """What a resource requires: the masks that it prefers, and whether these are all."""
 
     resource: str

@@ -12,8 +12,9 @@ that callers need not care.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from proxy.allocation.distance import Distances
 from proxy.allocation.hint_lists import HintList
@@ -32,8 +33,7 @@ UNALIGNED = Verdict(
 """The refusal of a policy, in kubelet's words."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyDecision:
+class PolicyDecision(Struct, frozen=True):
     """What a policy made of the providers' answers.
 
     Attributes:

@@ -19,6 +19,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.demand import Demand, fittest, smallest
 from proxy.allocation.hint_family import Family
@@ -28,8 +30,7 @@ CHOICES = 1000
 """Up to this many choices of sockets all are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
+class Sockets(Struct, frozen=True):
     """Which sets of nodes are aligned to sockets.
 
     Attributes:

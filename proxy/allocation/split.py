@@ -30,7 +30,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 KUBELET_NODES = 8
 """Up to so many nodes (kubelet's default limit) the choice is always kubelet's."""
@@ -38,8 +39,7 @@ LIMIT = 250
 """Choices that are scored on a machine with more nodes before levelling takes over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """How much each NUMA node gives.
 
     Attributes:

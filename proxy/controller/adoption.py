@@ -6,9 +6,10 @@ at a time; then ``engine.adoption`` lets them have what they run on, and the jou
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
+
+from msgspec import structs
 
 from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
@@ -223,7 +224,7 @@ class Adoption:
         )
         if not detail.cgroups_path:
             # Without a cgroup parent Kubernetes' class is not known, and "Guaranteed" would be a claim.
-            pod = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
+            pod = structs.replace(pod, kube_qos=KubeQos.BURSTABLE)
         return pod
 
     def _try_take_in(
@@ -233,7 +234,7 @@ class Adoption:
         try:
             known = self._pod(pod, detail)
             if known.cpuset is not None and known.total is None:
-                known = dataclasses.replace(known, total=total)
+                known = structs.replace(known, total=total)
             self._take_in(seen, known, detail)
         except Exception as error:  # noqa: BLE001  see above
             self._context.broken(error)

@@ -11,8 +11,9 @@ else it shows in the parents that pods name.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_ports import GroupLocator, Located
@@ -95,7 +96,7 @@ class CgroupLocator:
                 self.why[container_id] = at.why
                 continue
             self.why.pop(container_id, None)
-            known = dataclasses.replace(container, cgroup=at.path)
+            known = structs.replace(container, cgroup=at.path)
             context.store.handle(ContainersUpdated((known,), "cgroup located"))
             context.telemetry.count(metrics.CGROUPS_LOCATED)
             context.telemetry.event(

@@ -37,8 +37,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from proxy.controller.context import NodeContext
 from proxy.controller.drift.detection import Drift
@@ -62,8 +63,7 @@ MANY = 3
 """More calls than these are not named one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """How a wait for calls in flight ended.
 
     Attributes:

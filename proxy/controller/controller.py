@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from proxy.controller.cgroup_locator import CgroupLocator
 from proxy.controller.confinement import Confinement
@@ -61,8 +62,7 @@ if TYPE_CHECKING:
     from proxy.controller.partitions.ports import Partitions
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(Struct, frozen=True):
     """What a node may have beside cpusets, a runtime and a ledger; None where it has none.
 
     Attributes:

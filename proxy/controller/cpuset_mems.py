@@ -6,9 +6,10 @@ in that of kernel writes: no create waits for it.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.worker import Worker
@@ -84,7 +85,7 @@ class CpusetMems:
             context.telemetry.warning(
                 "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
             )
-        self.known = dataclasses.replace(self.known, held=frozenset(looked.right), wide=looked.wide)
+        self.known = structs.replace(self.known, held=frozenset(looked.right), wide=looked.wide)
 
     # -- in the worker ------------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ no lock between them. What is done when CPUs cannot be freed is in
 
 from __future__ import annotations
 
-import dataclasses
 import time
+
+from msgspec import structs
 
 from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
@@ -85,9 +86,7 @@ class Creates:
         why = plan.explanation
         if why is None or plan.problem in pod.defects or any(plan.problem in told for told in why.reasons):
             return plan
-        return dataclasses.replace(
-            plan, explanation=dataclasses.replace(why, reasons=(*why.reasons, plan.problem))
-        )
+        return structs.replace(plan, explanation=structs.replace(why, reasons=(*why.reasons, plan.problem)))
 
     def remember(self, plan: Plan) -> None:
         """Keep the record of a decision."""

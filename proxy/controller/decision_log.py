@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.explanation import Explanation
 from proxy.model.workload import Container
@@ -15,8 +16,7 @@ What = Explanation | Container
 """Who a record is about: a decision, or a container whose placement needed none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RememberedDecision:
+class RememberedDecision(Struct, frozen=True):
     """One decision as it is remembered.
 
     Attributes:
@@ -32,8 +32,7 @@ class RememberedDecision:
     there: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PodLine:
+class PodLine(Struct, frozen=True):
     """What is remembered of one pod.
 
     Attributes:

@@ -8,8 +8,7 @@ written into the request is not the client's wish, so the client's own values co
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from msgspec import Struct, structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.lifecycle import Lifecycle
@@ -19,8 +18,7 @@ LIMIT = 512
 """So many are remembered; the oldest are forgotten first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
+class _Told(Struct, frozen=True):
     token: str
     cpus: str
     mems: str
@@ -70,7 +68,7 @@ class DelegatedCreates:
             request.cpuset_mems == told.mems,
             request.cpu_quota == told.quota,
         )
-        meant = dataclasses.replace(
+        meant = structs.replace(
             request,
             cpuset_cpus=asked.cpuset_cpus if same[0] else request.cpuset_cpus,
             cpuset_mems=asked.cpuset_mems if same[1] else request.cpuset_mems,

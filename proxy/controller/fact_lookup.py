@@ -7,12 +7,13 @@ be had is done without: a decision is made from what is known.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
+
+from msgspec import structs
 
 from proxy.allocation.devices.hints import family
 from proxy.allocation.devices.state import RegisteredDevice
@@ -72,12 +73,12 @@ class FactLookup:
     async def devices(self, pod: Pod, name: str, given: DeviceFacts, request: Request) -> Request:
         """Ask where the devices of a container are."""
         near = await self.worker.run(self._devices, pod, name, given)
-        return dataclasses.replace(request, devices=near) if near else request
+        return structs.replace(request, devices=near) if near else request
 
     async def pod_devices(self, pod: Pod, total: Request) -> Request:
         """Ask where the devices of a whole pod are: kubelet gives them before it makes the sandbox."""
         near = await self.worker.run(self._pod_devices, pod)
-        return dataclasses.replace(total, devices=near) if near else total
+        return structs.replace(total, devices=near) if near else total
 
     def _pod(self, pod: Pod) -> Pod:
         assert self._kubelet is not None
@@ -90,8 +91,8 @@ class FactLookup:
             asks, source = told
             # What the cgroup parent says of its class is what the kernel will do with it.
             guaranteed = asks.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
-            asks = dataclasses.replace(asks, uid=pod.key, guaranteed=guaranteed)
-            return dataclasses.replace(pod, asks=asks, source=source)
+            asks = structs.replace(asks, uid=pod.key, guaranteed=guaranteed)
+            return structs.replace(pod, asks=asks, source=source)
 
         return self._try(asked, pod)
 
@@ -152,4 +153,4 @@ def measured(near: tuple[Near, ...], there: Mapping[str, Mapping[str, Mask | Non
         )
         if len(devices) >= count and nodes:
             least[resource] = family(devices, count, nodes, frozenset(devices)).size
-    return tuple(dataclasses.replace(device, least=least.get(device.resource, 0)) for device in near)
+    return tuple(structs.replace(device, least=least.get(device.resource, 0)) for device in near)

@@ -10,9 +10,10 @@ of it; its explanation is made when somebody asks.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterator
+
+from msgspec import structs
 
 from proxy.controller.decision_log import (
     PodLine,
@@ -106,7 +107,7 @@ class History:
         reasons = (*told.reasons, message(words))
         if len(reasons) > FIRST + LAST:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
-        entries[-1] = (number, when, dataclasses.replace(told, reasons=reasons), cpus)
+        entries[-1] = (number, when, structs.replace(told, reasons=reasons), cpus)
 
     def refused(self, token: str, verdict: Verdict) -> None:
         """What was decided for a container comes to nothing: somebody else has refused it."""
@@ -116,7 +117,7 @@ class History:
             entries[-1] = (
                 number,
                 when,
-                dataclasses.replace(_explanation(entries[-1]), verdict=_said(verdict)),
+                structs.replace(_explanation(entries[-1]), verdict=_said(verdict)),
                 cpus,
             )
 
@@ -191,11 +192,11 @@ def _fitted(told: Explanation) -> Explanation:
     if all(len(words) <= MESSAGE for words in (told.verdict.message, *told.reasons)):
         return told
     reasons = tuple(map(message, told.reasons))
-    return dataclasses.replace(told, verdict=_said(told.verdict), reasons=reasons)
+    return structs.replace(told, verdict=_said(told.verdict), reasons=reasons)
 
 
 def _said(verdict: Verdict) -> Verdict:
-    return dataclasses.replace(verdict, message=message(verdict.message))
+    return structs.replace(verdict, message=message(verdict.message))
 
 
 def _explanation(entry: _Entry) -> Explanation:

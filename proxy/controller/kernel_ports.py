@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from proxy.controller.runtime_ports import RuntimeDetail
 from proxy.engine.be_usage import UsageGroup, UsageReading
 from proxy.model.idset import CpuSet, Mask
 
 
-@dataclass(frozen=True, slots=True)
-class CpusetValue:
+class CpusetValue(Struct, frozen=True):
     """What the kernel holds for one cgroup.
 
     Attributes:
@@ -177,8 +177,7 @@ class CpuGroups(GroupQuotas, Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUse(Struct, frozen=True):
     """Where the memory of a container is: bytes by NUMA node, without nodes that have none.
 
     Attributes:
@@ -216,8 +215,7 @@ class MemoryTree(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(Struct, frozen=True):
     """Where a container's group is.
 
     Attributes:

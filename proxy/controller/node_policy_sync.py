@@ -8,8 +8,9 @@ it is tried again each time, since owners come and go.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.kubelet_cpu_manager import BesideKubelet
@@ -97,7 +98,7 @@ class Prescriptions:
         if self.kept <= reserved.value:
             return told
         words = f"{reserved.source}, and the takeover from kubelet"
-        return dataclasses.replace(
+        return structs.replace(
             told, reserved=PolicyValue(reserved.value | self.kept, words, reserved.problem)
         )
 

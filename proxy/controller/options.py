@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from proxy.controller.runtime_ports import NO_QUIRKS, RuntimeQuirks
 from proxy.model.mode import NodeMode
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerOptions:
+class ControllerOptions(Struct, frozen=True):
     """How the keeper behaves.
 
     Attributes:

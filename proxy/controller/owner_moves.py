@@ -5,8 +5,9 @@ The steps are those of ``proxy.engine.reservation``; which owners can be moved i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.reservation_records import MOVE, MoveRecord
@@ -100,8 +101,8 @@ class OwnerMoves:
                 continue
             there = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
             for at, container in there:
-                placement = dataclasses.replace(container.placement, exclusive=record.previous)
-                containers[at] = dataclasses.replace(container, placement=placement)
+                placement = structs.replace(container.placement, exclusive=record.previous)
+                containers[at] = structs.replace(container, placement=placement)
             living = [c for _, c in there if c.phase is not Phase.EXITED]
             if not living:
                 self._context.journal.put(key, None)

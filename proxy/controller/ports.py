@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from proxy.model.idset import Mask
 from proxy.model.kubelet import CpuManager
@@ -64,8 +65,7 @@ class Displaced(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(Struct, frozen=True):
     """What a CreateContainer request shows of devices that kubelet's device manager gave.
 
     Attributes:

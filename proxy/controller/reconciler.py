@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from proxy.controller.adoption import PHASES, Adoption
 from proxy.controller.cgroup_locator import CgroupLocator
@@ -69,8 +70,7 @@ NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
 UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """What a pass compares and keeps in step, part by part."""
 
     writes: KernelWrites

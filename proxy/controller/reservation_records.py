@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.engine.node_effects import Record
 from proxy.engine.reservation_state import Reservation, ReservationKind
@@ -14,8 +15,7 @@ MOVE = "m/"
 _CREATES = (ReservationKind.CREATE, ReservationKind.NARROW)
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRecord:
+class MoveRecord(Struct, frozen=True):
     """A move under way: the containers are on their old CPUs, on the new ones, or on both.
 
     Attributes:

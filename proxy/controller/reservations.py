@@ -8,10 +8,11 @@ each kernel write asks for the newest state, so no lock is held across any wait.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
 
 from proxy.controller.confinement import Confinement, Wait
 from proxy.controller.context import NodeContext
@@ -53,8 +54,7 @@ async def _as_placed(container: Container) -> Container | None:
     return container
 
 
-@dataclass(frozen=True, slots=True)
-class CreateClient:
+class CreateClient(Struct, frozen=True):
     """The call that a create is made for.
 
     Attributes:
@@ -255,7 +255,7 @@ class Reservations:
         """Return the containers of a replacement with its CPUs as part of their placements."""
         cpus = one.previous | one.cpus
         return tuple(
-            dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=cpus))
+            structs.replace(c, placement=structs.replace(c.placement, replacement=cpus))
             for c in self._living(one)
         )
 
@@ -268,8 +268,8 @@ class Reservations:
             reasons = tuple(reason for reason in container.placement.reasons if reason != moved)
             if cpus == one.cpus:
                 reasons = (*reasons, moved)
-            placement = dataclasses.replace(container.placement, exclusive=cpus, reasons=reasons)
-            placed.append(dataclasses.replace(container, placement=placement))
+            placement = structs.replace(container.placement, exclusive=cpus, reasons=reasons)
+            placed.append(structs.replace(container, placement=placement))
         return tuple(placed)
 
     # -- effects that are waited for ----------------------------------------------------------------------

@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import threading
 from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.lifecycle import Lifecycle
@@ -259,8 +260,8 @@ class RuntimeEvents:
         ]
         if not late:
             return listing
-        ended = {c.id: dataclasses.replace(c, state="EXITED") for c in late}
-        return dataclasses.replace(listing, containers={**listing.containers, **ended})
+        ended = {c.id: structs.replace(c, state="EXITED") for c in late}
+        return structs.replace(listing, containers={**listing.containers, **ended})
 
     def caught_up(self) -> None:
         """A comparison has brought in who was unknown: those who had exited already have exited."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet, Mask
 
@@ -46,8 +47,7 @@ def _none(container_id: str) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeQuirks:
+class RuntimeQuirks(Struct, frozen=True):
     """How runtimes differ, as far as the controller has to know; by default they do not.
 
     Attributes:
@@ -68,8 +68,7 @@ class RuntimeQuirks:
 NO_QUIRKS = RuntimeQuirks()
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimePod:
+class RuntimePod(Struct, frozen=True):
     """A sandbox as the runtime lists it, with the labels and annotations that are read here."""
 
     id: str
@@ -82,8 +81,7 @@ class RuntimePod:
     annotations: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeContainer:
+class RuntimeContainer(Struct, frozen=True):
     """A container as the runtime lists it; ``state`` is CREATED, RUNNING, EXITED or UNKNOWN."""
 
     id: str
@@ -93,8 +91,7 @@ class RuntimeContainer:
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeDetail:
+class RuntimeDetail(Struct, frozen=True):
     """What the runtime tells of one container beyond the list.
 
     Attributes:
@@ -115,8 +112,7 @@ class RuntimeDetail:
     pid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What an update may say beside CPUs and memory nodes, as in LinuxContainerResources; 0 to leave it."""
 
     cpu_period: int = 0
@@ -172,8 +168,7 @@ class Runtime(Protocol):
         """Close the channel."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeEvent:
+class RuntimeEvent(Struct, frozen=True):
     """What a runtime tells by itself of a container or of a sandbox; the id tells neither which.
 
     ``exit``: its first process has ended, and so the others; ``start``: it runs; ``delete``: it is gone.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from proxy.allocation.memory.accounts import inits_before
 from proxy.controller.bad_input import NOT_AS_ASKED
@@ -48,7 +49,7 @@ class Sandboxes:
         context = self._context
         token = context.token("pod")
         context.bad_input.see(pod)
-        requested = SandboxRequested(dataclasses.replace(pod, sandbox_id=token), total)
+        requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total)
         admission = context.store.admit(requested)
         admitted = admission.verdict.admitted
         if admission.explanation is not None:
@@ -123,6 +124,6 @@ class Sandboxes:
                 if (found.uid, found.attempt, found.ready) == (pod.uid, pod.attempt, True):
                     ours = context.state.pods.get(found.id)
                     if ours is None or ours.reserved_for_pod is None:
-                        self.running(dataclasses.replace(pod, sandbox_id=found.id))
+                        self.running(structs.replace(pod, sandbox_id=found.id))
                     break
         self.removed(sandbox_id)

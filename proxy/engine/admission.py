@@ -16,7 +16,7 @@ What is decided here needs the pod and the rules only. Limits that count what ot
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.pod_requests import peak_request
@@ -183,7 +183,7 @@ def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
     faulty = pod.problem.startswith(f"annotation {RESOURCE_STATUS}")
     if not named and not bound and not faulty:
         return pod, breach
-    return dataclasses.replace(
+    return structs.replace(
         pod,
         cpuset=None if named else pod.cpuset,
         nodes=None if bound else pod.nodes,
@@ -195,7 +195,7 @@ def _without_claim(pod: Pod) -> Pod:
     """Return a pod without its claim: one that shares CPUs."""
     qos = QosClass.LS if pod.qos in RESTRICTED_CLASSES else pod.qos
     nodes = pod.nodes if pod.aligned else None
-    return dataclasses.replace(pod, qos=qos, cpuset=None, nodes=nodes, cpuset_chosen_locally=False)
+    return structs.replace(pod, qos=qos, cpuset=None, nodes=nodes, cpuset_chosen_locally=False)
 
 
 def _not_permitted(pod: Pod, what: str, key: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.providers.provider import ProviderRequest
@@ -23,7 +23,7 @@ def pod_requests(pod: Pod, name: str, request: Request, cpus: int) -> PodRequest
         cpus: Exclusive CPUs that it claims.
     """
     if pod.asks is not None and (not name or any(ask.name == name for ask in pod.asks.containers)):
-        return pod.asks if pod.asks.uid == pod.key else dataclasses.replace(pod.asks, uid=pod.key)
+        return pod.asks if pod.asks.uid == pod.key else structs.replace(pod.asks, uid=pod.key)
     amounts = {CPU: cpus * MILLI, "memory": request.memory_limit, **dict(request.huge_pages)}
     amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
     return PodRequests(
@@ -45,4 +45,4 @@ def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContex
 
 def container_request(request: ProviderRequest, name: str) -> ProviderRequest:
     """Return the request of one container of a pod that is decided as a whole."""
-    return dataclasses.replace(request, name=name, scope=Scope.CONTAINER)
+    return structs.replace(request, name=name, scope=Scope.CONTAINER)

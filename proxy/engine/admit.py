@@ -18,8 +18,7 @@ A sandbox that is created again for a known pod keeps what was decided for it.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from msgspec import Struct, structs
 
 from proxy.allocation.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.allocation.policies import UNALIGNED
@@ -65,8 +64,7 @@ EVENT = "RunPodSandbox"
 AFFINITY = UNALIGNED.reason
 
 
-@dataclass(frozen=True, slots=True)
-class PodAdmission:
+class PodAdmission(Struct, frozen=True):
     """The answer to a sandbox.
 
     Attributes:
@@ -137,25 +135,23 @@ def _admit_permitted(
     if breach is not None:
         problem, limit = problem or sharing_problem(breach), limit or breach.rule
     if done.pod is counts:
-        return dataclasses.replace(done, pod=pod, problem=problem, limit=limit)
+        return structs.replace(done, pod=pod, problem=problem, limit=limit)
     given = done.pod
-    known = dataclasses.replace(
+    known = structs.replace(
         pod,
         reserved_for_pod=given.reserved_for_pod,
         nodes=given.nodes or pod.nodes,
         cpuset=given.cpuset if given.cpuset_chosen_locally else pod.cpuset,
         cpuset_chosen_locally=given.cpuset_chosen_locally,
     )
-    return dataclasses.replace(done, pod=known, state=state.with_pod(known), problem=problem, limit=limit)
+    return structs.replace(done, pod=known, state=state.with_pod(known), problem=problem, limit=limit)
 
 
 def with_earlier_decision(pod: Pod, before: Pod) -> Pod:
     """Return a pod with what was decided for its earlier sandbox, or before more of it was known."""
-    known = dataclasses.replace(
-        pod, reserved_for_pod=before.reserved_for_pod, nodes=pod.nodes or before.nodes
-    )
+    known = structs.replace(pod, reserved_for_pod=before.reserved_for_pod, nodes=pod.nodes or before.nodes)
     return (
-        dataclasses.replace(known, cpuset=before.cpuset, cpuset_chosen_locally=True)
+        structs.replace(known, cpuset=before.cpuset, cpuset_chosen_locally=True)
         if before.cpuset_chosen_locally
         else known
     )
@@ -176,7 +172,7 @@ def _decide(
     request = ProviderRequest(pod, asks, "", total, Scope.POD, exclusive=owns, cpus=count)
     done = _decide_once(state, request, together=whole)
     if done.limit is AdmissionRule.SHARED_FLOOR:
-        spared = dataclasses.replace(request, avoid=floor_cpus(state, pod))
+        spared = structs.replace(request, avoid=floor_cpus(state, pod))
         other = _decide_once(state, spared, together=whole)
         done = other if other.verdict.admitted else done
     if done.limit is None or rejects_claims(state.node):
@@ -216,11 +212,11 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     if not after.pools.shared - after.aside():
         words = f"cannot {what}: the shared pool would be left empty"
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words)
-        return _refuse(state, request, dataclasses.replace(decision, verdict=verdict), context)
+        return _refuse(state, request, structs.replace(decision, verdict=verdict), context)
     breach = exceeded_limit(state, after, promised, "", decision.cpus)
     if breach is not None:
-        decision = dataclasses.replace(decision, verdict=rejection_verdict(breach, what))
-        return dataclasses.replace(_refuse(state, request, decision, context), limit=breach.rule)
+        decision = structs.replace(decision, verdict=rejection_verdict(breach, what))
+        return structs.replace(_refuse(state, request, decision, context), limit=breach.rule)
     why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
     return PodAdmission(Verdict(), promised, after, why, unmet or "")
 
@@ -233,11 +229,11 @@ def _pod_with_grants(
     aside = SetAside(
         hint.affinity, hint.preferred, granted.cpus, granted.blocks, decision.parts, granted.shares
     )
-    promised = dataclasses.replace(request.pod, reserved_for_pod=aside)
+    promised = structs.replace(request.pod, reserved_for_pod=aside)
     if aligned and not request.exclusive:
         promised = bind_to_nodes(promised, hint, state.node.nodes)
     if together:
-        promised = dataclasses.replace(promised, cpuset=granted.cpus, cpuset_chosen_locally=True)
+        promised = structs.replace(promised, cpuset=granted.cpus, cpuset_chosen_locally=True)
     return promised
 
 
@@ -255,8 +251,8 @@ def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: in
         return TopologyDecision(refusal_verdict(error), ANYWHERE)
     if not decision.verdict.admitted:
         return decision
-    even = dataclasses.replace(context.request, even=True)
-    return _allocate_containers(dataclasses.replace(context, request=even), decision)
+    even = structs.replace(context.request, even=True)
+    return _allocate_containers(structs.replace(context, request=even), decision)
 
 
 def _refuse(
@@ -274,7 +270,7 @@ def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> 
     if verdict.message.startswith("cannot "):
         return verdict
     blame = f": {'; '.join(decision.merge.blame)}" if decision.merge and decision.merge.blame else ""
-    return dataclasses.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{blame})")
+    return structs.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{blame})")
 
 
 def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
@@ -283,20 +279,20 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
     steps: list[AllocationStep] = []
     cpus = CpuSet()
     for ask in context.request.asks.containers:
-        one = dataclasses.replace(context, request=container_request(context.request, ask.name))
+        one = structs.replace(context, request=container_request(context.request, ask.name))
         served = allocate(one, decision.hint)
         prefix = f"{ask.name}: " if ask.name else ""
         steps += [AllocationStep(step.provider, prefix + step.what) for step in served.steps]
         if not served.verdict.admitted:
-            return dataclasses.replace(decision, verdict=served.verdict, steps=tuple(steps))
+            return structs.replace(decision, verdict=served.verdict, steps=tuple(steps))
         cpus |= served.cpus
         granted.append((ask.name, served.granted))
-        context = dataclasses.replace(context, providers=served.providers)
-    decision = dataclasses.replace(decision, granted=Grants(cpus), steps=tuple(steps))
+        context = structs.replace(context, providers=served.providers)
+    decision = structs.replace(decision, granted=Grants(cpus), steps=tuple(steps))
     if len(granted) == 1 and not granted[0][0]:
-        return dataclasses.replace(decision, granted=granted[0][1])
+        return structs.replace(decision, granted=granted[0][1])
     parts = (_part(name, _held_in_the_end(context, name, each)) for name, each in granted)
-    return dataclasses.replace(decision, parts=tuple(parts))
+    return structs.replace(decision, parts=tuple(parts))
 
 
 def _held_in_the_end(context: AdmissionContext, name: str, granted: Grants) -> Grants:

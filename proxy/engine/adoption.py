@@ -12,8 +12,9 @@ be promised than there is.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
+
+from msgspec import structs
 
 from proxy.engine.admission import sharing_problem
 from proxy.engine.create import Plan, permitted_container_claim, place
@@ -51,11 +52,11 @@ def adopt(
     counts, breach = permitted_container_claim(state, pod, name, request)
     claimed = claim(counts, request, state.node.machine.present, static=state.node.static)
     if breach is not None:
-        claimed = dataclasses.replace(claimed, problem=claimed.problem or sharing_problem(breach))
+        claimed = structs.replace(claimed, problem=claimed.problem or sharing_problem(breach))
     if claimed.pool is not Pool.OWN and not claimed.fatal and phase is not Phase.CREATED:
         claimed = with_burst_limit(state, pod, request, claimed)
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, claimed.why, claimed)
-        return dataclasses.replace(
+        return structs.replace(
             plan,
             problem=claimed.problem,
             limit=None if breach is None else breach.rule,
@@ -69,18 +70,18 @@ def adopt(
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     live = phase is not Phase.CREATED
     mems = named_memory_nodes(state, request)
-    asked = dataclasses.replace(request, cpuset_mems=str(mems)) if live else request
+    asked = structs.replace(request, cpuset_mems=str(mems)) if live else request
     has = parse_cpus(request.cpuset_cpus) if live else None
     plan = place(state, pod, name, attempt, asked, container_id, state.node.machine.present, has)
     if plan.container is None:
         limit, problem = plan.limit, plan.problem or plan.verdict.operator_message
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
-        return dataclasses.replace(plan, problem=problem, limit=limit)
-    taken = dataclasses.replace(plan.container, phase=phase, request=request)
+        return structs.replace(plan, problem=problem, limit=limit)
+    taken = structs.replace(plan.container, phase=phase, request=request)
     # The decision counts no memory on NUMA nodes that the request names, but a running container uses it.
-    placement = dataclasses.replace(taken.placement, mems=mems) if live else taken.placement
-    taken = dataclasses.replace(taken, placement=_adopted(state, pod, request, placement, running=live))
-    return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
+    placement = structs.replace(taken.placement, mems=mems) if live else taken.placement
+    taken = structs.replace(taken, placement=_adopted(state, pod, request, placement, running=live))
+    return structs.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
 
 
 def parse_cpus(text: str) -> CpuSet | None:
@@ -160,7 +161,7 @@ def _with_unrecorded(state: NodeState, container: Container) -> Container:
         return container
     before = container.placement
     after = _adopted(state, container.pod, container.request, before, running=False)
-    return container if after is before else dataclasses.replace(container, placement=after)
+    return container if after is before else structs.replace(container, placement=after)
 
 
 def _is_promised(part: Part) -> bool:

@@ -18,7 +18,8 @@ The node's counter going backwards, or two readings at one moment, make no rates
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.engine.state import NodeState
 from proxy.model.workload import KubeQos
@@ -30,8 +31,7 @@ LEAST_NS = 10_000_000
 """Readings closer than this carry no information: the node's own counter moves in steps of so much."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsageGroup:
+class UsageGroup(Struct, frozen=True):
     """A pod or group whose CPU time is read.
 
     Attributes:
@@ -43,8 +43,7 @@ class UsageGroup:
     containers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class UsageReading:
+class UsageReading(Struct, frozen=True):
     """The kernel's counters of CPU time at one moment.
 
     Attributes:
@@ -58,8 +57,7 @@ class UsageReading:
     groups: Mapping[str, Mapping[str, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class UsageQuery:
+class UsageQuery(Struct, frozen=True):
     """The counters that are read.
 
     Attributes:
@@ -75,8 +73,7 @@ class UsageQuery:
     parents: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """CPUs in use between two readings.
 
     Attributes:
@@ -88,8 +85,7 @@ class Rates:
     groups: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(Struct, frozen=True):
     """CPUs in use, for people."""
 
     node: float

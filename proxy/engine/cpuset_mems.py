@@ -18,17 +18,16 @@ when it has returned. A group whose parent has fewer nodes than was decided has 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field, structs
 
 from proxy.engine.state import NodeState
 from proxy.model.idset import Mask
 from proxy.model.workload import Container
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBindings:
+class MemoryBindings(Struct, frozen=True):
     """What is known of memory nodes in effect.
 
     Attributes:
@@ -49,7 +48,7 @@ class MemoryBindings:
 
     def forgotten(self) -> MemoryBindings:
         """Return it without what containers had, as they may be given other nodes."""
-        return dataclasses.replace(self, held=frozenset(), wide={})
+        return structs.replace(self, held=frozenset(), wide={})
 
     def carried(self, state: NodeState, container: Container) -> Mask:
         """Return the nodes that a call to the runtime names for a container: no runtime takes others."""
@@ -63,8 +62,7 @@ class MemoryBindings:
         return self.carried(state, container) if differs else None
 
 
-@dataclass(frozen=True, slots=True)
-class MemsRepair:
+class MemsRepair(Struct, frozen=True):
     """What is done about the nodes of one container.
 
     Attributes:

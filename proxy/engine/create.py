@@ -8,8 +8,7 @@ whole next state.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from msgspec import Struct, structs
 
 from proxy.allocation.cpu_request import container_cpus
 from proxy.allocation.providers.provider import ProviderRequest
@@ -59,8 +58,7 @@ from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The answer to one event.
 
     Attributes:
@@ -119,7 +117,7 @@ def place(
         counts, request, there or online, static=state.node.static, exact=_known_exclusive_cpus(pod, name)
     )
     if breach is not None and not claimed.problem:
-        claimed = dataclasses.replace(claimed, problem=sharing_problem(breach))
+        claimed = structs.replace(claimed, problem=sharing_problem(breach))
 
     def no(
         verdict: Verdict,
@@ -154,7 +152,7 @@ def place(
     why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
     if shrink:
         who, more = moved_containers(state, after, shrink)
-        why = dataclasses.replace(why, moved=who, more_moved=more)
+        why = structs.replace(why, moved=who, more_moved=more)
     limit = breach.rule if breach is not None else drafted.limit
     return Plan(verdict, after, container, shrink, found.problem, why, limit)
 
@@ -172,8 +170,7 @@ def permitted_container_claim(
     return permitted_claim(state.node, pod, known, state.kept_for(pod.key))
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerDraft:
+class ContainerDraft(Struct, frozen=True):
     """A container that is being decided.
 
     Attributes:
@@ -222,8 +219,7 @@ class ContainerDraft:
         return _find_placement(self.state, self.counts, self.name, self.request, claimed, avoid)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftedContainer:
+class DraftedContainer(Struct, frozen=True):
     """A container with its placement, and the state with it.
 
     Attributes:
@@ -257,7 +253,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
             count = len(claimed.cpus or ())
             words = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
             problem = InputDefect(words, DefectKind.ADMISSION)
-            again = dataclasses.replace(claimed, cpus=None, count=count, problem=problem)
+            again = structs.replace(claimed, cpus=None, count=count, problem=problem)
         try:
             other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
             if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
@@ -383,7 +379,7 @@ def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | 
     if context.request.cpus <= len(aside.cpus):
         return allocate(context, hint), None
     # The sum of the pod did not say that it owns CPUs, so they were not part of what was decided.
-    return admit_container(dataclasses.replace(context, pod_hint=hint)), None
+    return admit_container(structs.replace(context, pod_hint=hint)), None
 
 
 def _placed(

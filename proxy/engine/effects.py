@@ -6,13 +6,12 @@ an event (``proxy.engine.events``); there is at most one in what a step gives, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class AbortReason:
+class AbortReason(Struct, frozen=True):
     """Why CPUs are not free.
 
     Attributes:
@@ -36,8 +35,7 @@ class AbortReason:
 # -- in the state, at once ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HoldCpus:
+class HoldCpus(Struct, frozen=True):
     """Take CPUs in the state for the owner: from here on no other plan uses them.
 
     Attributes:
@@ -47,18 +45,15 @@ class HoldCpus:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseHold:
+class ReleaseHold(Struct, frozen=True):
     """Give back what is held in the state and not placed. The pools grow, and the kernel follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class AssignReplacement:
+class AssignReplacement(Struct, frozen=True):
     """Make the held CPUs part of the placements, in place of CPUs that are offline; nothing is held then."""
 
 
-@dataclass(frozen=True, slots=True)
-class AssignOwn:
+class AssignOwn(Struct, frozen=True):
     """Place the containers on other CPUs of their own.
 
     Attributes:
@@ -70,26 +65,22 @@ class AssignOwn:
     hold: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class WithdrawPlacement:
+class WithdrawPlacement(Struct, frozen=True):
     """Take the container of a create out of state and ledger: its create failed."""
 
 
 # -- at once, to others -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RecordSoon:
+class RecordSoon(Struct, frozen=True):
     """Record the placements as they are now, and that no move is under way, without waiting for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReconcile:
+class RequestReconcile(Struct, frozen=True):
     """Compare the node with the runtime and the machine soon."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportProblem:
+class ReportProblem(Struct, frozen=True):
     """Report something that stops nothing.
 
     Attributes:
@@ -101,21 +92,18 @@ class ReportProblem:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartDeadline:
+class StartDeadline(Struct, frozen=True):
     """From now on writes, pauses and reads together have ``callTimeout``; then ``TimedOut``."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndDeadline:
+class EndDeadline(Struct, frozen=True):
     """What follows has no deadline."""
 
 
 # -- waited for ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AppendLedger:
+class AppendLedger(Struct, frozen=True):
     """Record the placements of the containers, and wait until that is durable.
 
     Of a replacement it is recorded what they are to have.
@@ -128,8 +116,7 @@ class AppendLedger:
     may_run_on: CpuSet = field(default_factory=CpuSet)
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitInflight:
+class AwaitInflight(Struct, frozen=True):
     """Wait for calls in flight that can bring CPUs to a container that is not to have them.
 
     Attributes:
@@ -139,8 +126,7 @@ class AwaitInflight:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitOwnInflight:
+class AwaitOwnInflight(Struct, frozen=True):
     """Wait for calls in flight for the containers themselves that carry other CPUs.
 
     Attributes:
@@ -150,18 +136,15 @@ class AwaitOwnInflight:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class WriteSharers:
+class WriteSharers(Struct, frozen=True):
     """Write the cpuset of every container that shares CPUs, to what the state says then."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteOwners:
+class WriteOwners(Struct, frozen=True):
     """Write the cpusets of the containers themselves, to what the state says then."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCpusets:
+class ReadCpusets(Struct, frozen=True):
     """Read which CPUs containers may run on.
 
     Attributes:
@@ -171,8 +154,7 @@ class ReadCpusets:
     container_ids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """Wait.
 
     Attributes:
@@ -182,8 +164,7 @@ class Pause:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceElsewhere:
+class PlaceElsewhere(Struct, frozen=True):
     """Decide the create again, without CPUs that cannot be freed.
 
     Attributes:
@@ -196,13 +177,11 @@ class PlaceElsewhere:
 # -- the end ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """The CPUs are the owner's; the call goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """Everything is as it was before.
 
     Attributes:

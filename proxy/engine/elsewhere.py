@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec import structs
 
 from proxy.engine.admission import assigned_cpus
 from proxy.engine.create import Plan, place
@@ -37,10 +37,10 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
         return None
     words = f"not on CPUs {listed(reason.cpus)}, which could not be freed: {reason.message}"
-    placement = dataclasses.replace(new.placement, reasons=(*new.placement.reasons, words))
-    new = dataclasses.replace(new, placement=placement)
+    placement = structs.replace(new.placement, reasons=(*new.placement.reasons, words))
+    new = structs.replace(new, placement=placement)
     why = plan.explanation
     if why is not None:
-        why = dataclasses.replace(why, reasons=(*why.reasons, words))
+        why = structs.replace(why, reasons=(*why.reasons, words))
     after = plan.state.beside(state.kubelet).changed(put=(new,))
-    return dataclasses.replace(plan, state=after, container=new, explanation=why)
+    return structs.replace(plan, state=after, container=new, explanation=why)

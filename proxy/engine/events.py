@@ -7,13 +7,12 @@ the node at that moment, so a list of events replays a reservation exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedWrite:
+class RefusedWrite(Struct, frozen=True):
     """A write to a container's cpuset that the kernel refused.
 
     Attributes:
@@ -27,8 +26,7 @@ class RefusedWrite:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CpusInEffect:
+class CpusInEffect(Struct, frozen=True):
     """What the kernel holds for a container.
 
     Attributes:
@@ -42,8 +40,7 @@ class CpusInEffect:
     wanted: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class ContestedCpus:
+class ContestedCpus(Struct, frozen=True):
     """CPUs onto which another program puts a container again and again (a write conflict).
 
     Attributes:
@@ -55,18 +52,15 @@ class ContestedCpus:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationRequested:
+class ReservationRequested(Struct, frozen=True):
     """A reservation begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerWritten:
+class LedgerWritten(Struct, frozen=True):
     """What was to be recorded is durable."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerLate:
+class LedgerLate(Struct, frozen=True):
     """The ledger was not written in time; whether it will be is not known.
 
     Attributes:
@@ -76,8 +70,7 @@ class LedgerLate:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRejected:
+class LedgerRejected(Struct, frozen=True):
     """The ledger cannot hold the record.
 
     Attributes:
@@ -87,13 +80,11 @@ class LedgerRejected:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class InflightLanded:
+class InflightLanded(Struct, frozen=True):
     """No call in flight can bring the CPUs to a container that is not to have them."""
 
 
-@dataclass(frozen=True, slots=True)
-class InflightLate:
+class InflightLate(Struct, frozen=True):
     """Calls that were waited for are still in flight.
 
     Attributes:
@@ -107,8 +98,7 @@ class InflightLate:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class CpusetsWritten:
+class CpusetsWritten(Struct, frozen=True):
     """Cpusets were written and read back.
 
     Attributes:
@@ -122,8 +112,7 @@ class CpusetsWritten:
     contested: tuple[ContestedCpus, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CpusetsRead:
+class CpusetsRead(Struct, frozen=True):
     """Cpusets were read.
 
     A container without a cgroup is missing; one of the reservation's own that has exited runs on no CPU.
@@ -137,18 +126,15 @@ class CpusetsRead:
     contested: tuple[ContestedCpus, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PauseOver:
+class PauseOver(Struct, frozen=True):
     """A pause has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
+class TimedOut(Struct, frozen=True):
     """The deadline for writes and reads has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedElsewhere:
+class PlacedElsewhere(Struct, frozen=True):
     """The container of a create has another placement now; the one before is withdrawn.
 
     Attributes:
@@ -160,33 +146,27 @@ class PlacedElsewhere:
     cpus: CpuSet = field(default_factory=CpuSet)
 
 
-@dataclass(frozen=True, slots=True)
-class NoOtherPlacement:
+class NoOtherPlacement(Struct, frozen=True):
     """There is no other placement; the one that was made still stands."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementWithdrawn:
+class PlacementWithdrawn(Struct, frozen=True):
     """The create was answered meanwhile (a hook refused it, say); its placement is withdrawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientGone(Struct, frozen=True):
     """The client of the call went away."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainersExited:
+class ContainersExited(Struct, frozen=True):
     """None of the containers runs any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(Struct, frozen=True):
     """An effect failed in a way that was not foreseen. The effects before it are done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True):
     """The daemon stops."""
 
 

@@ -6,9 +6,9 @@ or other, than it was promised is its hardware loss: reported when it begins, ch
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct, structs
 
 from proxy.engine.replacement_cpus import MissingCpus
 from proxy.engine.state import NodeState
@@ -43,13 +43,12 @@ def replacements_in_use(state: NodeState, short: MissingCpus) -> CpuSet:
 def with_replacement(containers: Iterable[Container], replacement: CpuSet) -> list[Container]:
     """Return containers with other replacements for their offline CPUs."""
     return [
-        dataclasses.replace(c, placement=dataclasses.replace(c.placement, replacement=replacement))
+        structs.replace(c, placement=structs.replace(c.placement, replacement=replacement))
         for c in containers
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareLoss:
+class HardwareLoss(Struct, frozen=True):
     """What a container has less, or other, than it was promised.
 
     Attributes:

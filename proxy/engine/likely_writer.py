@@ -19,8 +19,9 @@ Otherwise it is unknown: a shell, an agent.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
@@ -41,8 +42,7 @@ class Author(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class WriterHint:
+class WriterHint(Struct, frozen=True):
     """A program was seen that may write a cpuset.
 
     Attributes:
@@ -57,8 +57,7 @@ class WriterHint:
 _NO_HINT = WriterHint(Author.UNKNOWN, float("-inf"))
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """What is known around a write.
 
     Attributes:

@@ -17,8 +17,7 @@ NUMA node from which memory was promised is never taken away.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from msgspec import Struct, structs
 
 from proxy.engine.pool_placement import without_hook_limits
 from proxy.engine.state import NodeState
@@ -31,8 +30,7 @@ _NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
 _BY = " by hook "
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowing:
+class Narrowing(Struct, frozen=True):
     """The limits that hooks set.
 
     Attributes:
@@ -88,14 +86,14 @@ def narrowed(
         else:
             reasons = _without(placement.reasons, _MEMORY)
             why = f"{_MEMORY}{named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
-            placement = dataclasses.replace(placement, mems=limits.mems, reasons=(*reasons, why))
+            placement = structs.replace(placement, mems=limits.mems, reasons=(*reasons, why))
     if placement == container.placement:
         return container, "; ".join(problems)
-    return dataclasses.replace(container, placement=placement), "; ".join(problems)
+    return structs.replace(container, placement=placement), "; ".join(problems)
 
 
 def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSet) -> tuple[Placement, str]:
-    placement = dataclasses.replace(placement, reasons=_without(placement.reasons, _NARROWED))
+    placement = structs.replace(placement, reasons=_without(placement.reasons, _NARROWED))
     cpus = limits.cpus
     if cpus is None or (base <= cpus and (not limits.owned or cpus & state.node.machine.online <= base)):
         return placement, ""  # all that it has: a server that answers with what it received
@@ -106,7 +104,7 @@ def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSe
     if outside:
         why += _outside(outside)
     reasons = (*placement.reasons, why)
-    return dataclasses.replace(placement, hook_cpus=cpus, hook_extra_cpus=outside, reasons=reasons), ""
+    return structs.replace(placement, hook_cpus=cpus, hook_extra_cpus=outside, reasons=reasons), ""
 
 
 def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
@@ -118,8 +116,8 @@ def within_its_own(container: Container) -> Container:
     placement = container.placement
     words = _outside(placement.hook_extra_cpus)
     reasons = tuple(reason.removesuffix(words) for reason in placement.reasons)
-    placement = dataclasses.replace(placement, hook_extra_cpus=CpuSet(), reasons=reasons)
-    return dataclasses.replace(container, placement=placement)
+    placement = structs.replace(placement, hook_extra_cpus=CpuSet(), reasons=reasons)
+    return structs.replace(container, placement=placement)
 
 
 def _outside(cpus: CpuSet) -> str:

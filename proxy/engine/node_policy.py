@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct, structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.koordinator.bind_request import ARM
@@ -60,8 +61,7 @@ T_co = TypeVar("T_co", covariant=True)
 DEFAULT = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyValue(Generic[T_co]):
+class PolicyValue(Struct, Generic[T_co], frozen=True):
     """One value that applies.
 
     Attributes:
@@ -75,8 +75,7 @@ class PolicyValue(Generic[T_co]):
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodePolicy:
+class NodePolicy(Struct, frozen=True):
     """The policy that applies on a node.
 
     Attributes:
@@ -314,8 +313,7 @@ def _source_config(name: str, given: object) -> str:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedPolicy:
+class AppliedPolicy(Struct, frozen=True):
     """The result of applying a policy.
 
     Attributes:
@@ -342,9 +340,7 @@ def apply_node_policy(
     """
     problem = _policy_problem(policy.on(state.node), options)
     if problem:
-        policy = dataclasses.replace(
-            policy, policy=_keep_previous(before.policy, problem), scope=before.scope
-        )
+        policy = structs.replace(policy, policy=_keep_previous(before.policy, problem), scope=before.scope)
     if policy.on(state.node) == state.node:
         return AppliedPolicy(state, policy)
     after = state.under(policy.on(state.node))
@@ -364,20 +360,20 @@ def _applicable(state: NodeState, policy: NodePolicy, before: NodePolicy) -> Nod
         ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
     )
     names = [name for main, more, _ in parts for name in (main, *more)]
-    found = dataclasses.replace(policy, **{name: getattr(before, name) for name in names})
+    found = structs.replace(policy, **{name: getattr(before, name) for name in names})
     for main, more, what in parts:
-        new = dataclasses.replace(found, **{name: getattr(policy, name) for name in (main, *more)})
+        new = structs.replace(found, **{name: getattr(policy, name) for name in (main, *more)})
         if not _shared_pool_empty(state.under(new.on(state.node))):
             found = new
             continue
         words = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
-        found = dataclasses.replace(found, **{main: _keep_previous(getattr(before, main), words)})
+        found = structs.replace(found, **{main: _keep_previous(getattr(before, main), words)})
     return found
 
 
 def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
     stays = str(before.value) or "none"
-    return dataclasses.replace(before, problem=f"{problem} (the previous value stays in effect: {stays})")
+    return structs.replace(before, problem=f"{problem} (the previous value stays in effect: {stays})")
 
 
 def _shared_pool_empty(state: NodeState) -> bool:

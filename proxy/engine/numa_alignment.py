@@ -17,9 +17,10 @@ pkg/scheduler/frameworkext/topologymanager (policies and merge).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
+
+from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.allocation.koordinator.bind import usable
@@ -63,7 +64,7 @@ def bind_to_nodes(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
     """Return a pod that shares CPUs bound to the NUMA nodes of a hint; unbound where these are all."""
     if hint.affinity is None or hint.affinity == nodes:
         return pod
-    return dataclasses.replace(pod, nodes=hint.affinity)
+    return structs.replace(pod, nodes=hint.affinity)
 
 
 P = TypeVar("P", bound=Provider)

@@ -15,7 +15,8 @@ node decides only where its CPU manager policy is ``static``; else such pods sha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.engine.admission import permitted_claim
@@ -28,8 +29,7 @@ from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import Owner
 
 
-@dataclass(frozen=True, slots=True)
-class CpuHold:
+class CpuHold(Struct, frozen=True):
     """CPUs that a reservation has taken for an owner, and that are part of no placement yet, or no more.
 
     Attributes:

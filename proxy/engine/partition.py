@@ -12,9 +12,9 @@ container grows onto CPUs that the kernel withholds.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field, structs
 
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
@@ -23,8 +23,7 @@ from proxy.model.workload import Container, Phase, Pool
 KEY = "x/"
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRecord:
+class PartitionRecord(Struct, frozen=True):
     """A partition that exists, or is about to be made.
 
     Attributes:
@@ -57,8 +56,7 @@ class PartitionRecord:
         return cls(path, CpuSet.parse(str(cpus)), kind, {p: CpuSet.parse(str(c)) for p, c in lent.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionFacts:
+class PartitionFacts(Struct, frozen=True):
     """What is known of partitions, by container id. May be read from any thread.
 
     Attributes:
@@ -71,16 +69,16 @@ class PartitionFacts:
 
     def making(self, container_id: str, record: PartitionRecord) -> PartitionFacts:
         """Return it with a partition that is about to be made."""
-        return dataclasses.replace(self, records={**self.records, container_id: record})
+        return structs.replace(self, records={**self.records, container_id: record})
 
     def without(self, ids: Iterable[str]) -> PartitionFacts:
         """Return it without the records of some containers."""
         gone = set(ids)
-        return dataclasses.replace(self, records={i: r for i, r in self.records.items() if i not in gone})
+        return structs.replace(self, records={i: r for i, r in self.records.items() if i not in gone})
 
     def explained(self, container_id: str, why: str) -> PartitionFacts:
         """Return it with the reason why a container has no partition."""
-        return dataclasses.replace(self, why={**self.why, container_id: why})
+        return structs.replace(self, why={**self.why, container_id: why})
 
     def outdated(self, state: NodeState, kind: str) -> list[tuple[str, PartitionRecord]]:
         """Return the partitions that are to be ended; all where there are to be none (``kind`` is empty)."""

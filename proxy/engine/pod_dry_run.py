@@ -7,7 +7,7 @@ which one container is refused does not run at all, so it leaves nothing behind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from proxy.engine.admit import admit
 from proxy.engine.create import place
@@ -18,8 +18,7 @@ from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, Phase, Pod, Request, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivingPod:
+class ArrivingPod(Struct, frozen=True):
     """A pod as it arrives at a node.
 
     Attributes:
@@ -33,8 +32,7 @@ class ArrivingPod:
     requests: tuple[tuple[str, Request], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DryRunOutcome:
+class DryRunOutcome(Struct, frozen=True):
     """The outcome for a pod.
 
     Attributes:

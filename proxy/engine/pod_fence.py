@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
@@ -26,8 +27,7 @@ _GROUP = re.compile(r"pod[^/]+")
 """A pod's group where systemd has none of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """A fence that a call has.
 
     Attributes:
@@ -39,8 +39,7 @@ class Fence:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class StandingFence:
+class StandingFence(Struct, frozen=True):
     """A fence in the kernel: what the group had before, and how many calls need it."""
 
     before: CpuSet

@@ -12,9 +12,10 @@ within it, the limit is ignored, that of hooks first: a container is never witho
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.koordinator.burst import burst_nodes
@@ -59,7 +60,7 @@ def without_hook_limits(placement: Placement) -> Placement:
     """Return a placement without the limits of hooks."""
     if placement.hook_cpus is None:
         return placement
-    return dataclasses.replace(placement, hook_cpus=None, hook_extra_cpus=CpuSet())
+    return structs.replace(placement, hook_cpus=None, hook_extra_cpus=CpuSet())
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,7 +96,7 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
         return claimed
     for sibling in state.in_sandbox(pod.sandbox_id):
         if sibling.placement.pool_numa_limit is not None and sibling.phase is not Phase.EXITED:
-            return dataclasses.replace(
+            return structs.replace(
                 claimed, nodes=sibling.placement.pool_numa_limit, why=f"{claimed.why}, as its pod is bound"
             )
     machine = state.node.machine
@@ -103,9 +104,7 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
     nodes = burst_nodes(pools, _limit(pod, request), state.node.strategy or NumaStrategy.MOST_ALLOCATED)
     if not nodes or nodes == Mask(node for node, cpus in pools.items() if cpus):
         return claimed
-    return dataclasses.replace(
-        claimed, nodes=nodes, why=f"{claimed.why}, of {named(nodes)} (ConstrainedBurst)"
-    )
+    return structs.replace(claimed, nodes=nodes, why=f"{claimed.why}, of {named(nodes)} (ConstrainedBurst)")
 
 
 def _limit(pod: Pod, request: Request) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from proxy.allocation.providers.provider import ProviderRequest
 from proxy.engine.admission_context import build_context, pod_requests
@@ -42,8 +42,7 @@ class PlacementRefusedError(Exception):
         self.limit = limit
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPlacement:
+class FoundPlacement(Struct, frozen=True):
     """A placement with the owner of its CPUs, what was wrong, and the decision of the topology manager."""
 
     placement: Placement
@@ -143,8 +142,7 @@ def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Cpu
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class CpuConflict:
+class CpuConflict(Struct, frozen=True):
     """Why a container cannot have the CPUs that were named.
 
     Attributes:

@@ -10,11 +10,11 @@ after a crash. There are two kinds: of pods (``q/`` and the pod's key) and of co
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Container as Holder
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field, structs
 
 from proxy.engine.state import NodeState
 from proxy.model.requests import ContainerKind
@@ -26,16 +26,14 @@ QuotaPlace = tuple[str, str]
 """Where a group is: ``cgroup_parent``, and a container's id or nothing for the pod itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaRecord:
+class QuotaRecord(Struct, frozen=True):
     """A quota in microseconds and, where it is known, the path of its group."""
 
     quota: int
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedQuotas:
+class RemovedQuotas(Struct, frozen=True):
     """The quotas that were removed.
 
     Attributes:
@@ -61,7 +59,7 @@ class RemovedQuotas:
 
     def keep(self, records: Mapping[str, QuotaRecord]) -> RemovedQuotas:
         """Return the same with other records."""
-        return dataclasses.replace(self, records={**self.records, **records})
+        return structs.replace(self, records={**self.records, **records})
 
     def forget(self, keys: Iterable[str]) -> RemovedQuotas:
         """Return the same without some records."""
@@ -95,7 +93,7 @@ class RemovedQuotas:
         """Return what is known after the runtime has saved the quota that a call carried."""
         if quota != UNLIMITED:
             return self.forget((CONTAINER + container_id,))
-        return dataclasses.replace(self, unsent=self.unsent - {container_id})
+        return structs.replace(self, unsent=self.unsent - {container_id})
 
 
 def restoration(
@@ -169,4 +167,4 @@ def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
 def without_quota(placement: Placement, request: Request) -> Placement:
     """Return the placement of a container whose quota is off; where it asked for one, the reasons say so."""
     said = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
-    return dataclasses.replace(placement, cfs_quota_off=True, reasons=(*placement.reasons, *said))
+    return structs.replace(placement, cfs_quota_off=True, reasons=(*placement.reasons, *said))

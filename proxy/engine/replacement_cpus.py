@@ -17,7 +17,7 @@ as many of them as are missing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from proxy.allocation.cpu_policy import take
 from proxy.engine.admission import assigned_cpus
@@ -28,8 +28,7 @@ from proxy.model.koordinator import BindPolicy
 from proxy.model.workload import Container, Phase, Pool
 
 
-@dataclass(frozen=True, slots=True)
-class MissingCpus:
+class MissingCpus(Struct, frozen=True):
     """An owner with offline CPUs, or with replacements.
 
     Attributes:

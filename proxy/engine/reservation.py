@@ -64,9 +64,10 @@ caller, who handles every fault of a call alike.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
+
+from msgspec import structs
 
 from proxy.engine import effects as to_do
 from proxy.engine import events as seen
@@ -109,7 +110,7 @@ def step(reservation: Reservation, event: seen.Event) -> Step:
     if reservation.is_over:
         return reservation, ()
     if isinstance(event, seen.ClientGone):
-        return dataclasses.replace(reservation, client_gone=True), ()
+        return structs.replace(reservation, client_gone=True), ()
     at_any_time = _AT_ANY_TIME.get(type(event))
     if at_any_time is not None:
         return at_any_time(reservation)
@@ -123,7 +124,7 @@ def step(reservation: Reservation, event: seen.Event) -> Step:
 
 
 def _to(reservation: Reservation, phase: ReservationPhase, *wanted: Effect, **changes: Any) -> Step:
-    return dataclasses.replace(reservation, phase=phase, **changes), wanted
+    return structs.replace(reservation, phase=phase, **changes), wanted
 
 
 # -- the barrier --------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def _inflight_late(one: Reservation, event: seen.InflightLate) -> Step:
 
 
 def _shrunk(one: Reservation, event: seen.CpusetsWritten) -> Step:
-    one = dataclasses.replace(one, tries=one.tries + 1, refused=event.refused, errors=event.errors)
+    one = structs.replace(one, tries=one.tries + 1, refused=event.refused, errors=event.errors)
     seconds = retry_pause(one.tries, [refused.errno for refused in event.refused])
     if seconds is not None:
         return _to(one, _Phase.PAUSING, to_do.Pause(seconds))
@@ -223,11 +224,11 @@ def _not_free(one: Reservation, reason: AbortReason) -> Step:
     if may and one.alternatives < ELSEWHERE:
         wanted = to_do.EndDeadline(), to_do.PlaceElsewhere(reason)
         return _to(one, _Phase.PLACING, *wanted, reason=reason)
-    return _abort(dataclasses.replace(one, reason=reason))
+    return _abort(structs.replace(one, reason=reason))
 
 
 def _placed(one: Reservation, event: seen.PlacedElsewhere) -> Step:
-    changed = dataclasses.replace(
+    changed = structs.replace(
         one,
         containers=(event.container_id,),
         cpus=event.cpus,
@@ -382,7 +383,7 @@ def _exited(one: Reservation) -> Step:
     if one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
         return one, ()
     if not one.is_assigned:
-        return _abort(dataclasses.replace(one, reason=None))
+        return _abort(structs.replace(one, reason=None))
     if one.kind is _Kind.REPLACEMENT:
         return _to(one, _Phase.COMMITTED, to_do.Commit())
     back = to_do.AssignOwn(one.previous, hold=CpuSet())
@@ -393,7 +394,7 @@ def _interrupted(one: Reservation) -> Step:
     if one.kind is not _Kind.MOVE:
         return _cancelled(one)
     if not one.is_assigned:
-        return _abort(dataclasses.replace(one, reason=AbortReason(_INTERNAL, one.cpus)))
+        return _abort(structs.replace(one, reason=AbortReason(_INTERNAL, one.cpus)))
     return _restore(one, _INTERNAL) if one.phase in _TOWARDS else _back_off(one, _INTERNAL)
 
 
@@ -401,7 +402,7 @@ def _cancelled(one: Reservation) -> Step:
     """End at once. A move that is half done stays recorded, and the next daemon puts it back."""
     if one.is_assigned or one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
         return _to(one, _Phase.ABORTED)
-    return _abort(dataclasses.replace(one, reason=None))
+    return _abort(structs.replace(one, reason=None))
 
 
 _AT_ANY_TIME: dict[type, Callable[[Reservation], Step]] = {

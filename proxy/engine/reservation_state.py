@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from proxy.engine.effects import AbortReason
 from proxy.engine.events import RefusedWrite
@@ -53,8 +54,7 @@ BEFORE_ASSIGNED = (_Phase.REQUESTED, _Phase.RECORDING, *BARRIER, _Phase.PLACING,
 """The containers are placed as they were before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Struct, frozen=True):
     """CPUs on their way to an owner.
 
     Attributes:

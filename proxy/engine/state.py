@@ -7,9 +7,10 @@ goes and carried along otherwise: most containers own nothing, and placing them 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from msgspec import structs
 
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.memory.state import MemoryState
@@ -156,7 +157,7 @@ class NodeState(NamedTuple):
         """Return the CPUs that a container would run on without the limits of hooks."""
         if container.placement.hook_cpus is None:
             return self.wanted(container)
-        return self.wanted(dataclasses.replace(container, placement=without_hook_limits(container.placement)))
+        return self.wanted(structs.replace(container, placement=without_hook_limits(container.placement)))
 
     def shares(self, container: Container) -> bool:
         """Return whether a container runs on shared CPUs, and must leave those that become exclusive.
@@ -311,7 +312,7 @@ class NodeState(NamedTuple):
             if each.name in ended and each.phase is Phase.EXITED:
                 placement = with_grants(each.placement, self._kept(grants_of(each.placement)))
                 if placement != each.placement:
-                    changed.append(dataclasses.replace(each, placement=placement))
+                    changed.append(structs.replace(each, placement=placement))
         after = self.changed(put=changed) if changed else self
         aside = pod.reserved_for_pod if pod else None
         if pod is None or aside is None:
@@ -319,9 +320,7 @@ class NodeState(NamedTuple):
         parts = tuple(self._part_kept(part) if part.name in ended else part for part in aside.parts)
         if parts == aside.parts:
             return after
-        return after.with_pod(
-            dataclasses.replace(pod, reserved_for_pod=dataclasses.replace(aside, parts=parts))
-        )
+        return after.with_pod(structs.replace(pod, reserved_for_pod=structs.replace(aside, parts=parts)))
 
     def _part_kept(self, part: Part) -> Part:
         kept = self._kept(Grants(part.cpus, part.blocks, shares=part.shares))
@@ -429,7 +428,7 @@ def grants_of(placement: Placement) -> Grants:
 
 def with_grants(placement: Placement, grants: Grants) -> Placement:
     """Return a placement with other memory, devices and shares; its CPUs stay."""
-    return dataclasses.replace(placement, blocks=grants.blocks, devices=grants.devices, shares=grants.shares)
+    return structs.replace(placement, blocks=grants.blocks, devices=grants.devices, shares=grants.shares)
 
 
 def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> CpuPools:

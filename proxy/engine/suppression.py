@@ -14,8 +14,7 @@ BE pods must not starve on a figure that is no longer true.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from msgspec import Struct, structs
 
 from proxy.engine.be_usage import UsageQuery, UsageReading, rates, shares_of, usage_of
 from proxy.engine.state import NodeState
@@ -34,8 +33,7 @@ SLACK_MILLI = 250
 """A budget must exceed whole CPUs by so much to add one: otherwise BE pods would move with every flutter."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuppressionSettings:
+class SuppressionSettings(Struct, frozen=True):
     """What is configured.
 
     Attributes:
@@ -51,8 +49,7 @@ class SuppressionSettings:
     period: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class SuppressionChange:
+class SuppressionChange(Struct, frozen=True):
     """A change of what BE pods have: seconds since the epoch, and both in words."""
 
     when: float
@@ -61,8 +58,7 @@ class SuppressionChange:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class BeSuppression:
+class BeSuppression(Struct, frozen=True):
     """What is known about BE suppression.
 
     Attributes:
@@ -93,16 +89,14 @@ class BeSuppression:
         return cls(above=min(written, default=""), written=written)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitPool:
+class LimitPool(Struct, frozen=True):
     """Narrow the BE pool to some CPUs (None: no longer)."""
 
     cpus: CpuSet | None
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class LimitQuota:
+class LimitQuota(Struct, frozen=True):
     """Have BE pods keep to a budget in milli-CPUs by a quota.
 
     Attributes:
@@ -116,16 +110,14 @@ class LimitQuota:
     matters: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ReportUnreadable:
+class ReportUnreadable(Struct, frozen=True):
     """Count that there is no figure, and where it lasts report why."""
 
     cause: str
     lasts: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBack:
+class GiveBack(Struct, frozen=True):
     """Give BE pods back all that they had."""
 
     why: str
@@ -143,7 +135,7 @@ def measured(
     reading: UsageReading,
 ) -> SuppressionStep:
     """The counters were read."""
-    before, known = known.reading, dataclasses.replace(known, reading=reading)
+    before, known = known.reading, structs.replace(known, reading=reading)
     if before is None:
         return known, ()
     found = rates(before, reading, len(state.node.machine.online))
@@ -151,7 +143,7 @@ def measured(
         return unreadable(known, "the counters went backwards")
     usage = usage_of(state, query, found)
     milli = budget(usage, settings.threshold, settings.least)
-    known = dataclasses.replace(known, failures=0, figures=(milli, usage))
+    known = structs.replace(known, failures=0, figures=(milli, usage))
     why = reason(known, settings)
     if settings.mode is SuppressMode.QUOTA:
         return known, (LimitQuota(milli, why, matters=bool(query.inside)),)
@@ -161,7 +153,7 @@ def measured(
 def _narrow(known: BeSuppression, state: NodeState, milli: int, why: str) -> SuppressionStep:
     pool, now, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
     if known.seats[0] is not machine:
-        known = dataclasses.replace(known, seats=(machine, seats_of(machine)))
+        known = structs.replace(known, seats=(machine, seats_of(machine)))
     count = how_many(milli, len(now), len(machine.online))
     if count > len(now) >= how_many(milli - SLACK_MILLI, len(now), len(machine.online)):
         return known, ()
@@ -176,8 +168,8 @@ def unreadable(known: BeSuppression, cause: str) -> SuppressionStep:
     """There is no figure this time."""
     failures = known.failures + 1
     if failures < PATIENCE:
-        return dataclasses.replace(known, failures=failures), (ReportUnreadable(cause, lasts=False),)
-    known = dataclasses.replace(known, failures=failures, figures=None)
+        return structs.replace(known, failures=failures), (ReportUnreadable(cause, lasts=False),)
+    known = structs.replace(known, failures=failures, figures=None)
     report = ReportUnreadable(cause, lasts=True)
     if failures > PATIENCE and not known.written:
         return known, (report,)
@@ -187,7 +179,7 @@ def unreadable(known: BeSuppression, cause: str) -> SuppressionStep:
 def removed(known: BeSuppression, path: str) -> BeSuppression:
     """A quota of ours was removed from a group."""
     written = known.written - {path}
-    return dataclasses.replace(known, written=written, quota=known.quota if written else None)
+    return structs.replace(known, written=written, quota=known.quota if written else None)
 
 
 # -- words --------------------------------------------------------------------------------------------------

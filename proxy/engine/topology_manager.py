@@ -12,9 +12,9 @@ told so (``ProviderRequest.unmerged``) and CPUs stay on one NUMA node where they
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field, structs
 
 from proxy.allocation.merge_record import record_answer, record_merge
 from proxy.allocation.policies import decide
@@ -34,8 +34,7 @@ ANYWHERE = TopologyHint(None, preferred=False)
 """The hint where nothing was merged."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionContext:
+class AdmissionContext(Struct, frozen=True):
     """What is to be decided, and what a decision reads.
 
     Attributes:
@@ -59,8 +58,7 @@ class AdmissionContext:
         return [(provider.name, provider.hints(self.request)) for provider in self.providers]
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyDecision:
+class TopologyDecision(Struct, frozen=True):
     """What the topology manager decided.
 
     Attributes:
@@ -108,8 +106,8 @@ def admit_container(context: AdmissionContext) -> TopologyDecision:
     if not decision.verdict.admitted:
         return decision
     if (context.policy or context.node.policy) is Policy.NONE:
-        unmerged = dataclasses.replace(context.request, unmerged=True)
-        context = dataclasses.replace(context, request=unmerged)
+        unmerged = structs.replace(context.request, unmerged=True)
+        context = structs.replace(context, request=unmerged)
     return allocate(context, decision.hint, decision.said, decision.merge)
 
 

@@ -8,8 +8,9 @@ could not be met is reported. For a pod that is aligned by its own annotation wi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+
+from msgspec import structs
 
 from proxy.engine.topology_manager import AdmissionContext, TopologyDecision
 from proxy.model.defects import DefectKind, InputDefect
@@ -52,7 +53,7 @@ def decide_with_wishes(
     why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
     for attempt, (under, on) in enumerate(tries):
         hint = TopologyHint(on, preferred=True) if on else None
-        decision = decide(dataclasses.replace(context, policy=under, wished=hint))
+        decision = decide(structs.replace(context, policy=under, wished=hint))
         if decision.verdict.admitted and (not on or _granted_on(context, decision, on)):
             met = not attempt and not why
             return (decision, None) if met else _noted(decision, _unmet_wish(None, nodes, why))
@@ -61,7 +62,7 @@ def decide_with_wishes(
 
 
 def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDecision, InputDefect]:
-    return dataclasses.replace(decision, steps=(AllocationStep(VOLCANO, unmet), *decision.steps)), unmet
+    return structs.replace(decision, steps=(AllocationStep(VOLCANO, unmet), *decision.steps)), unmet
 
 
 def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> InputDefect:

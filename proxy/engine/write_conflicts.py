@@ -22,9 +22,9 @@ Two effects are waited for, each one at a time; their results come back as event
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field, structs
 
 from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
@@ -42,8 +42,7 @@ SOONEST_S, LATEST_S = 0.25, 1.0
 """Seconds between two checks of contested cpusets."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteConflict:
+class WriteConflict(Struct, frozen=True):
     """A conflict about one container's cpuset.
 
     Attributes:
@@ -68,8 +67,7 @@ class WriteConflict:
         return self.repaired + (min(gap, URGENT_S) if urgent else gap)
 
 
-@dataclass(frozen=True, slots=True)
-class UnattributedRepairs:
+class UnattributedRepairs(Struct, frozen=True):
     """Repairs of one container's cpuset whose writer has not been looked for.
 
     Attributes:
@@ -81,8 +79,7 @@ class UnattributedRepairs:
     found: CpuSet | None
 
 
-@dataclass(frozen=True, slots=True)
-class WriteConflicts:
+class WriteConflicts(Struct, frozen=True):
     """What is known about writes of other programs, by container id. May be read from any thread.
 
     Attributes:
@@ -105,8 +102,7 @@ class WriteConflicts:
 # -- events and effects -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CpusetsRepaired:
+class CpusetsRepaired(Struct, frozen=True):
     """Cpusets that other programs had written were repaired, or left because a repair was not due.
 
     Attributes:
@@ -120,37 +116,32 @@ class CpusetsRepaired:
     left: Mapping[str, CpuSet] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class WritersFound:
+class WritersFound(Struct, frozen=True):
     """The result of ``FindWriters``; a container that is missing was not found out about."""
 
     writers: Mapping[str, Author]
 
 
-@dataclass(frozen=True, slots=True)
-class ConflictsDue:
+class ConflictsDue(Struct, frozen=True):
     """The time of ``CheckCpusets`` has passed."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class FindWriters:
+class FindWriters(Struct, frozen=True):
     """Find the likely writers of what the kernel held."""
 
     found: Mapping[str, CpuSet | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckCpusets:
+class CheckCpusets(Struct, frozen=True):
     """Compare cpusets with what they should be, and come back after some seconds."""
 
     ids: tuple[str, ...]
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDrift:
+class ReportDrift(Struct, frozen=True):
     """Count repairs by their writer, and report those that belong to no conflict, and conflicts that began.
 
     Attributes:
@@ -164,8 +155,7 @@ class ReportDrift:
     contested: Collection[str]
 
 
-@dataclass(frozen=True, slots=True)
-class EndConflict:
+class EndConflict(Struct, frozen=True):
     """Watch the writes to a cpuset again, and report that a conflict is over."""
 
     container_id: str
@@ -195,13 +185,13 @@ def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:
     conflicts, recent, repairs, at = {**known.conflicts}, {**known.recent}, {**known.repairs}, event.at
     for container_id, cpus in event.left.items():
         if container_id in conflicts:
-            conflicts[container_id] = dataclasses.replace(conflicts[container_id], wrong=at, found=cpus)
+            conflicts[container_id] = structs.replace(conflicts[container_id], wrong=at, found=cpus)
     for container_id, found in event.repaired.items():
         before = repairs.get(container_id)
         repairs[container_id] = UnattributedRepairs(before.times + 1 if before else 1, found)
         conflict = conflicts.get(container_id)
         if conflict is not None:
-            conflicts[container_id] = dataclasses.replace(
+            conflicts[container_id] = structs.replace(
                 conflict, times=conflict.times + 1, repaired=at, wrong=at, found=found or conflict.found
             )
             continue
@@ -210,7 +200,7 @@ def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:
             recent[container_id] = times
         else:
             conflicts[container_id] = WriteConflict(times[0], MANY, at, at, found or CpuSet())
-    known = dataclasses.replace(known, conflicts=conflicts, recent=recent, repairs=repairs)
+    known = structs.replace(known, conflicts=conflicts, recent=recent, repairs=repairs)
     known, find = _find(known)
     known, check = (known, ()) if known.is_checking else _check(known, at)
     return known, (*find, *check)
@@ -220,23 +210,23 @@ def _find(known: WriteConflicts) -> DriftStep:
     if known.finding or not known.repairs:
         return known, ()
     find = FindWriters({i: repairs.found for i, repairs in known.repairs.items()})
-    return dataclasses.replace(known, repairs={}, finding=known.repairs), (find,)
+    return structs.replace(known, repairs={}, finding=known.repairs), (find,)
 
 
 def _found(known: WriteConflicts, writers: Mapping[str, Author]) -> DriftStep:
     found = {i: author for i, author in writers.items() if i in known.finding}
     before = {i: known.conflicts[i] for i in found if i in known.conflicts}
-    named = {i: dataclasses.replace(conflict, author=found[i]) for i, conflict in before.items()}
+    named = {i: structs.replace(conflict, author=found[i]) for i, conflict in before.items()}
     began = {i: conflict for i, conflict in named.items() if before[i].author is None}
     report = ReportDrift({i: (known.finding[i], found[i]) for i in found}, began, tuple(named))
-    known, more = _find(dataclasses.replace(known, conflicts={**known.conflicts, **named}, finding={}))
+    known, more = _find(structs.replace(known, conflicts={**known.conflicts, **named}, finding={}))
     return known, (report, *more)
 
 
 def _check(known: WriteConflicts, at: float) -> DriftStep:
     over = {i: one for i, one in known.conflicts.items() if at - one.wrong >= QUIET_S}
     left = {i: one for i, one in known.conflicts.items() if i not in over}
-    known = dataclasses.replace(known, conflicts=left, is_checking=bool(left or over))
+    known = structs.replace(known, conflicts=left, is_checking=bool(left or over))
     if not known.is_checking:
         return known, ()
     soon = min((one.due(urgent=True) - at for one in left.values()), default=0.0)
@@ -251,12 +241,12 @@ def seen(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) -> Write
     hints = known.hints
     for container_id in ids:
         hints = hints.put(container_id, hint)
-    return dataclasses.replace(known, hints=hints)
+    return structs.replace(known, hints=hints)
 
 
 def keep(known: WriteConflicts, live: Collection[str], at: float) -> WriteConflicts:
     """Forget all containers but these."""
-    return dataclasses.replace(
+    return structs.replace(
         known,
         conflicts={i: conflict for i, conflict in known.conflicts.items() if i in live},
         recent={i: times for i, times in known.recent.items() if i in live and at - times[-1] <= WINDOW_S},

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import fnmatch
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class ResourceStatusMode(enum.StrEnum):
@@ -56,8 +57,7 @@ CLAIMED = (
 """Rules about what a pod claims, whatever else is on the node. The others are about what is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Breach:
+class Breach(Struct, frozen=True):
     """A claim that goes beyond a rule.
 
     Attributes:
@@ -69,8 +69,7 @@ class Breach:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Namespaces:
+class Namespaces(Struct, frozen=True):
     """Namespaces by name.
 
     A selector of namespace labels can become a second field, once there is a source of labels: ``admits`` is
@@ -99,8 +98,7 @@ EVERYWHERE = Namespaces()
 """All namespaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionRules:
+class AdmissionRules(Struct, frozen=True):
     """The rules of a node.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 K = TypeVar("K")
 
@@ -18,8 +19,7 @@ _DOUBLINGS_LIMIT = 64
 """More doublings than this make any first delay longer than any longest one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Struct, frozen=True):
     """A rule for the delays between attempts.
 
     Attributes:

@@ -6,7 +6,7 @@ a few are kept. Sentences are made from it on demand, not when it is written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
@@ -16,8 +16,7 @@ SAMPLE = 6
 """How many hints of a list are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """Something that was known about the request.
 
     Attributes:
@@ -31,8 +30,7 @@ class Fact:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """What one provider said about one resource.
 
     Attributes:
@@ -52,8 +50,7 @@ class Said:
     preferred: int | None = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(Struct, frozen=True):
     """What the topology policy made of the hints.
 
     Attributes:
@@ -73,8 +70,7 @@ class Merge:
     blame: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationStep:
+class AllocationStep(Struct, frozen=True):
     """What an allocator did, one step.
 
     Attributes:
@@ -86,8 +82,7 @@ class AllocationStep:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class MovedContainer:
+class MovedContainer(Struct, frozen=True):
     """A container that had to leave CPUs.
 
     Attributes:
@@ -100,8 +95,7 @@ class MovedContainer:
     after: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class Shortfall:
+class Shortfall(Struct, frozen=True):
     """What some nodes had too little of for a refused request.
 
     If one of these sets of nodes had what it lacks, the request would have been admitted.
@@ -118,8 +112,7 @@ class Shortfall:
     free: int
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The record of one decision.
 
     Attributes:

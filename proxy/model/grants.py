@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """An amount of a resource that is neither CPUs, memory nor devices.
 
     Attributes:
@@ -25,8 +24,7 @@ class Share:
     nodes: Mask | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Grants:
+class Grants(Struct, frozen=True):
     """Everything that was granted to one container.
 
     Attributes:

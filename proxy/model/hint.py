@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyHint:
+class TopologyHint(Struct, frozen=True):
     """Where a provider could satisfy a request.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 
@@ -11,8 +12,7 @@ Held = Mapping[str, Mapping[str, CpuSet]]
 """Pod uid to container name to CPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuManager:
+class CpuManager(Struct, frozen=True):
     """Settings and allocations of kubelet's CPU manager.
 
     Attributes:

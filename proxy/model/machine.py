@@ -13,11 +13,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from proxy.model.idset import CpuSet, Mask, union
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """The ids that input may name.
 
     Attributes:
@@ -33,8 +34,7 @@ ANY_MACHINE = Bounds(CpuSet.from_bits((1 << 8192) - 1), Mask.from_bits((1 << 102
 """Bounds of every machine: the most that Linux is built for (NR_CPUS of x86 and powerpc, NODES_SHIFT 10)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(Struct, frozen=True):
     """One online CPU and the groups it is in.
 
     Attributes:
@@ -56,8 +56,7 @@ class Cpu:
     package_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HugePages:
+class HugePages(Struct, frozen=True):
     """Huge pages of one size on one node (counts; None where the kernel has no such file)."""
 
     nr: int
@@ -65,8 +64,7 @@ class HugePages:
     surplus: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True):
     """One NUMA node.
 
     Attributes:
@@ -84,8 +82,7 @@ class NumaNode:
     distance: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Struct, frozen=True):
     """A last-level cache group (level >= 3 is an uncore cache)."""
 
     cpus: CpuSet

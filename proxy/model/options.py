@@ -10,12 +10,12 @@ message names both sides.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct, structs
 
 from proxy.model.errors import ConfigError
 
@@ -51,8 +51,7 @@ _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 _GO_INT = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
+class CpuOptions(Struct, frozen=True):
     """How the static CPU policy chooses CPUs; each field is kubelet's option with hyphens for underscores.
 
     Attributes:
@@ -73,10 +72,10 @@ class CpuOptions:
 
     def as_kubelet(self) -> dict[str, bool]:
         """Return all options under kubelet's names."""
-        return {name.replace("_", "-"): on for name, on in dataclasses.asdict(self).items()}
+        return {name.replace("_", "-"): on for name, on in structs.asdict(self).items()}
 
 
-_CPU_NAMES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(CpuOptions)}
+_CPU_NAMES = {name.replace("_", "-"): name for name in CpuOptions.__struct_fields__}
 _EXCLUSIVE = (
     frozenset({"full-pcpus-only", "distribute-cpus-across-cores"}),
     frozenset({"distribute-cpus-across-numa", "distribute-cpus-across-cores"}),
@@ -85,8 +84,7 @@ _EXCLUSIVE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyOptions:
+class TopologyOptions(Struct, frozen=True):
     """How the topology policies merge.
 
     Attributes:

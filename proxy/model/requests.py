@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 MEMORY = "memory"
 HUGE_PAGES = "hugepages-"
@@ -23,8 +24,7 @@ class ContainerKind(enum.StrEnum):
     APP = "app"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerResources:
+class ContainerResources(Struct, frozen=True):
     """What one container asks for.
 
     Attributes:
@@ -43,8 +43,7 @@ class ContainerResources:
         return all(self.requests.get(r, 0) == self.limits.get(r, 0) != 0 for r in ("cpu", MEMORY))
 
 
-@dataclass(frozen=True, slots=True)
-class PodRequests:
+class PodRequests(Struct, frozen=True):
     """What a pod asks for.
 
     Attributes:

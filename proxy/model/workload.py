@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.model.defects import InputDefect
 from proxy.model.grants import Share
@@ -57,8 +58,7 @@ class Phase(enum.StrEnum):
     EXITED = "exited"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """What was set aside for one container of a pod."""
 
     name: str
@@ -67,8 +67,7 @@ class Part:
     shares: tuple[Share, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
+class SetAside(Struct, frozen=True):
     """What was decided for a pod as a whole (scope ``pod``), before its containers come.
 
     Attributes:
@@ -92,8 +91,7 @@ class SetAside:
         return next((part for part in self.parts if part.name == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """Facts about one pod sandbox.
 
     Attributes:
@@ -157,8 +155,7 @@ class Pod:
         return self.uid or f"sandbox {self.sandbox_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(Struct, frozen=True):
     """A device of a container, and where it is.
 
     Attributes:
@@ -177,8 +174,7 @@ class Near:
     least: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What the CRI says about a container's CPUs and memory.
 
     Attributes:
@@ -208,8 +204,7 @@ class Pool(enum.StrEnum):
     SYSTEM = "system"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """The answer for one container.
 
     Attributes:
@@ -255,8 +250,7 @@ class Placement:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """One container that we know of.
 
     Attributes:
@@ -300,8 +294,7 @@ TOPOLOGY_AFFINITY = "TopologyAffinityError"
 """kubelet's reason for a refusal by the topology policy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Admit or refuse.
 
     Attributes:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.errors import InputError
 from proxy.model.explanation import Explanation
@@ -18,8 +19,7 @@ from proxy.observe.sentences import render_decision, wrap
 from proxy.observe.value_text import clean, few
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedDecision:
+class ExplainedDecision(Struct, frozen=True):
     """One remembered decision as the daemon reported it.
 
     Attributes:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.engine.node_policy import node_reservation
 from proxy.model.idset import CpuSet
@@ -52,8 +53,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "Koordinator"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(Struct, frozen=True):
     """What is known of a node.
 
     Attributes:
@@ -78,8 +78,7 @@ class NodeFacts:
     basic: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAnnotations:
+class NodeAnnotations(Struct, frozen=True):
     """What the annotations say, as texts and as the rule that follows from them.
 
     Attributes:

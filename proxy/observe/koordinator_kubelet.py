@@ -11,7 +11,8 @@ policy and scope of its topology manager are called in the object.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.allocation.cpu_topology import CpuRow, CpuTopology
 from proxy.allocation.packed import NotEnoughCpus, take_packed
@@ -26,8 +27,7 @@ _POLICIES = {"single-numa-node": "SingleNUMANode", "restricted": "Restricted", "
 _SCOPES = {"container": "ContainerLevel", "pod": "PodLevel"}
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletFacts:
+class KubeletFacts(Struct, frozen=True):
     """Kubelet's settings.
 
     Attributes:
@@ -48,8 +48,7 @@ class KubeletFacts:
     checkpoint: Checkpoint | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PodRow:
+class PodRow(Struct, frozen=True):
     """A live pod, as far as the object shows it."""
 
     namespace: str
@@ -59,8 +58,7 @@ class PodRow:
     status: ResourceStatus = field(default_factory=ResourceStatus)
 
 
-@dataclass(frozen=True, slots=True)
-class Alloc:
+class Alloc(Struct, frozen=True):
     """CPUs that a pod has without a scheduler's doing.
 
     Attributes:

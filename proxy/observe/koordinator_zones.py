@@ -13,7 +13,9 @@ All amounts are in thousandths: milli-CPUs, and thousandths of a byte, for share
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.quantity import show_quantity
@@ -26,8 +28,7 @@ _ALWAYS_KB = (2048, 1_048_576)
 Amounts = Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Zone:
+class Zone(Struct, frozen=True):
     """One NUMA node."""
 
     node: int

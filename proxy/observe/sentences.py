@@ -11,7 +11,8 @@ Everything is ASCII; every sentence ends with a period.
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.explanation import Explanation, Merge
 from proxy.model.grpc_status import GrpcStatus
@@ -27,8 +28,7 @@ CLASS = "QoS class"
 _POOLS = {"shared": "the shared pool", "be": "the BE pool", "system": "the SYSTEM pool"}
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """Sentences under a title; the first section has none."""
 
     title: str

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
@@ -42,8 +43,7 @@ E = TypeVar("E", bound=enum.StrEnum)
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceSpec:
+class ResourceSpec(Struct, frozen=True):
     """How a pod wants its CPUs chosen.
 
     Attributes:
@@ -57,8 +57,7 @@ class ResourceSpec:
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class NodeShare:
+class NodeShare(Struct, frozen=True):
     """What a pod was given on one NUMA node.
 
     Attributes:
@@ -73,8 +72,7 @@ class NodeShare:
     others: Mapping[str, str | float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceStatus:
+class ResourceStatus(Struct, frozen=True):
     """What a scheduler gave to a pod.
 
     Attributes:
@@ -100,8 +98,7 @@ class ResourceStatus:
         return self.pools
 
 
-@dataclass(frozen=True, slots=True)
-class NumaSpec:
+class NumaSpec(Struct, frozen=True):
     """How a pod wants its resources aligned.
 
     Attributes:
@@ -114,8 +111,7 @@ class NumaSpec:
     exclusive: NumaExclusive = NumaExclusive.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class VolcanoWish:
+class VolcanoWish(Struct, frozen=True):
     """What Volcano's scheduler wishes; it is honoured as far as it can be.
 
     Attributes:

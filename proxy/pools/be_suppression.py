@@ -21,7 +21,8 @@ withheld from the pools, are never touched. Amounts are milli-CPUs unless said o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
@@ -39,8 +40,7 @@ RAISE_PERCENT = 10
 IGNORE_PERCENT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class HostApp:
+class HostApp(Struct, frozen=True):
     """A process that runs outside pods.
 
     Attributes:
@@ -59,8 +59,7 @@ class HostApp:
         return self.qos is QosClass.BE and self.in_besteffort
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What a node has and uses.
 
     Attributes:

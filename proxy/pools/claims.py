@@ -23,7 +23,8 @@ LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a who
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
@@ -37,8 +38,7 @@ STRICT = (QosClass.LSE, QosClass.LSR)
 MOST_SHARES = 262_144
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """What a container claims.
 
     Attributes:

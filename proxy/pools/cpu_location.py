@@ -9,15 +9,15 @@ to the lowest of all.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.pools.shared import Groups
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class CpuLocation:
+class CpuLocation(Struct, frozen=True, order=True):
     """One CPU and where it is."""
 
     cpu: int

@@ -10,7 +10,7 @@ went offline, another configuration) takes nothing away from an owner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from proxy.model.admission import AdmissionRule, AdmissionRules, Breach
 from proxy.model.idset import CpuSet
@@ -20,8 +20,7 @@ from proxy.model.phrases import counted
 PERCENT = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(Struct, frozen=True):
     """A number of CPUs that stay in the shared pool.
 
     Attributes:
@@ -40,8 +39,7 @@ class Floor:
         return f"admission.sharedFloor{'' if self.node is None else 'PerNUMANode'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Floors:
+class Floors(Struct, frozen=True):
     """All floors of a node; false where there is none."""
 
     each: tuple[Floor, ...] = field(default=())

@@ -7,11 +7,11 @@ code writes it.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field, structs
 
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NodeBindPolicy, NumaPolicy, NumaStrategy
@@ -34,8 +34,7 @@ RAW_ALLOCATABLE = "node.koordinator.sh/raw-allocatable"
 Texts = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLabels:
+class NodeLabels(Struct, frozen=True):
     """What a node prescribes by label.
 
     Attributes:
@@ -50,8 +49,7 @@ class NodeLabels:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReservation:
+class NodeReservation(Struct, frozen=True):
     """What is kept back on a node.
 
     Attributes:
@@ -88,7 +86,7 @@ class NodeReservation:
 
     def with_cpus(self, cpus: CpuSet) -> NodeReservation:
         """Return the same with these CPUs named."""
-        return dataclasses.replace(self, text=str(cpus))
+        return structs.replace(self, text=str(cpus))
 
     def data(self) -> dict[str, object]:
         """Return it as Koordinator writes it: without what is empty."""
@@ -100,8 +98,7 @@ class NodeReservation:
         return {name: value for name, value in reported.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class SystemQos:
+class SystemQos(Struct, frozen=True):
     """CPUs for pods of class SYSTEM.
 
     Attributes:

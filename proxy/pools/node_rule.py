@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.pools.node_keys import parsed
@@ -21,8 +22,7 @@ MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
 STATIC = "static"
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerPolicy:
+class ManagerPolicy(Struct, frozen=True):
     """What kubelet's CPU manager does.
 
     Attributes:
@@ -41,8 +41,7 @@ class ManagerPolicy:
         return {name: value for name, value in reported.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRule:
+class NodeRule(Struct, frozen=True):
     """What the decision table looks things up in.
 
     Attributes:

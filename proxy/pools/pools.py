@@ -14,15 +14,15 @@ stay in both, so that small pods always have a CPU). ``proxy.pools`` spells out 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Pool
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """Exclusive CPUs of one owner.
 
     Attributes:
@@ -34,8 +34,7 @@ class Owner:
     hard: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPools:
+class CpuPools(Struct, frozen=True):
     """What containers without CPUs of their own run on."""
 
     shared: CpuSet

@@ -18,7 +18,8 @@ that spans sockets has a pool for each. ``proxy.pools`` spells out the QoS class
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
@@ -27,8 +28,7 @@ Groups = Mapping[tuple[int, int], CpuSet]
 """Socket and NUMA node to their CPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodePool:
+class NodePool(Struct, frozen=True):
     """A part of a pool.
 
     Attributes:
@@ -41,24 +41,21 @@ class NodePool:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class NodePools:
+class NodePools(Struct, frozen=True):
     """The two pools in their parts, by socket and node."""
 
     shared: tuple[NodePool, ...] = ()
     be: tuple[NodePool, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatedCpus:
+class AnnotatedCpus(Struct, frozen=True):
     """CPUs of a pod, by annotation."""
 
     qos: QosClass
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class Withheld:
+class Withheld(Struct, frozen=True):
     """What neither pool may use.
 
     Attributes:

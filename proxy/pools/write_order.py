@@ -13,15 +13,15 @@ levels above keep all that BE pods may ever use. Otherwise all levels are narrow
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 
 ROOT, POD, CONTAINER = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class BeGroup:
+class BeGroup(Struct, frozen=True):
     """A cgroup of BE pods.
 
     Attributes:
@@ -35,8 +35,7 @@ class BeGroup:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class SetCpus:
+class SetCpus(Struct, frozen=True):
     """One write."""
 
     path: str

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from proxy.controller.be.groups import CLASS
 from proxy.controller.enforce import LIVE, Enforcer
 from proxy.controller.kernel_ports import Cgroups, CpusetValue
@@ -24,8 +26,7 @@ from proxy.model.workload import Container, KubeQos
 from proxy.release.targets import ReleaseTarget
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Struct, frozen=True):
     """What one container is to have, with the group above it looked at.
 
     Attributes:

@@ -21,7 +21,7 @@ kubelet's static policy or a named set can cause, the runtime's own update narro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import CpuManager
@@ -29,8 +29,7 @@ from proxy.model.machine import Machine
 from proxy.model.workload import Container, Request
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseTarget:
+class ReleaseTarget(Struct, frozen=True):
     """The target of a container.
 
     Attributes:

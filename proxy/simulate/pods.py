@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from proxy.backends.kubelet.cri_view import cri_request, pod_of, sandbox_total
 from proxy.backends.kubelet.pod_spec import PodSpec, needed

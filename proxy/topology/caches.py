@@ -12,7 +12,8 @@ The ``id`` file is only reported, not used: many kernels have none, and ids are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache
@@ -21,8 +22,7 @@ from proxy.topology.files import SysfsTree
 from proxy.topology.groups import each, lowest, partition
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """The last-level cache that one CPU sees: sharing CPUs as bits, level, and its directory."""
 
     bits: int

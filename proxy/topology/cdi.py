@@ -18,8 +18,9 @@ import json
 import os
 import stat as modes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from proxy.telemetry.port import Report, silent
 from proxy.topology.yaml_events import read_yaml
@@ -33,8 +34,7 @@ _Stamp = tuple[int, int, int]
 _Devices = Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class CdiDevice:
+class CdiDevice(Struct, frozen=True):
     """A device that a spec describes.
 
     Attributes:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
@@ -28,8 +29,7 @@ Tags = Callable[[int], str]
 """Gives the tag of a CPU's owner, one character at best."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Core:
+class _Core(Struct, frozen=True):
     """A core as the picture sees it: its CPUs, ascending, and what makes it different from others."""
 
     cpus: tuple[int, ...]

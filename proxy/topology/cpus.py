@@ -12,7 +12,8 @@ for an old cluster) means that the machine has no such level, whatever the set b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.topology.files import SysfsTree
 from proxy.topology.groups import by_key, each, partition
@@ -21,8 +22,7 @@ CPU_DIR = "devices/system/cpu"
 _NO_CLUSTER = (-1, 65535)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuLists:
+class CpuLists(Struct, frozen=True):
     """The CPUs of a machine, as bits.
 
     Attributes:
@@ -36,8 +36,7 @@ class CpuLists:
     directories: int
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(Struct, frozen=True):
     """The contents of the ``topology`` directories.
 
     Attributes:

@@ -7,10 +7,11 @@ the two must agree: a description that contradicts itself would make every later
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+
+from msgspec import structs
 
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
@@ -79,12 +80,12 @@ def _machine(data: Mapping[str, object]) -> Machine:
     claimed: dict[str, str] = {}
     if numa.get("source") == "none":
         nodes = _fallback(data, numa, online)
-        rows = [dataclasses.replace(cpu, numa=0) for cpu in rows]
+        rows = [structs.replace(cpu, numa=0) for cpu in rows]
     else:
         nodes, claimed = _nodes(numa, rows)
     missing = _missing(data, rows)
     if "package siblings" in missing:
-        rows = [dataclasses.replace(cpu, package=rows[0].id) for cpu in rows]
+        rows = [structs.replace(cpu, package=rows[0].id) for cpu in rows]
     present = online | _cpu_set(cpu_facts, "present") | _cpu_set(cpu_facts, "offline")
     raw_numa = {key: value for key, value in numa.items() if key not in _NUMA_DERIVED}
     kept = {key: value for key, value in data.items() if key not in _DERIVED}

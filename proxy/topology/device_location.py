@@ -20,8 +20,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from proxy.model.idset import Mask, union
 from proxy.topology.files import SysfsTree
@@ -36,8 +37,7 @@ _DEPTH = 6
 _TOLD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLocation:
+class DeviceLocation(Struct, frozen=True):
     """Where a device is.
 
     Attributes:

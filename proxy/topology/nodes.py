@@ -13,7 +13,8 @@ are kept beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
@@ -25,8 +26,7 @@ from proxy.topology.memory import hugepages, mem_total, meminfo
 NODE_DIR = "devices/system/node"
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(Struct, frozen=True):
     """The nodes of a tree; empty where it has no node directories.
 
     Attributes:

@@ -16,6 +16,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.phrases import counted
@@ -31,8 +33,7 @@ _CPUS_ROOM = 40
 _ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-", "·": ".", "…": ".."})
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
+class _Name(Struct, frozen=True):
     """How a part is called: ``node``, ``3``, ``62.9 GiB``."""
 
     kind: str
@@ -52,8 +53,7 @@ class _Part:
     inside: list[_Part] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pen:
+class _Pen(Struct, frozen=True):
     """What all lines of one picture have in common."""
 
     machine: Machine

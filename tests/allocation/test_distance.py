@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.distance import Distances
 from proxy.model.idset import Mask
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 TABLE = Distances({0: {0: 10, 4: 32}, 4: {0: 21, 4: 10}})
 
@@ -24,9 +23,9 @@ def test_distances_of_a_machine_whose_ids_have_gaps() -> None:
     machine = described(2, 1, 2, 1)
     low, high = machine.nodes
     nodes = (
-        dataclasses.replace(low, distance=(10, 32)),
-        dataclasses.replace(high, id=4, distance=(21, 10)),
+        changed_copy(low, distance=(10, 32)),
+        changed_copy(high, id=4, distance=(21, 10)),
     )
-    assert Distances.of(dataclasses.replace(machine, nodes=nodes)) == TABLE
-    untold = (nodes[0], dataclasses.replace(nodes[1], distance=()))
-    assert Distances.of(dataclasses.replace(machine, nodes=untold)) is None
+    assert Distances.of(changed_copy(machine, nodes=nodes)) == TABLE
+    untold = (nodes[0], changed_copy(nodes[1], distance=()))
+    assert Distances.of(changed_copy(machine, nodes=untold)) is None

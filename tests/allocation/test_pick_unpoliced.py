@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -11,6 +9,7 @@ from proxy.allocation.pick_unpoliced import pick_unpoliced
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings n and n+8
 
@@ -57,8 +56,8 @@ def test_pick_from_too_few() -> None:
 
 
 def without_memory(machine: Machine, *ids: int) -> Machine:
-    nodes = [dataclasses.replace(n, mem_bytes=0) if n.id in ids else n for n in machine.nodes]
-    return dataclasses.replace(machine, nodes=tuple(nodes))
+    nodes = [changed_copy(n, mem_bytes=0) if n.id in ids else n for n in machine.nodes]
+    return changed_copy(machine, nodes=tuple(nodes))
 
 
 def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
@@ -69,7 +68,7 @@ def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
     assert memory_for(without_memory(machine, 1), cpus) == Mask((0,))
     assert memory_for(without_memory(machine, 0, 1), cpus) == Mask((2, 3))
     lost = without_memory(machine, 1)
-    untold = dataclasses.replace(lost, nodes=tuple(dataclasses.replace(n, distance=()) for n in lost.nodes))
+    untold = changed_copy(lost, nodes=tuple(changed_copy(n, distance=()) for n in lost.nodes))
     assert memory_for(untold, cpus) == Mask((0, 2, 3))
 
 

@@ -7,7 +7,6 @@ Values of environments are texts, though they are bytes in the CRI.
 from __future__ import annotations
 
 import base64
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -32,6 +31,7 @@ from proxy.model.machine import ANY_MACHINE
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools import facts
 from tests.conformance.cases import BadCaseError
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.hook_facts import container_facts, pod_facts
 
 _M = TypeVar("_M", bound=Message)
@@ -102,7 +102,7 @@ def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, C
 def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: str) -> PodFacts | None:
     """Have a sandbox remembered, and give the one of that name."""
     memory, answer = ObjectCache(), pod_echo(entry)
-    pod = dataclasses.replace(sandbox_pod(entry, answer, ANY_MACHINE), sandbox_id=lookup)
+    pod = changed_copy(sandbox_pod(entry, answer, ANY_MACHINE), sandbox_id=lookup)
     memory.ran(sandbox_id, SandboxHookView(entry, answer).sandbox(pod)[0])
     known = memory.pod(lookup)
     return None if known is None else remembered_pod_facts(pod, known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from proxy.model.workload import Pool
 from proxy.observe.explain_answer import history_page
 from proxy.observe.metrics import metrics as exposition
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 
 World = Any
 DEFAULT = AdmissionConfig().rules
@@ -247,7 +247,7 @@ def test_answers_name_other_pods_where_that_is_configured(live: Any) -> None:
         assert call.refused is not None
         assert call.refused[1].endswith("CPUs 6-7 are owned by ns/other already")
 
-    live(day, rules={"admission": dataclasses.replace(DEFAULT, name_others=True)})
+    live(day, rules={"admission": changed_copy(DEFAULT, name_others=True)})
 
 
 def test_a_container_that_cannot_be_moved_is_not_named_either(live: Any) -> None:
@@ -298,7 +298,7 @@ def test_a_pod_shares_where_that_is_configured(live: Any) -> None:
         assert not any(name.endswith("rejected") for name in shared)
         world.check()
 
-    rules = dataclasses.replace(DEFAULT, beyond=BeyondLimit.SHARE)
+    rules = changed_copy(DEFAULT, beyond=BeyondLimit.SHARE)
     live(day, rules={"admission": rules, "system": CpuSet([14, 15])})
 
 

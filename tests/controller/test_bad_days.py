@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 from typing import Any
 
@@ -17,6 +16,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS, created_with
 
 # -- a stale list -----------------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(live) -> None:
             w.keeper.store.handle(ContainersUnsettled((ls,)))
             finishing = asyncio.create_task(settler.finish(30))
             await asyncio.sleep(0)
-            w.runtime.containers[ls] = dataclasses.replace(w.runtime.containers[ls], state=state)
+            w.runtime.containers[ls] = changed_copy(w.runtime.containers[ls], state=state)
             await finishing
             w.runtime.update_error = None
             return [problem["what"] for problem in w.keeper.telemetry.problems()]

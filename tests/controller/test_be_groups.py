@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 8, 1)
 ROOT = "kubepods/besteffort"
@@ -146,13 +146,13 @@ def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
 def test_groups_are_not_changed_unless_erasing_and_of_a_class(tmp_path: Path) -> None:
     cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/c")
     state = NodeState.of(
-        dataclasses.replace(NODE, be_cpuset=BeCpuset.NARROW), [pod("a")], [one("c", pod("a")), owner("0")]
+        changed_copy(NODE, be_cpuset=BeCpuset.NARROW), [pod("a")], [one("c", pod("a")), owner("0")]
     )
     Enforcer(cgroups, lambda: state).enforce_all()
     assert (on(cgroups, ROOT), on(cgroups, f"{ROOT}/poda/c")) == ("0-7", "1-7")
     cgroups.mkdir("other")
     cgroups.write("other", MACHINE.online, Mask((0,)))
-    odd = dataclasses.replace(pod("o"), cgroup_parent="/other")
+    odd = changed_copy(pod("o"), cgroup_parent="/other")
     assert BeGroups(cgroups).follow(NodeState.of(NODE, [odd], [owner("0")]), {}) == []
     assert on(cgroups, "other") == "0-7"
 
@@ -194,7 +194,7 @@ def test_any_order_of_pools_is_followed(
 
 def test_a_start_that_failed_finds_narrowed_groups_widened(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda")
-    node = dataclasses.replace(NODE, be_cpuset=BeCpuset.NARROW)
+    node = changed_copy(NODE, be_cpuset=BeCpuset.NARROW)
     state = NodeState.of(node, [pod("a")], [one("c", pod("a")).in_phase(Phase.CREATED), owner("0-1")])
     for path in (f"{ROOT}/poda", ROOT):
         cgroups.write(path, CpuSet((0, 2)), Mask((0,)))
@@ -206,5 +206,5 @@ def test_a_start_that_failed_finds_narrowed_groups_widened(tmp_path: Path, versi
     assert ours.make_room(waiting).notes == []
     expected = "0,2-7" if version == 1 else "0,2"  # v2 refuses nobody
     assert on(cgroups, f"{ROOT}/poda") == on(cgroups, ROOT) == expected
-    elsewhere = dataclasses.replace(pod("b"), cgroup_parent="/no/such")
+    elsewhere = changed_copy(pod("b"), cgroup_parent="/no/such")
     assert ours.make_room(one("d", elsewhere)).notes == []

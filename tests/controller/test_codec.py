@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from typing import Any
 
@@ -31,6 +30,7 @@ from proxy.model.workload import (
     Request,
     SetAside,
 )
+from tests.testkit.changed_copy import changed_copy
 
 CPUS = st.sets(st.integers(0, 300), max_size=9).map(CpuSet)
 MASKS = st.sets(st.integers(0, 70), max_size=4).map(Mask)
@@ -136,9 +136,9 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
     assert "'shares'" not in str(dump(CONTAINER))
     granted = Share("l3", "l3-ways", 2, Mask([1])), Share("l3", "class", 7)
     aside = SetAside(None, False, CpuSet(), parts=(Part("c", CpuSet(), shares=granted),), shares=granted[:1])
-    pod = dataclasses.replace(POD, reserved_for_pod=aside)
-    placement = dataclasses.replace(CONTAINER.placement, shares=granted)
-    container = dataclasses.replace(CONTAINER, pod=pod, placement=placement)
+    pod = changed_copy(POD, reserved_for_pod=aside)
+    placement = changed_copy(CONTAINER.placement, shares=granted)
+    container = changed_copy(CONTAINER, pod=pod, placement=placement)
     assert load_container(json.loads(json.dumps(dump(container)))) == container
     wrong = dump(container)
     wrong["placement"]["shares"] = [["l3", "l3-ways", "2", None]]  # type: ignore[index]

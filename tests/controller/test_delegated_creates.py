@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Request
+from tests.testkit.changed_copy import changed_copy
 
 
 @pytest.mark.parametrize("second", ["4-5", "0-1"])
@@ -24,7 +24,7 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
         keeper.entrusted.give(first.container.id, "2-3", "0", -1)
         before = keeper.telemetry.registry.page()
         assert before["creates_placed"] == 2
-        again = keeper.creates.place(dataclasses.replace(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
+        again = keeper.creates.place(changed_copy(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
         assert again.verdict.admitted is (second == "4-5")
         after = keeper.telemetry.registry.page()
         assert {name: (n, after.get(name, 0)) for name, n in before.items() if after.get(name, 0) < n} == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
@@ -16,6 +15,7 @@ from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
 from proxy.topology.build import described
 from tests.controller.played_hooks import hooks
+from tests.testkit.changed_copy import changed_copy
 
 
 async def ended(w: Any, method: str, sandbox: str, status: int = 0) -> None:
@@ -109,7 +109,7 @@ def test_containers_and_pods_that_end_or_go_without_a_call(live) -> None:
                 f"post_remove_container {two}",
                 f"post_remove_container {never}",
             )
-            w.runtime.pods[sandbox] = dataclasses.replace(w.runtime.pods[sandbox], ready=False)
+            w.runtime.pods[sandbox] = changed_copy(w.runtime.pods[sandbox], ready=False)
             await w.sync.once()
             await h.hears("post_stop_pod_sandbox s-ls")
             w.runtime.pods.clear()
@@ -171,8 +171,8 @@ def test_all_that_exists(live) -> None:
         sandbox = await w.pod("ls", "LS")
         one = await w.run(sandbox)
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-        w.runtime.pods["old"] = dataclasses.replace(w.runtime.pods[sandbox], id="old", uid="u", ready=False)
-        w.runtime.pods["new"] = dataclasses.replace(w.runtime.pods[sandbox], id="new", uid="n")
+        w.runtime.pods["old"] = changed_copy(w.runtime.pods[sandbox], id="old", uid="u", ready=False)
+        w.runtime.pods["new"] = changed_copy(w.runtime.pods[sandbox], id="new", uid="n")
         async with hooks(w) as h:
             h.following.learn(*w.runtime.raw_lists())
             event = h.following.everything()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
@@ -16,13 +15,14 @@ from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy
 from proxy.observe.explain_answer import history_page
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS
 
 
 def without(machine: Machine, text: str) -> Machine:
     gone = CpuSet.parse(text)
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in machine.nodes)
-    return dataclasses.replace(machine, cpus=tuple(c for c in machine.cpus if c.id not in gone), nodes=nodes)
+    nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in machine.nodes)
+    return changed_copy(machine, cpus=tuple(c for c in machine.cpus if c.id not in gone), nodes=nodes)
 
 
 async def look(w: Any) -> None:
@@ -285,8 +285,8 @@ def test_an_owner_without_cpus_leaves_those_of_a_new_owner(live) -> None:
 def blocks(machine: Machine, nodes: str) -> Machine:
     """The machine while only some nodes have memory."""
     there = Mask.parse(nodes)
-    held = (dataclasses.replace(n, mem_bytes=(8 << 30) if n.id in there else 0) for n in machine.nodes)
-    return dataclasses.replace(machine, nodes=tuple(held))
+    held = (changed_copy(n, mem_bytes=(8 << 30) if n.id in there else 0) for n in machine.nodes)
+    return changed_copy(machine, nodes=tuple(held))
 
 
 def test_memory_of_a_node_that_goes(live) -> None:

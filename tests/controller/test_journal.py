@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.telemetry import metrics
 from tests.said import telemetry
+from tests.testkit.changed_copy import changed_copy
 
 EVIL = '{"numaNodeResources":[{"node":0,"resources":{"\\ud800":"abc"}}]}'
 """63 bytes that name a resource by a lone surrogate, which JSON can carry and UTF-8 cannot."""
 HONEST = Pod("s-1", "u-1", "tenant-a", "payments", 0, QosClass.LS, KubeQos.BURSTABLE, "/kubepods/pod1")
-POISONED = dataclasses.replace(
+POISONED = changed_copy(
     HONEST, sandbox_id="s-2", name="evil", defects=(InputDefect("\ud800 is no resource", decisive=True),)
 )
 

@@ -11,7 +11,6 @@ reconcile traffic moves nobody, and when all have left everything is as it was a
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import random
 from collections.abc import Coroutine
@@ -33,6 +32,7 @@ from proxy.model.machine import Machine
 from proxy.model.node_object import NodeMeta
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 
 PREFIX = "scheduling.koordinator.sh/"
 STATUSES = (
@@ -313,9 +313,9 @@ class Day:
             self.w.machine = self.whole
             return
         left = CpuSet(i for i in range(16) if i not in gone)
-        nodes = tuple(dataclasses.replace(n, cpus=n.cpus & left) for n in self.whole.nodes)
+        nodes = tuple(changed_copy(n, cpus=n.cpus & left) for n in self.whole.nodes)
         cpus = tuple(c for c in self.whole.cpus if c.id in left)
-        self.w.machine = dataclasses.replace(self.whole, cpus=cpus, nodes=nodes)
+        self.w.machine = changed_copy(self.whole, cpus=cpus, nodes=nodes)
 
     async def restart(self) -> None:
         """The daemon ends; things happen; it starts again, now and then without its ledger."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 ALL = CpuSet.parse("0-15")
@@ -24,8 +24,8 @@ ALL = CpuSet.parse("0-15")
 
 def without(machine: Machine, text: str) -> Machine:
     gone = CpuSet.parse(text)
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in machine.nodes)
-    return dataclasses.replace(machine, cpus=tuple(c for c in machine.cpus if c.id not in gone), nodes=nodes)
+    nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in machine.nodes)
+    return changed_copy(machine, cpus=tuple(c for c in machine.cpus if c.id not in gone), nodes=nodes)
 
 
 async def owner(w: Any) -> tuple[str, str, CpuSet, CpuSet]:

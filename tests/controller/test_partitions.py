@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import os
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
 from proxy.release.service import enter
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 
 
 @dataclass
@@ -69,7 +69,7 @@ def with_partitions(w: Any, asked: str = "isolated", **more: Any) -> tuple[Parti
     kernel = PlayedPartitions(w.log, **more)
     made = w.keeper.partitions = PartitionSync(w.keeper, kernel, asked)
     w.keeper.store.subscribe(made)
-    w.sync._parts = dataclasses.replace(w.sync._parts, partitions=made)
+    w.sync._parts = changed_copy(w.sync._parts, partitions=made)
     made.load(dict(w.ledger.entries))
     return made, kernel
 
@@ -119,9 +119,9 @@ def test_what_stands_in_for_cpus_that_are_away_is_one_soon(live: Callable[..., N
         had = w.keeper.state.containers[own].placement.exclusive
 
         gone = CpuSet([max(had)])
-        nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in whole.nodes)
+        nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in whole.nodes)
         cpus = tuple(c for c in whole.cpus if c.id not in gone)
-        w.machine = dataclasses.replace(whole, cpus=cpus, nodes=nodes)
+        w.machine = changed_copy(whole, cpus=cpus, nodes=nodes)
         await w.keeper.hotplug.look()
         await w.until(lambda: w.on(own) != str(had))
         now = CpuSet.parse(w.on(own))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 
 import pytest
@@ -20,6 +19,7 @@ from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool
 from proxy.telemetry import metrics
 from proxy.telemetry.problems import LIMIT
 from tests.said import telemetry
+from tests.testkit.changed_copy import changed_copy
 
 POD = Pod(
     "s",
@@ -133,7 +133,7 @@ def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
         assert told == ['cannot write the ledger err="cannot write the ledger: no space left"']
         kept: dict[str, object] = {}
         journal._ledger.write = kept.update  # there is room again
-        newer = dataclasses.replace(OWNER, phase=Phase.RUNNING)
+        newer = changed_copy(OWNER, phase=Phase.RUNNING)
         journal.put("c/y", newer)
         await asyncio.sleep(0)
         await journal.flush()

@@ -16,6 +16,7 @@ from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import created_with
 
 TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
@@ -305,9 +306,8 @@ def test_several_containers_that_only_kubelet_knows(live: Callable[..., None]) -
                 uid,
                 (ContainerResources("a", kind, {}, {}), ContainerResources("b", ContainerKind.APP, {}, {})),
             )
-            import dataclasses
 
-            known = dataclasses.replace(w.keeper.state.pods[pod], asks=asks, source="a test")
+            known = changed_copy(w.keeper.state.pods[pod], asks=asks, source="a test")
             w.keeper.store.handle(PodLearned(known, "a test", recorded=False))
             pods.append((pod, await w.run(pod, "b", **TWO)))
         (pair, one), (alone, other) = pods
@@ -366,9 +366,8 @@ def test_a_create_that_fails_leaves_the_pods_quota(live: Callable[..., None]) ->
 def test_a_group_of_several_pods_is_nobodys_own(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod, other = await lsr(w), await w.pod("ls", "LS", quota=100_000)
-        import dataclasses
 
-        shared = dataclasses.replace(w.keeper.state.pods[other], cgroup_parent="/kubepods/poddb")
+        shared = changed_copy(w.keeper.state.pods[other], cgroup_parent="/kubepods/poddb")
         w.keeper.store.handle(PodLearned(shared, "a test", recorded=False))
         owner = await w.run(pod, **TWO)
         await w.sync.once()

@@ -9,7 +9,6 @@ taken away, and nothing may be left.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -26,6 +25,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS
 
 KINDS = (
@@ -259,7 +259,7 @@ class Play:
         for container_id in self.inside(sandbox):
             self._dead(container_id)
         if (pod := self.w.runtime.pods.get(sandbox)) is not None:
-            self.w.runtime.pods[sandbox] = dataclasses.replace(pod, ready=False)
+            self.w.runtime.pods[sandbox] = changed_copy(pod, ready=False)
         await self.breathe()
         self.w.wire.finished(call, 0)
         call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))

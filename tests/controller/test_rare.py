@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 from typing import Any
 
@@ -19,6 +18,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.text import rendered
+from tests.testkit.changed_copy import changed_copy
 
 
 def test_a_lost_create_is_resolved_before_the_next_period(live, monkeypatch) -> None:
@@ -331,7 +331,7 @@ def test_containers_of_a_dead_sandbox_keep_their_cpus_until_they_end(live) -> No
         s = await w.pod("a")
         container = await w.run(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
         before = w.keeper.state.containers[container].placement
-        w.runtime.pods[s] = dataclasses.replace(w.runtime.pods[s], ready=False)
+        w.runtime.pods[s] = changed_copy(w.runtime.pods[s], ready=False)
         for _ in range(3):
             await w.sync.once()
             assert w.keeper.state.containers[container].phase is Phase.RUNNING
@@ -353,7 +353,7 @@ def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
         container = await w.create(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
-        w.runtime.pods[s] = dataclasses.replace(w.runtime.pods[s], ready=False)
+        w.runtime.pods[s] = changed_copy(w.runtime.pods[s], ready=False)
         for _ in range(5):
             await w.sync.once()
             assert not w.keeper.state.owners

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 8, 1)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE))
@@ -98,7 +98,7 @@ def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: 
 
 
 def test_a_sandbox_that_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
-    node = dataclasses.replace(NODE, reserved=CpuSet.parse("0,4"))
+    node = changed_copy(NODE, reserved=CpuSet.parse("0,4"))
     ours = Pauses(tree, QUIRKS)
     for owned in ("5", "6-7", "1-3"):
         assert ours.leave(state(owner(owned, hard=True), node=node)) == []
@@ -247,7 +247,7 @@ def test_monitors_are_not_searched_where_there_are_none(tree: Tree) -> None:
 
 
 def test_erased_be_sets_are_left_to_their_groups(tree: Tree) -> None:
-    node = dataclasses.replace(NODE, be_cpuset=BeCpuset.ERASE)
+    node = changed_copy(NODE, be_cpuset=BeCpuset.ERASE)
     Pauses(tree, QUIRKS).follow(state(owner("0", hard=True), node=node))
     assert (on(tree, BE), on(tree, LS)) == ("0-7", "1-7")
 

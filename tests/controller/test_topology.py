@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near, Phase
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS
 
 MIB = 1 << 20
@@ -486,7 +486,7 @@ def test_an_empty_answer_takes_back_nothing(live) -> None:
         silent = asyncio.create_task(w.begin(s, "c", **TWO_CPUS))
         await w.until(lambda: kubelet.asked == 2)
         pod = w.keeper.state.pods[s]
-        pod = dataclasses.replace(pod, asks=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
+        pod = changed_copy(pod, asks=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
         w.keeper.store.handle(PodLearned(pod, "a test", recorded=False))
         kubelet.gate.set()
         await silent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TypeVar
 
 import pytest
@@ -21,10 +20,11 @@ from proxy.model.memory import Block
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Pod, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # CPUs 0-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
-COUNTING = dataclasses.replace(NODE, reserved_memory={0: {"memory": 1}})
+COUNTING = changed_copy(NODE, reserved_memory={0: {"memory": 1}})
 P = TypeVar("P", bound=Provider)
 
 
@@ -36,7 +36,7 @@ ASKS = PodRequests(
     "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
 )
 POD = Pod("s-p", "p", "ns", "p", asks=ASKS)
-BARE = dataclasses.replace(POD, asks=None)
+BARE = changed_copy(POD, asks=None)
 
 
 def provider(context: AdmissionContext, kind: type[P]) -> P:
@@ -48,14 +48,12 @@ def test_requests_come_from_kubelet_or_from_the_cri() -> None:
     request = Request(memory_limit=7, huge_pages=(("hugepages-2Mi", 2), ("hugepages-1Gi", 0)))
     assert pod_requests(POD, "a", request, 3) is ASKS
     assert pod_requests(POD, "", request, 3) is ASKS
-    assert pod_requests(dataclasses.replace(POD, uid="q"), "a", request, 3) == dataclasses.replace(
-        ASKS, uid="q"
-    )
+    assert pod_requests(changed_copy(POD, uid="q"), "a", request, 3) == changed_copy(ASKS, uid="q")
     amounts = {"cpu": 3000, "memory": 7, "hugepages-2Mi": 2}
     made = PodRequests("p", (ContainerResources("x", ContainerKind.APP, amounts, amounts),), guaranteed=True)
     assert pod_requests(POD, "x", request, 3) == made, "kubelet does not know that container"
     assert pod_requests(BARE, "x", request, 3) == made
-    burstable = dataclasses.replace(BARE, kube_qos=KubeQos.BURSTABLE)
+    burstable = changed_copy(BARE, kube_qos=KubeQos.BURSTABLE)
     assert pod_requests(burstable, "", Request(), 0) == PodRequests(
         "p", (ContainerResources(""),), guaranteed=False
     )
@@ -67,7 +65,7 @@ def test_requests_come_from_kubelet_or_from_the_cri() -> None:
 )
 def test_memory_bound_by_another_container_is_not_given(bound: str, *, whole: bool, binds: bool) -> None:
     blocks = (Block(Mask([0]), "memory", 5),) if whole else ()
-    pod = dataclasses.replace(POD, reserved_for_pod=SetAside(None, True, CpuSet(), blocks))
+    pod = changed_copy(POD, reserved_for_pod=SetAside(None, True, CpuSet(), blocks))
     request = Request(cpuset_mems=bound, devices=(Near("x"),))
     asked = ProviderRequest(pod, ASKS, "a", request, exclusive=False)
     context = build_context(NodeState.empty(COUNTING), asked)

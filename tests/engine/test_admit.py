@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -18,6 +16,7 @@ from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -42,7 +41,7 @@ def ask(
 
 def pod(uid: str, *asks: ContainerResources, **more: object) -> Pod:
     told = PodRequests("as kubelet has it", asks) if asks else None
-    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid, asks=told, source="told"), **more)
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=told, source="told"), **more)
 
 
 def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
@@ -215,7 +214,7 @@ def test_devices_alone_make_a_pod_worth_a_decision() -> None:
     assert got.pod.reserved_for_pod is not None
     assert (got.pod.reserved_for_pod.affinity, got.pod.reserved_for_pod.cpus) == (Mask([1]), CpuSet())
     apart = admit(
-        empty(Policy.SINGLE_NUMA_NODE), pod("a"), whole(2, 0, GPU0, dataclasses.replace(GPU1, resource="nic"))
+        empty(Policy.SINGLE_NUMA_NODE), pod("a"), whole(2, 0, GPU0, changed_copy(GPU1, resource="nic"))
     )
     assert apart.verdict.reason == "TopologyAffinityError"
 

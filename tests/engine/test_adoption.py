@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -12,6 +10,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)
 
@@ -161,7 +160,7 @@ def test_named_cpus_are_kept_though_their_memory_would_not_be_given_now() -> Non
         CpuSet.parse("6,14"),
         Mask([0, 1]),
     )
-    plain = dataclasses.replace(with_memory("", ""), huge_pages=())
+    plain = changed_copy(with_memory("", ""), huge_pages=())
     created = adopt(state, "id", lsr, "c", 0, plain, Phase.CREATED)
     assert created.container is not None
     assert created.container.placement.mems == Mask([0]), "nothing is in use yet"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -13,6 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
@@ -53,15 +53,15 @@ def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
     part = SetAside(
         Mask([0]), True, OWNER.placement.exclusive, (), (Part("c", OWNER.placement.exclusive, blocks),)
     )
-    whole = dataclasses.replace(part, blocks=blocks, parts=())
-    free = dataclasses.replace(OWNER.placement, mems=Mask([0, 1]))
+    whole = changed_copy(part, blocks=blocks, parts=())
+    free = changed_copy(OWNER.placement, mems=Mask([0, 1]))
     for container in (
-        dataclasses.replace(OWNER, placement=dataclasses.replace(OWNER.placement, blocks=blocks)),
-        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, reserved_for_pod=part)),
-        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, reserved_for_pod=whole)),
-        dataclasses.replace(OWNER, placement=free),
-        dataclasses.replace(OWNER, phase=Phase.EXITED),
-        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)),
+        changed_copy(OWNER, placement=changed_copy(OWNER.placement, blocks=blocks)),
+        changed_copy(OWNER, pod=changed_copy(POD, reserved_for_pod=part)),
+        changed_copy(OWNER, pod=changed_copy(POD, reserved_for_pod=whole)),
+        changed_copy(OWNER, placement=free),
+        changed_copy(OWNER, phase=Phase.EXITED),
+        changed_copy(OWNER, pod=changed_copy(POD, kube_qos=KubeQos.BURSTABLE)),
     ):
         before = state(container)
         assert with_unrecorded_grants(before) is before

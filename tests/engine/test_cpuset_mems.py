@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 NONE, ZERO, ONE, BOTH = (Mask.parse(text) for text in ("", "0", "1", "0-1"))
 MACHINE = described(2, 1, 4, 2)
@@ -66,7 +65,7 @@ def test_a_repair_takes_no_node_away_that_exists(
 def test_what_calls_name() -> None:
     known, one = MemoryBindings(), bound(ZERO)
     assert (known.carried(STATE, one), known.renewed(STATE, one)) == (ZERO, None)
-    wide = dataclasses.replace(known, wide={"x": BOTH}, held=frozenset({"x"}))
+    wide = changed_copy(known, wide={"x": BOTH}, held=frozenset({"x"}))
     assert (wide.carried(STATE, one), wide.renewed(STATE, one)) == (BOTH, BOTH)
     assert wide.forgotten() == known
     changed = wide.changed(ONE).changed(ZERO)

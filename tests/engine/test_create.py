@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +16,7 @@ from proxy.model.koordinator import KeepQuota
 from proxy.model.options import CpuOptions
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # two sockets, one node each; 16 CPUs
 NODE0, NODE1 = MACHINE.nodes[0].cpus, MACHINE.nodes[1].cpus
@@ -108,9 +107,7 @@ def test_memory_follows_the_cpus_or_is_left() -> None:
     lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
     assert put(empty(), lse).container.placement.mems == Mask((1,))
     assert put(empty(follow=False), lse).container.placement.mems == Mask((0, 1))
-    bare = dataclasses.replace(
-        MACHINE, nodes=(MACHINE.nodes[0], dataclasses.replace(MACHINE.nodes[1], mem_bytes=0))
-    )
+    bare = changed_copy(MACHINE, nodes=(MACHINE.nodes[0], changed_copy(MACHINE.nodes[1], mem_bytes=0)))
     state = NodeState.empty(Node(bare, CpuTopology.of(bare)))
     for text, mems in (("0-1", (0, 1)), (" ", (0,)), ("0-x", (0,)), ("0-2", (0,))):
         request = Request(cpu_shares=512, cpuset_mems=text)
@@ -142,7 +139,7 @@ def test_memory_that_the_request_names_stands() -> None:
     named = Request(memory_limit=1, cpuset_mems="0")
     lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
     assert put(empty(), lse, named).container.placement.mems == Mask((0,))
-    whole_and_named = dataclasses.replace(whole(2), cpuset_mems="1")
+    whole_and_named = changed_copy(whole(2), cpuset_mems="1")
     assert put(empty(), pod("g"), whole_and_named).container.placement.mems == Mask((1,))
 
 
@@ -181,7 +178,7 @@ def test_only_owners_of_the_requested_cpus_are_named() -> None:
     assert put(state, pod("x", QosClass.LSE, cpus=str(cpus))).verdict.message.endswith(
         f"CPUs {cpus} are owned by ns/g/c already"
     )
-    ended = dataclasses.replace(state.containers["g/c"], phase=Phase.EXITED)
+    ended = changed_copy(state.containers["g/c"], phase=Phase.EXITED)
     state = put(state.changed(put=[ended]), pod("new", QosClass.LSR, cpus=str(cpus))).state
     assert put(state, pod("x", QosClass.LSE, cpus=str(cpus))).verdict.message.endswith(
         f"CPUs {cpus} are owned by ns/new already"
@@ -202,14 +199,14 @@ def test_all_containers_of_an_annotated_pod_own_the_same() -> None:
 def test_a_new_attempt_keeps_the_cpus_of_the_old_one() -> None:
     state = settled((pod("a"), whole(2)), (pod("g"), whole(3)))
     first = state.containers["g/c"].placement.exclusive
-    running = dataclasses.replace(state.containers["g/c"], phase=Phase.RUNNING)
+    running = changed_copy(state.containers["g/c"], phase=Phase.RUNNING)
     plan = put(state.changed(put=[running]), pod("g"), whole(3), key="second")
     assert plan.container.placement.exclusive == first
     assert plan.shrink == ()
 
 
 def ended(state: NodeState, key: str) -> NodeState:
-    return state.changed(put=[dataclasses.replace(state.containers[key], phase=Phase.EXITED)])
+    return state.changed(put=[changed_copy(state.containers[key], phase=Phase.EXITED)])
 
 
 def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
@@ -225,7 +222,7 @@ def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
     assert len(put(state, pod("g"), whole(3), key="2").container.placement.exclusive) == 3
     taken = put(state, pod("lse", QosClass.LSE, cpus=str(had))).state
     assert put(taken, pod("g"), whole(2), key="2").container.placement.exclusive.isdisjoint(had)
-    smaller = dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in had))
+    smaller = changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in had))
     node = Node(smaller, CpuTopology.of(smaller), static=True)
     state = NodeState.of(node, (), state.containers.values())
     assert put(state, pod("g"), whole(2), key="2").container.placement.exclusive <= smaller.online
@@ -246,7 +243,7 @@ def test_the_reason_says_where(count: int, where: str) -> None:
 
 def test_exited_containers_own_nothing() -> None:
     state = settled((pod("g"), whole(4)))
-    exited = dataclasses.replace(state.containers["g/c"], phase=Phase.EXITED)
+    exited = changed_copy(state.containers["g/c"], phase=Phase.EXITED)
     after = state.changed(put=[exited])
     assert after.pools == empty().pools
     assert after.owners == {}
@@ -256,10 +253,10 @@ BAD = InputDefect("annotation is not JSON", decisive=True)
 
 
 def test_invalid_argument_for_strict_pods_only() -> None:
-    bad = dataclasses.replace(pod("lse", QosClass.LSE), defects=(BAD,))
+    bad = changed_copy(pod("lse", QosClass.LSE), defects=(BAD,))
     assert put(empty(), bad).verdict.code == 3
     assert "annotation is not JSON" in put(empty(), bad).verdict.message
-    ls = dataclasses.replace(pod("ls", QosClass.LS), defects=(BAD,))
+    ls = changed_copy(pod("ls", QosClass.LS), defects=(BAD,))
     plan = put(empty(), ls)
     assert plan.verdict.admitted
     assert plan.problem == "annotation is not JSON"
@@ -329,11 +326,11 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
 @pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING])
 def test_moves_distinguish_shrink_from_growth(phase: Phase) -> None:
     state = settled((pod("ls", QosClass.LS), SMALL), (pod("be", kube=KubeQos.BEST_EFFORT), SMALL))
-    state = state.changed(put=[dataclasses.replace(c, phase=phase) for c in state.containers.values()])
+    state = state.changed(put=[changed_copy(c, phase=phase) for c in state.containers.values()])
     owned = put(state, pod("lse", QosClass.LSE, cpus="0-3")).state
     assert moves(state, owned) == (("be/c", "ls/c"), ())
     assert moves(owned, owned.changed(drop=["lse/c"])) == ((), ("be/c", "ls/c"))
-    exited = dataclasses.replace(owned.containers["ls/c"], phase=Phase.EXITED)
+    exited = changed_copy(owned.containers["ls/c"], phase=Phase.EXITED)
     assert moves(owned, owned.changed(put=[exited], drop=["lse/c"])) == ((), ("be/c",))
 
 
@@ -359,9 +356,9 @@ def test_cpus_that_are_strictly_reserved_do_not_count_as_shared() -> None:
 @pytest.mark.parametrize("named", ["", "4-5"])
 def test_cpus_named_by_kubelet_and_set_asides(named: str) -> None:
     aside = SetAside(None, True, CpuSet.parse("4-7"))
-    keeps = dataclasses.replace(pod("keeps"), reserved_for_pod=aside)
+    keeps = changed_copy(pod("keeps"), reserved_for_pod=aside)
     state = empty(static=False).with_pod(keeps)
-    request = dataclasses.replace(whole(2), cpuset_cpus=named or "0-1")
+    request = changed_copy(whole(2), cpuset_cpus=named or "0-1")
     plan = put(state, pod("g"), request)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.OWN
@@ -369,7 +366,7 @@ def test_cpus_named_by_kubelet_and_set_asides(named: str) -> None:
     assert own.isdisjoint(aside.cpus), "others are chosen where kubelet's are promised"
     assert (len(own), own == CpuSet.parse("0-1")) == (2, not named)
     assert plan.problem == ("CPUs 4-5 are owned by ns/keeps (set aside) already" if named else "")
-    its_own = put(state, keeps, dataclasses.replace(whole(2), cpuset_cpus="4-5"))
+    its_own = put(state, keeps, changed_copy(whole(2), cpuset_cpus="4-5"))
     assert its_own.container is not None
     assert its_own.container.placement.exclusive == CpuSet.parse("4-5")
     all_but = put(state, pod("l", QosClass.LSR, cpus="0-3,8-15"))
@@ -377,7 +374,7 @@ def test_cpus_named_by_kubelet_and_set_asides(named: str) -> None:
 
 
 def test_the_shared_pool_keeps_a_cpu_beside_set_asides() -> None:
-    keeps = dataclasses.replace(pod("keeps"), reserved_for_pod=SetAside(None, True, CpuSet.parse("0-3")))
+    keeps = changed_copy(pod("keeps"), reserved_for_pod=SetAside(None, True, CpuSet.parse("0-3")))
     state = empty().with_pod(keeps)
     refused = put(state, pod("g"), whole(12))
     assert (refused.verdict.reason, refused.state) == ("SharedPoolExhausted", state)
@@ -391,7 +388,7 @@ def test_the_shared_pool_keeps_a_cpu_beside_set_asides() -> None:
 
 @pytest.mark.parametrize("keep", list(KeepQuota))
 def test_a_removed_quota_is_reported(keep: KeepQuota) -> None:
-    state = NodeState.empty(dataclasses.replace(empty().node, keep_quota=keep))
+    state = NodeState.empty(changed_copy(empty().node, keep_quota=keep))
     placement = put(state, pod("g"), whole(2)).container.placement
     off = keep is not KeepQuota.ALWAYS
     assert placement.cfs_quota_off is off

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -17,13 +15,14 @@ from proxy.model.options import Policy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB, GIB = 1 << 20, 1 << 30
 MACHINE = described(2, 1, 4, 2)
 POD = Pod("s", "u", "ns", "p")
 EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=Policy.RESTRICTED))
 CRI = "the CRI request"
-TOLD = dataclasses.replace(
+TOLD = changed_copy(
     POD,
     source="kubelet's /pods",
     asks=PodRequests(
@@ -110,7 +109,7 @@ def test_facts_of_kubelet_replace_those_of_the_cri() -> None:
 
 
 def test_the_label_and_the_annotation_are_facts_too() -> None:
-    lsr = dataclasses.replace(POD, qos=QosClass.LSR, cpuset=CpuSet.parse("3-4"))
+    lsr = changed_copy(POD, qos=QosClass.LSR, cpuset=CpuSet.parse("3-4"))
     assert facts_of(lsr, "c", Request()) == (
         Fact("QoS class", "LSR", "the pod's label"),
         Fact("CPUs of the pod", "3-4", "its resource-status annotation"),
@@ -153,7 +152,7 @@ def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
 
 
 def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
-    be = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT)
+    be = changed_copy(POD, kube_qos=KubeQos.BEST_EFFORT)
     plan = place(EMPTY, be, "c", 0, Request(cpu_shares=2), "t")
     assert plan.explanation is None
     assert plan.container is not None
@@ -170,10 +169,10 @@ def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
 @pytest.mark.parametrize("count", [1, MAX_MOVED, MAX_MOVED + 3])
 def test_of_the_moved_containers_the_first_are_named(count: int) -> None:
     state = EMPTY
-    burstable = dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)
+    burstable = changed_copy(POD, kube_qos=KubeQos.BURSTABLE)
     for number in range(count):
         state = place(state, burstable, f"c{number:02}", 0, Request(), f"t{number:02}").state
-    plan = place(state, dataclasses.replace(POD, uid="g"), "g", 0, Request(2048, 200_000, 100_000), "t")
+    plan = place(state, changed_copy(POD, uid="g"), "g", 0, Request(2048, 200_000, 100_000), "t")
     why = plan.explanation
     assert why is not None
     assert len(plan.shrink) == count

@@ -7,7 +7,6 @@ of what is set aside, they are counted as containers come and go, and refusals s
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -35,6 +34,7 @@ from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.observe.sentences import sections
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 RESOURCE = "example.com/cache-ways"
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -87,7 +87,7 @@ class CacheWays(Provider):
         for share in shares:
             (node,) = share.nodes or ()
             taken[node] = taken.get(node, 0) + share.amount
-        return dataclasses.replace(self, taken=taken)
+        return changed_copy(self, taken=taken)
 
     def _count(self, request: ProviderRequest) -> int:
         if request.scope is Scope.POD:
@@ -117,23 +117,23 @@ class CacheWays(Provider):
         if not count:
             return Allocation(self, grants)
         if (mine := self._mine(request)) is not None:
-            return Allocation(self, dataclasses.replace(grants, shares=(*grants.shares, mine)))
+            return Allocation(self, changed_copy(grants, shares=(*grants.shares, mine)))
         wanted = hint.affinity or MACHINE.nodes_of(grants.cpus) or Mask(self.ways)
         for node in [*wanted, *self.ways]:
             if self._free(node) >= count:
                 share = Share(self.name, RESOURCE, count, Mask((node,)))
-                after = dataclasses.replace(self, taken={**self.taken, node: self.taken.get(node, 0) + count})
-                granted = dataclasses.replace(grants, shares=(*grants.shares, share))
+                after = changed_copy(self, taken={**self.taken, node: self.taken.get(node, 0) + count})
+                granted = changed_copy(grants, shares=(*grants.shares, share))
                 return Allocation(after, granted, [f"{count} ways on NUMA node {node}"])
         raise NoCacheWaysError(f"no NUMA node has {count} cache ways left")
 
     def release(self, grants: Grants) -> Grants:
-        return dataclasses.replace(grants, shares=tuple(s for s in grants.shares if s.provider != self.name))
+        return changed_copy(grants, shares=tuple(s for s in grants.shares if s.provider != self.name))
 
     def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
         if grants.shares or pod.qos is not QosClass.LSR:
             return grants
-        return dataclasses.replace(grants, shares=(Share(self.name, RESOURCE, 1, Mask([0])),))
+        return changed_copy(grants, shares=(Share(self.name, RESOURCE, 1, Mask([0])),))
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         count = self._count(request)
@@ -152,7 +152,7 @@ def empty(policy: Policy, scope: Scope = Scope.CONTAINER, ways: int = 8) -> Node
 def asking(uid: str, ways: int, cpus: int = 2, **more: object) -> Pod:
     amounts = {"cpu": cpus * 1000}
     limits = {**amounts, RESOURCE: ways}
-    return dataclasses.replace(
+    return changed_copy(
         Pod(
             f"s-{uid}",
             uid,
@@ -274,8 +274,8 @@ def test_what_running_containers_hold_without_a_record_is_counted() -> None:
     plan = adopt(empty(Policy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)
     assert plan.container is not None
     assert taken(plan.state) == {0: 1}
-    bare = dataclasses.replace(plan.container.placement, shares=())
-    recorded = NodeState.of(plan.state.node, (), [dataclasses.replace(plan.container, placement=bare)])
+    bare = changed_copy(plan.container.placement, shares=())
+    recorded = NodeState.of(plan.state.node, (), [changed_copy(plan.container, placement=bare)])
     assert taken(recorded) == {}
     counted = with_unrecorded_grants(recorded)
     assert taken(counted) == {0: 1}
@@ -287,5 +287,5 @@ def test_its_grants_survive_a_restart_and_a_change_of_the_machine() -> None:
     assert plan.container is not None
     again = load_container(dump(plan.container))
     assert again is not None
-    node = plan.state.node.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id < 15)))
+    node = plan.state.node.on(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id < 15)))
     assert taken(NodeState.of(node, (), [again])) == {0: 6}

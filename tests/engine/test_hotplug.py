@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -22,6 +20,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 WHOLE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 POD = Pod("s", "p", "ns", "p")
@@ -30,10 +29,10 @@ POD = Pod("s", "p", "ns", "p")
 def without(text: str, memory: str = "") -> Machine:
     gone, empty = CpuSet.parse(text), Mask.parse(memory)
     nodes = tuple(
-        dataclasses.replace(n, cpus=n.cpus - gone, mem_bytes=0 if n.id in empty else n.mem_bytes)
+        changed_copy(n, cpus=n.cpus - gone, mem_bytes=0 if n.id in empty else n.mem_bytes)
         for n in WHOLE.nodes
     )
-    return dataclasses.replace(WHOLE, cpus=tuple(c for c in WHOLE.cpus if c.id not in gone), nodes=nodes)
+    return changed_copy(WHOLE, cpus=tuple(c for c in WHOLE.cpus if c.id not in gone), nodes=nodes)
 
 
 def owner(cpus: str, key: str = "x", mems: str = "0", **more: object) -> Container:

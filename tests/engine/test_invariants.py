@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -14,6 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.pools.pools import CpuPools, Owner
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 4, 2)  # CPUs 0-7
 
@@ -75,7 +74,7 @@ def test_pools_that_are_not_what_is_left(containers: list[Container], found: lis
 
 def test_a_batch_pod_on_another_pool_is_held_to_its_class() -> None:
     pod = Pod("s", "u", "ns", "p", qos=QosClass.BE)
-    odd = dataclasses.replace(one("c", SHARED), pod=pod)
+    odd = changed_copy(one("c", SHARED), pod=pod)
     state = state_of(odd, one("a", OWN, "5", hard=False), shared="5-7", be="6-7")
     assert violations(state)[1:] == []
     state = state_of(odd, one("a", OWN, "5"), shared="5-7", be="6-7")
@@ -100,8 +99,8 @@ def test_owners_that_no_container_makes_are_named() -> None:
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR, QosClass.LS])
 def test_a_strict_pod_owns_what_was_named(qos: QosClass) -> None:
     pod = Pod("s", "u", "ns", "p", qos=qos, cpuset=CpuSet((1, 2)))
-    good = dataclasses.replace(one("a", OWN, "1-2"), pod=pod)
-    odd = dataclasses.replace(one("a", OWN, "1"), pod=pod)
+    good = changed_copy(one("a", OWN, "1-2"), pod=pod)
+    odd = changed_copy(one("a", OWN, "1"), pod=pod)
     assert violations(state_of(good)) == []
     strict = qos is not QosClass.LS
     assert violations(state_of(odd)) == (["ns/p/a owns CPUs 1 instead of 1-2"] if strict else [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any
 
@@ -23,6 +22,7 @@ from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 MACHINES = [MACHINE, described(1, 2, 3, 2), described(2, 2, 4, 1), described(1, 1, 2, 1)]
@@ -57,7 +57,7 @@ def named(state: NodeState, uid: str, cpus: str, **more: Any) -> Any:
 
 
 def test_the_floor_of_the_node_stands_against_named_cpus() -> None:
-    rules = dataclasses.replace(DEFAULT, floor=6, numa_floor=0)
+    rules = changed_copy(DEFAULT, floor=6, numa_floor=0)
     plan = named(state_of(rules), "u", "0-9")
     assert plan.container is not None
     plan = named(state_of(rules), "u", "0-10")
@@ -92,7 +92,7 @@ def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
         assert len(plan.state.pools.shared & node.cpus) >= 2
     free = guaranteed(state_of(AdmissionRules()), "u", 7)
     assert len(MACHINE.nodes_of(free.container.placement.exclusive)) == 1, "the first choice is one NUMA node"
-    assert guaranteed(state, "v", 6).container.placement == dataclasses.replace(
+    assert guaranteed(state, "v", 6).container.placement == changed_copy(
         guaranteed(state_of(AdmissionRules()), "v", 6).container.placement
     ), "a choice that breaks nothing is the same as without floors"
 
@@ -115,7 +115,7 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
     assert (more.verdict.reason, more.limit) == ("AdmissionSharedFloor", AdmissionRule.SHARED_FLOOR)
     assert more.state == state
     sharing = state_of(
-        dataclasses.replace(DEFAULT, beyond=BeyondLimit.SHARE), policy=Policy.BEST_EFFORT, scope=scope
+        changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), policy=Policy.BEST_EFFORT, scope=scope
     )
     shared = admit(sharing, pod_of("u", 13, qos=QosClass.LSR), whole(13))
     assert shared.verdict.admitted
@@ -152,7 +152,7 @@ def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
 
 def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
     """It may be an init container, which nothing but kubelet can tell from one that crashed."""
-    state = state_of(dataclasses.replace(DEFAULT, pod_limit=8))
+    state = state_of(changed_copy(DEFAULT, pod_limit=8))
     pod = pod_of("u", 8)
     state = ends(place(state.with_pod(pod), pod, "prepare", 0, whole(8), "c1").state, "c1")
     plan = place(state, pod, "main", 0, whole(8), "c2")
@@ -196,7 +196,7 @@ def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
     node = Node(MACHINE, CpuTopology.of(MACHINE), static, admission=DEFAULT)
     cpus = CpuSet.parse("0-14")
     pod = pod_of("u", requested, qos=QosClass.LSR, cpuset=cpus)
-    request = dataclasses.replace(whole(15), cpuset_cpus=runs_on)
+    request = changed_copy(whole(15), cpuset_cpus=runs_on)
     plan = adopt(NodeState.empty(node), "c1", pod, "c", 0, request, phase)
     assert plan.limit is limit
     assert plan.container is not None
@@ -211,12 +211,12 @@ def test_what_kubelet_pinned_shares_beyond_the_floor_and_is_not_rejected() -> No
     for count, pool in ((6, Pool.OWN), (13, Pool.SHARED)):
         pod = pod_of("u", count)
         cpus = CpuSet(range(count))
-        request = dataclasses.replace(whole(count), cpu_quota=-1, cpuset_cpus=str(cpus))
+        request = changed_copy(whole(count), cpu_quota=-1, cpuset_cpus=str(cpus))
         plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
         assert plan.container is not None
         assert plan.container.placement.pool is pool
         assert plan.limit is (AdmissionRule.SHARED_FLOOR if pool is Pool.SHARED else None)
-    request = dataclasses.replace(whole(7), cpuset_cpus="0-3,8-10")
+    request = changed_copy(whole(7), cpuset_cpus="0-3,8-10")
     pod = pod_of("u", 7)
     plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
     assert plan.container is not None
@@ -242,16 +242,16 @@ def test_cpus_that_stand_in_for_others_keep_the_floor() -> None:
         state = state.with_pod(pod).changed(put=(container,))
         left = MACHINE.online - CpuSet([0, 1])
         cpus = [cpu for cpu in MACHINE.cpus if cpu.id in left]
-        nodes = [dataclasses.replace(node, cpus=node.cpus & left) for node in MACHINE.nodes]
-        state = state.on(dataclasses.replace(MACHINE, cpus=tuple(cpus), nodes=tuple(nodes)))
+        nodes = [changed_copy(node, cpus=node.cpus & left) for node in MACHINE.nodes]
+        state = state.on(changed_copy(MACHINE, cpus=tuple(cpus), nodes=tuple(nodes)))
         (short,) = owners_missing_cpus(state)
         assert len(choose_replacements(state, short)) == count
 
 
 LIMITS = {
-    AdmissionRule.POD_LIMIT: dataclasses.replace(DEFAULT, pod_limit=4, floor=0, numa_floor=0),
-    AdmissionRule.NAMESPACE_LIMIT: dataclasses.replace(DEFAULT, namespace_limit=6, floor=0, numa_floor=0),
-    AdmissionRule.NODE_LIMIT: dataclasses.replace(DEFAULT, node_limit=8, floor=0, numa_floor=0),
+    AdmissionRule.POD_LIMIT: changed_copy(DEFAULT, pod_limit=4, floor=0, numa_floor=0),
+    AdmissionRule.NAMESPACE_LIMIT: changed_copy(DEFAULT, namespace_limit=6, floor=0, numa_floor=0),
+    AdmissionRule.NODE_LIMIT: changed_copy(DEFAULT, node_limit=8, floor=0, numa_floor=0),
 }
 
 
@@ -300,7 +300,7 @@ class Life:
         self.machine = chance.choice(
             [MACHINE, described(1, 2, 3, 2), described(2, 2, 4, 1), described(1, 1, 2, 1)]
         )
-        self.rules = dataclasses.replace(
+        self.rules = changed_copy(
             DEFAULT,
             pod_limit=chance.choice([None, None, 3]),
             namespace_limit=chance.choice([None, None, 6]),

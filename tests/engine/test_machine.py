@@ -7,7 +7,6 @@ is the same), and a refusal changes nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 
@@ -32,6 +31,7 @@ from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 2, 2, 2, mem_bytes_per_node=64 * MIB)
@@ -179,7 +179,7 @@ class Life:
         uid, ask, near, attempt = dice.choice(able)
         before, pod = self.state, self.state.pods[f"s-{uid}"]
         if pod.asks is None and uid in self.asks:
-            pod = dataclasses.replace(pod, asks=self.asks[uid])
+            pod = changed_copy(pod, asks=self.asks[uid])
             before = self.state = before.with_pod(pod)
         key = f"x{next(self.serial)}"
         old = self.newest(uid).get(ask.name)
@@ -248,7 +248,7 @@ class Life:
         old = self.state.pods[f"s-{uid}"]
         got = admit(
             self.state,
-            dataclasses.replace(old, sandbox_id=f"t-{uid}", attempt=1, reserved_for_pod=None),
+            changed_copy(old, sandbox_id=f"t-{uid}", attempt=1, reserved_for_pod=None),
             Request(),
         )
         if not got.verdict.admitted:
@@ -262,7 +262,7 @@ class Life:
         self.state = self.state.without_pod(old.sandbox_id)
         self.consistent()
         self.state = self.state.changed(drop=[c.id for c in ended]).without_pod(got.pod.sandbox_id)
-        self.state = self.state.with_pod(dataclasses.replace(got.pod, sandbox_id=old.sandbox_id))
+        self.state = self.state.with_pod(changed_copy(got.pod, sandbox_id=old.sandbox_id))
 
     # -- the machine and the daemon -----------------------------------------------------------------------
 
@@ -320,17 +320,17 @@ def smaller(online: CpuSet) -> Machine:
         return next((g & online).first() for g in MACHINE.groups(level).values() if cpu in g)
 
     cpus = tuple(
-        dataclasses.replace(c, **{level: named(level, c.id) for level in ("core", "package", "llc", "die")})
+        changed_copy(c, **{level: named(level, c.id) for level in ("core", "package", "llc", "die")})
         for c in MACHINE.cpus
         if c.id in online
     )
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus & online) for n in MACHINE.nodes)
-    return dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes, caches={})
+    nodes = tuple(changed_copy(n, cpus=n.cpus & online) for n in MACHINE.nodes)
+    return changed_copy(MACHINE, cpus=cpus, nodes=nodes, caches={})
 
 
 DICE = st.randoms(use_true_random=False)
 SOME = lambda self: bool(self.pods)  # noqa: E731
-OPTIONS = [CpuOptions(), *(CpuOptions(**{f.name: True}) for f in dataclasses.fields(CpuOptions))]
+OPTIONS = [CpuOptions(), *(CpuOptions(**{name: True}) for name in CpuOptions.__struct_fields__)]
 KUBE = [*[KubeQos.GUARANTEED] * 4, KubeQos.BURSTABLE, KubeQos.BEST_EFFORT]
 QOS = [*[QosClass.NONE] * 4, QosClass.LS, QosClass.LSR, QosClass.LSE]
 NAMED = ["", "", "", "3,11", "4-5,12-13"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 1)  # CPUs 0-3 and 4-7
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -25,8 +25,8 @@ MINE, FREE = CpuSet.parse("0-1"), CpuSet.parse("2-3")
 
 
 def without(gone: CpuSet) -> Machine:
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
-    return dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in gone), nodes=nodes)
+    nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    return changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in gone), nodes=nodes)
 
 
 def owning(key: str, cpus: str, pod: Pod = POD, phase: Phase = Phase.RUNNING, **changes: Any) -> Container:
@@ -79,9 +79,9 @@ def test_an_owner_that_hooks_have_narrowed_stays() -> None:
 
 def test_cpus_that_another_party_counts_on_stay() -> None:
     words = "the CPUs of ns/p/a were named for it, or chosen for its pod"
-    named = dataclasses.replace(POD, cpuset=MINE, cpuset_chosen_locally=True)
+    named = changed_copy(POD, cpuset=MINE, cpuset_chosen_locally=True)
     assert why(state(owning("a", "0-1", named), pods=(named,))) == words
-    aside = dataclasses.replace(POD, reserved_for_pod=SetAside(None, preferred=True, cpus=MINE))
+    aside = changed_copy(POD, reserved_for_pod=SetAside(None, preferred=True, cpus=MINE))
     assert why(state(owning("a", "0-1", aside), pods=(aside,))) == words
     held = state(owning("a", "0-1")).beside({"u": {"a": MINE}})
     assert why(held) == words

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,6 +18,7 @@ from proxy.model.machine import Machine
 from proxy.model.memory import Block
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)
 WHOLE = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
@@ -49,13 +48,13 @@ def put(state: NodeState, kind: str, uid: str = "") -> NodeState:
 
 
 def without(gone: CpuSet) -> Machine:
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
     left = tuple(c for c in MACHINE.cpus if c.id not in gone)
-    return dataclasses.replace(MACHINE, cpus=left, nodes=nodes)
+    return changed_copy(MACHINE, cpus=left, nodes=nodes)
 
 
 def wish(cpus: str, **more: object) -> Narrowing:
-    return dataclasses.replace(Narrowing(CpuSet.parse(cpus), by="10-x"), **more)  # type: ignore[arg-type]
+    return changed_copy(Narrowing(CpuSet.parse(cpus), by="10-x"), **more)  # type: ignore[arg-type]
 
 
 def hooked(state: NodeState, uid: str, what: Narrowing, seen: str = "") -> NodeState:
@@ -172,7 +171,7 @@ def test_no_node_is_taken_away_from_which_memory_was_promised() -> None:
     state = put(empty(), "ls")
     one = state.containers["ls"]
     blocks = (Block(Mask((0, 1)), "memory", 1 << 30), Block(Mask((0,)), "hugepages-2Mi", 1 << 21))
-    one = dataclasses.replace(one, placement=dataclasses.replace(one.placement, blocks=blocks))
+    one = changed_copy(one, placement=changed_copy(one.placement, blocks=blocks))
     same, problem = narrowed(state, one, Narrowing(mems=Mask((0,)), mems_by="30-m"))
     assert same is one
     assert problem.endswith("by hook 30-m: it was promised memory of NUMA nodes 0-1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -12,6 +10,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100)
 TOPOLOGY = CpuTopology.of(MACHINE)
@@ -64,9 +63,9 @@ def test_another_machine_keeps_the_rules() -> None:
     )
     node.alike["x"] = None  # type: ignore[assignment]
     gone = CpuSet([15])
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
     cpus = tuple(c for c in MACHINE.cpus if c.id not in gone)
-    smaller = dataclasses.replace(MACHINE, nodes=nodes, cpus=cpus)
+    smaller = changed_copy(MACHINE, nodes=nodes, cpus=cpus)
     there = node.on(smaller)
     assert (there.machine, there.topology.cpus) == (smaller, smaller.online)
     assert (str(there.shareable), str(there.cpu.reserved)) == ("1-14", "0")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -17,6 +16,7 @@ from proxy.model.node_object import NodeMeta
 from proxy.model.options import Policy, Scope
 from proxy.pools import node_keys
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -32,7 +32,7 @@ def labels(**more: str) -> NodeMeta:
 
 
 def told(meta: NodeMeta | None = None, kubelet: CpuManager | None = None, **rules: object) -> NodePolicy:
-    node = dataclasses.replace(NODE, **rules)  # type: ignore[arg-type]
+    node = changed_copy(NODE, **rules)  # type: ignore[arg-type]
     return read_node_policy(node, node.machine, meta, kubelet)
 
 
@@ -184,7 +184,7 @@ def test_reservation(value: object, cpus: str, source: str, problem: str) -> Non
 
 def test_a_reservation_by_number_stays_when_cpus_go_offline() -> None:
     meta = annotated(node_keys.RESERVATION, {"resources": {"cpu": "2"}})
-    less = dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in (0, 8)))
+    less = changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in (0, 8)))
     assert str(read_node_policy(NODE, less, meta, None).reservation.value) == "0,8"
 
 
@@ -222,11 +222,11 @@ def test_amplification_and_numa_reservation() -> None:
 
 def test_arm_cannot_spread() -> None:
     meta = NodeMeta(labels={BIND: "SpreadByPCPUs"})
-    arm = dataclasses.replace(MACHINE, extra={"arch": "aarch64"})
+    arm = changed_copy(MACHINE, extra={"arch": "aarch64"})
     assert "aarch64" in told(meta, machine=arm).bind.problem
     assert told(NodeMeta(labels={BIND: "FullPCPUsOnly"}), machine=arm).bind.problem == ""
     single = described(1, 1, 4, 1)
-    alone = dataclasses.replace(single, extra={"arch": "aarch64"})
+    alone = changed_copy(single, extra={"arch": "aarch64"})
     assert told(meta, machine=alone, topology=CpuTopology.of(alone)).bind.problem == ""
 
 

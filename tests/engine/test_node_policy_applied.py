@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -16,6 +15,7 @@ from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -106,7 +106,7 @@ def test_of_two_values_the_possible_one_is_in_effect() -> None:
 
 
 def test_a_kubelet_reserve_that_empties_the_pool_is_not_followed() -> None:
-    strict = dataclasses.replace(NODE, options=CpuOptions(strict_cpu_reservation=True))
+    strict = changed_copy(NODE, options=CpuOptions(strict_cpu_reservation=True))
     state = there(container("a", "2,6"), container("b"), node=strict)
     told = read_node_policy(
         strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5,7"))
@@ -136,7 +136,7 @@ def test_cpus_may_change_from_one_to_the_other() -> None:
 
 
 def test_a_policy_that_cannot_be_here_is_refused() -> None:
-    node = dataclasses.replace(NODE, options=CpuOptions(align_by_socket=True))
+    node = changed_copy(NODE, options=CpuOptions(align_by_socket=True))
     state = there(node=node)
     told = rules(state, "0", labels={NUMA_POLICY[0]: "SingleNUMANode", BIND_POLICY[0]: "FullPCPUsOnly"})
     done = enacted(state, told)
@@ -144,9 +144,7 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
     assert "align-by-socket" in done.policy.policy.problem
     assert done.state.node.bind is NodeBindPolicy.FULL_PCPUS_ONLY, "the rest is in force"
     assert str(done.state.node.reservation) == "0"
-    blind = dataclasses.replace(
-        MACHINE, nodes=tuple(dataclasses.replace(each, distance=()) for each in MACHINE.nodes)
-    )
-    state = there(node=dataclasses.replace(NODE, machine=blind, scope=Scope.POD))
+    blind = changed_copy(MACHINE, nodes=tuple(changed_copy(each, distance=()) for each in MACHINE.nodes))
+    state = there(node=changed_copy(NODE, machine=blind, scope=Scope.POD))
     done = enacted(state, rules(state, labels={NUMA_POLICY[0]: "Restricted"}), TopologyOptions(True))
     assert "distances" in done.policy.policy.problem

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.admit import PodAdmission, admit, decides_pod
 from proxy.engine.create import place
@@ -15,6 +13,7 @@ from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaS
 from proxy.model.options import Policy
 from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 2, 4, 2, mem_bytes_per_node=100 * MIB)  # 4 nodes of 8 CPUs; siblings 16 apart
@@ -27,7 +26,7 @@ def empty(**more: object) -> NodeState:
 
 
 def pod(uid: str, policy: NumaPolicy = NumaPolicy.NONE, **more: object) -> Pod:
-    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid), aligned=policy, **more)
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid), aligned=policy, **more)
 
 
 def lsr(uid: str, policy: NumaPolicy = NumaPolicy.NONE, **more: object) -> Pod:
@@ -148,7 +147,7 @@ def test_devices_take_part() -> None:
     assert nodes_of(got) == Mask((2,))
     assert got.pod.cpuset <= NODES[2]
     both = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
-    apart = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic, dataclasses.replace(both, resource="v/gpu")))
+    apart = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic, changed_copy(both, resource="v/gpu")))
     assert apart.verdict.reason == "TopologyAffinityError"
 
 
@@ -180,9 +179,7 @@ def test_a_pod_created_again_keeps_its_nodes() -> None:
     got = admit(empty(), burstable("a", SINGLE), shares(4000))
     state = got.state.with_pod(got.pod)
     state, _ = add(state, lsr("owner", SINGLE), whole(8))
-    again = admit(
-        state, dataclasses.replace(burstable("a", SINGLE), sandbox_id="s-2", attempt=1), shares(4000)
-    )
+    again = admit(state, changed_copy(burstable("a", SINGLE), sandbox_id="s-2", attempt=1), shares(4000))
     assert again.pod.nodes == got.pod.nodes
 
 
@@ -209,7 +206,7 @@ def test_hints_of_providers_are_reported_by_name() -> None:
 
 def test_uncounted_memory_is_not_part_of_the_pods_sum() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
-    got = admit(state, burstable("a", SINGLE), dataclasses.replace(shares(2000), memory_limit=1000 * MIB))
+    got = admit(state, burstable("a", SINGLE), changed_copy(shares(2000), memory_limit=1000 * MIB))
     assert nodes_of(got) == Mask((0,)), "a Burstable pod's memory is not counted"
 
 

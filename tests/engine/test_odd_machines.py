@@ -8,7 +8,6 @@ is left for those who share, a refusal changes nothing and says why, and no deci
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -32,6 +31,7 @@ from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Request
 from proxy.pools import node_keys
 from proxy.pools.facts import pod_facts
+from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30
 PREFIX = "scheduling.koordinator.sh/"
@@ -257,9 +257,9 @@ class Life:
         cores: dict[int, int] = {}
         for cpu in left:
             cores.setdefault(cpu.core, cpu.id)
-        cpus = tuple(dataclasses.replace(cpu, core=cores[cpu.core]) for cpu in left)
-        nodes = tuple(dataclasses.replace(node, cpus=node.cpus & online) for node in self.machine.nodes)
-        changed = dataclasses.replace(self.machine, cpus=cpus, nodes=nodes)
+        cpus = tuple(changed_copy(cpu, core=cores[cpu.core]) for cpu in left)
+        nodes = tuple(changed_copy(node, cpus=node.cpus & online) for node in self.machine.nodes)
+        changed = changed_copy(self.machine, cpus=cpus, nodes=nodes)
         after = self.state.on(self.dice.choice((changed, self.machine)))
         self.state = after if after.pools.shared else self.state  # as the keeper does
 

@@ -9,7 +9,6 @@ LSR is on its CPUs or was refused.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 from collections.abc import Mapping
@@ -36,6 +35,7 @@ from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.pools.facts import pod_facts
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 2, 2, 2)  # node n: cores 2n and 2n+1, CPUs 2n, 2n+1, 2n+8, 2n+9
 EVERY = CpuSet(range(16))
@@ -129,12 +129,12 @@ def smaller(online: CpuSet) -> Machine:
         return next((g & online).first() for g in MACHINE.groups(level).values() if cpu in g)
 
     cpus = tuple(
-        dataclasses.replace(c, **{level: named(level, c.id) for level in ("core", "package", "llc", "die")})
+        changed_copy(c, **{level: named(level, c.id) for level in ("core", "package", "llc", "die")})
         for c in MACHINE.cpus
         if c.id in online
     )
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus & online) for n in MACHINE.nodes)
-    return dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes, caches={})
+    nodes = tuple(changed_copy(n, cpus=n.cpus & online) for n in MACHINE.nodes)
+    return changed_copy(MACHINE, cpus=cpus, nodes=nodes, caches={})
 
 
 def pool_by_the_table(pod: Pod, *, bound: bool) -> Pool:
@@ -334,7 +334,7 @@ class Life:
         live = sorted(k for k, c in self.state.containers.items() if c.phase is not Phase.EXITED)
         if live:
             old = self.state.containers[dice.choice(live)]
-            new = dataclasses.replace(old, request=dataclasses.replace(old.request, cpuset_cpus="0-15"))
+            new = changed_copy(old, request=changed_copy(old.request, cpuset_cpus="0-15"))
             wanted = self.state.wanted(old)
             self.move(self.state.changed(put=[new]))
             assert self.state.wanted(new) == wanted
@@ -354,7 +354,7 @@ class Life:
             self.move(after)
 
     def is_reserved_anew(self, reservation: str) -> None:
-        node = dataclasses.replace(self.state.node, reservation=CpuSet.parse(reservation), alike={})
+        node = changed_copy(self.state.node, reservation=CpuSet.parse(reservation), alike={})
         after = self.state.under(node)
         if after.pools.shared:
             self.move(after)

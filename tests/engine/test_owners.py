@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -16,6 +14,7 @@ from proxy.model.options import Policy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -94,7 +93,7 @@ def test_kubelets_facts_count_what_runs_together() -> None:
 
 
 def test_the_topology_policy_and_the_bind_policy_hold_for_it() -> None:
-    node = dataclasses.replace(NODE, policy=Policy.RESTRICTED)
+    node = changed_copy(NODE, policy=Policy.RESTRICTED)
     gpu = (Near("g", "gpu", Mask((1,))),)
     spread = pod(bind_required=BindPolicy.SPREAD_BY_PCPUS)
     assert admitted(NodeState.empty(node), spread, total(4000, devices=gpu)).pod.cpuset == CpuSet.parse("4-7")
@@ -105,7 +104,7 @@ def test_the_topology_policy_and_the_bind_policy_hold_for_it() -> None:
 
 
 def test_counted_memory_is_the_pods_as_a_whole() -> None:
-    node = dataclasses.replace(NODE, reserved_memory={0: {"memory": GI}})
+    node = changed_copy(NODE, reserved_memory={0: {"memory": GI}})
     got = admitted(NodeState.empty(node), pod(), total(2000, memory_limit=3 * GI))
     assert got.pod.reserved_for_pod is not None
     assert [(str(b.affinity), b.size) for b in got.pod.reserved_for_pod.blocks] == [("0", 3 * GI)]
@@ -119,7 +118,7 @@ def test_counted_memory_is_the_pods_as_a_whole() -> None:
 
 
 def test_a_container_that_is_not_affected() -> None:
-    assert not decides_pod(dataclasses.replace(NODE, static=False), pod())
+    assert not decides_pod(changed_copy(NODE, static=False), pod())
     for who in (
         pod(cpuset=CpuSet((1,))),
         pod(nodes=Mask((0,))),
@@ -135,7 +134,7 @@ def test_a_container_that_is_not_affected() -> None:
 
 def test_a_node_that_is_full_refuses_and_changes_nothing() -> None:
     state = admitted(NodeState.empty(NODE), pod(), total(12_000)).state
-    other = dataclasses.replace(pod(), uid="u2", name="q", sandbox_id="t-2")
+    other = changed_copy(pod(), uid="u2", name="q", sandbox_id="t-2")
     got = admit(state, other, total(6000))
     assert (got.verdict.code, got.verdict.reason, got.state) == (9, "UnexpectedAdmissionError", state)
     last = admit(state, other, total(4000))
@@ -147,7 +146,7 @@ def test_a_sandbox_created_again_keeps_the_cpus() -> None:
     plan = place(first.state, first.pod, "main", 0, total(4000), "x")
     assert plan.container is not None
     state = plan.state.changed(put=[plan.container.in_phase(Phase.EXITED)])
-    again = dataclasses.replace(pod(), sandbox_id="t-9", attempt=1)
+    again = changed_copy(pod(), sandbox_id="t-9", attempt=1)
     got = admitted(state, again, total(4000))
     assert (got.pod.cpuset, got.pod.cpuset_chosen_locally, got.pod.reserved_for_pod) == (
         first.pod.cpuset,

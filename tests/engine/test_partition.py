@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -13,6 +11,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 4, 2)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE))
@@ -33,14 +32,12 @@ def node(*containers: Container) -> NodeState:
 
 
 def with_hook(container: Container, extra: str) -> Container:
-    placement = dataclasses.replace(container.placement, hook_extra_cpus=CpuSet.parse(extra))
-    return dataclasses.replace(container, placement=placement)
+    placement = changed_copy(container.placement, hook_extra_cpus=CpuSet.parse(extra))
+    return changed_copy(container, placement=placement)
 
 
 def sharing(extra: str = "") -> Container:
-    return with_hook(
-        dataclasses.replace(owner("ls"), placement=Placement(Pool.SHARED, CpuSet(), Mask())), extra
-    )
+    return with_hook(changed_copy(owner("ls"), placement=Placement(Pool.SHARED, CpuSet(), Mask())), extra)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import QOS_LABEL, pod_facts
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 8, 2)  # 32 CPUs
 DEFAULT = AdmissionConfig().rules
@@ -45,7 +45,7 @@ def pod_of(
     labels = {QOS_LABEL: qos} if qos else {}
     parent = parent or "/kubepods/burstable"
     pod = pod_facts("s", "u", namespace, "p", 0, labels, annotations, f"{parent}/podu")
-    return dataclasses.replace(pod, total=total)
+    return changed_copy(pod, total=total)
 
 
 def rule_of(pod: Pod, node: Node | None = None) -> AdmissionRule | None:
@@ -111,7 +111,7 @@ def test_reserved_cpus_are_never_named(cpus: str, rule: AdmissionRule | None, qo
     kept = {"reserved": CpuSet([0]), "reservation": CpuSet([4]), "system": CpuSet([8])}
     pod = pod_of(f'{{"cpuset":"{cpus}"}}', qos, asked(1000), "kube-system")
     assert rule_of(pod, node_of(**kept)) is rule
-    follow = dataclasses.replace(DEFAULT, resource_status=ResourceStatusMode.FOLLOW)
+    follow = changed_copy(DEFAULT, resource_status=ResourceStatusMode.FOLLOW)
     assert rule_of(pod, node_of(follow, **kept)) is None
 
 
@@ -125,7 +125,7 @@ def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
     again = place(later, pod, "c", 1, asked(2000), "c2")
     assert again.container is not None
     assert again.container.placement.exclusive == CpuSet([4, 5])
-    other = dataclasses.replace(pod, uid="v", sandbox_id="s2")
+    other = changed_copy(pod, uid="v", sandbox_id="s2")
     assert place(later, other, "c", 0, asked(2000), "c3").verdict.reason == "AdmissionReservedCPUs"
 
 
@@ -139,17 +139,14 @@ def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
         ),
         guaranteed=False,
     )
-    pod = dataclasses.replace(pod_of('{"cpuset":"0-5"}', "", asked(100)), asks=asks)
+    pod = changed_copy(pod_of('{"cpuset":"0-5"}', "", asked(100)), asks=asks)
     assert requested_cpus(pod, Request()) == 6, "the init container needs more than what runs after it"
     assert rule_of(pod) is None
-    more = dataclasses.replace(pod, cpuset=CpuSet(range(7)))
+    more = changed_copy(pod, cpuset=CpuSet(range(7)))
     assert rule_of(more) is AdmissionRule.REQUEST
-    whole = dataclasses.replace(pod, asks=dataclasses.replace(asks, own={"cpu": 8000}))
+    whole = changed_copy(pod, asks=changed_copy(asks, own={"cpu": 8000}))
     assert requested_cpus(whole, Request()) == 8, "what the pod itself requests"
-    assert (
-        requested_cpus(dataclasses.replace(pod, asks=dataclasses.replace(asks, own={"memory": 1})), Request())
-        == 6
-    )
+    assert requested_cpus(changed_copy(pod, asks=changed_copy(asks, own={"memory": 1})), Request()) == 6
 
 
 def test_beyond_256_cpus_the_limit_is_used() -> None:
@@ -165,7 +162,7 @@ def test_a_guaranteed_pod_is_limited_where_kubelet_sets_no_quota() -> None:
     for quota in (-1, 0):
         pod = pod_of('{"cpuset":"0-3"}', "LSR", Request(4096, quota, 100_000), parent="/kubepods")
         assert rule_of(pod) is None
-        burstable = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
+        burstable = changed_copy(pod, kube_qos=KubeQos.BURSTABLE)
         assert rule_of(burstable) is AdmissionRule.WHOLE_CPUS
 
 
@@ -176,7 +173,7 @@ def test_without_a_sum_the_containers_that_are_here_count() -> None:
     state = NodeState.empty(node).with_pod(pod)
     assert place(state, pod, "a", 0, asked(4000), "a1").container is not None
     assert place(state, pod, "a", 0, asked(2000), "a1").limit is AdmissionRule.REQUEST
-    shared = dataclasses.replace(pod, cpuset=None, qos=QosClass.LS)
+    shared = changed_copy(pod, cpuset=None, qos=QosClass.LS)
     with_other = place(state, shared, "b", 0, asked(2000), "b1")
     assert place(with_other.state, pod, "a", 0, asked(2000), "a1").container is not None
     again = place(with_other.state, pod, "b", 1, asked(2000), "b2")
@@ -193,7 +190,7 @@ def test_quotas_that_are_off_stand_for_the_request() -> None:
     assert sum_requests([Request(2, 0, 0)]) == Request(0, 0, 100_000)
 
 
-TEAMS = dataclasses.replace(DEFAULT, owners=Namespaces(("team-*", "infra")))
+TEAMS = changed_copy(DEFAULT, owners=Namespaces(("team-*", "infra")))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +233,7 @@ def test_class_system_is_for_listed_namespaces(
     plan = place(state, pod, "c", 0, Request(), "c1")
     assert plan.limit is rule
     assert admit(state, pod, Request()).limit is rule
-    sharing = node_of(dataclasses.replace(DEFAULT, beyond=BeyondLimit.SHARE), system=CpuSet.parse(keeps))
+    sharing = node_of(changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), system=CpuSet.parse(keeps))
     shared = place(NodeState.empty(sharing).with_pod(pod), pod, "c", 0, Request(), "c1")
     assert shared.container is not None
     pool = Pool.SHARED if rule else Pool.SYSTEM
@@ -246,7 +243,7 @@ def test_class_system_is_for_listed_namespaces(
 
 @pytest.mark.parametrize("qos", ["", "LS", "LSR", "LSE"])
 def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
-    node = node_of(dataclasses.replace(DEFAULT, beyond=BeyondLimit.SHARE), static=True)
+    node = node_of(changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), static=True)
     pod = pod_of('{"cpuset":"0-30"}', qos, asked(100))
     state = NodeState.empty(node).with_pod(pod)
     assert admit(state, pod, asked(100)).verdict.admitted
@@ -262,20 +259,20 @@ def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
 @pytest.mark.parametrize("annotation", ['{"cpuset":"0-3"}', "{", '{"numaNodeResources":[{"node":1}]}'])
 @pytest.mark.parametrize("qos", ["", "LS", "LSR", "BE"])
 def test_an_annotation_that_is_ignored_is_as_none(annotation: str, qos: str) -> None:
-    rules = dataclasses.replace(DEFAULT, resource_status=ResourceStatusMode.IGNORE)
+    rules = changed_copy(DEFAULT, resource_status=ResourceStatusMode.IGNORE)
     for static in (False, True):
         node = node_of(rules, static=static)
         with_it, without = pod_of(annotation, qos, asked(4000)), pod_of("", qos, asked(4000))
         seen, breach = permitted_claim(node, with_it)
         assert breach is None
-        assert dataclasses.replace(seen, defects=(), total=None) == dataclasses.replace(without, total=None)
+        assert changed_copy(seen, defects=(), total=None) == changed_copy(without, total=None)
         state = NodeState.empty(node)
         one, other = (admit(state, pod, asked(4000)) for pod in (with_it, without))
         assert (one.verdict, one.pod.reserved_for_pod) == (other.verdict, other.pod.reserved_for_pod)
 
 
 def test_an_ignored_annotation_lets_the_node_choose_for_lsr_pods() -> None:
-    node = node_of(dataclasses.replace(DEFAULT, resource_status=ResourceStatusMode.IGNORE), static=True)
+    node = node_of(changed_copy(DEFAULT, resource_status=ResourceStatusMode.IGNORE), static=True)
     pod = pod_of('{"cpuset":"30-31"}', "LSR", asked(2000), parent="/kubepods")
     admission = admit(NodeState.empty(node), pod, asked(2000))
     assert admission.pod.reserved_for_pod is not None
@@ -297,7 +294,7 @@ def test_a_claim_that_is_not_allowed_is_rejected_when_the_sandbox_comes() -> Non
         " 0 whole CPUs together (admission.resourceStatus is bounded)"
     )
     assert admission.explanation is not None
-    unknown = dataclasses.replace(pod, total=None)
+    unknown = changed_copy(pod, total=None)
     assert admit(state, unknown, Request()).verdict.admitted, "what it requests is not known yet"
 
 
@@ -305,7 +302,7 @@ def test_cpus_that_a_pod_may_not_claim_are_not_kept_for_it() -> None:
     """Else an annotation that is rejected would keep the CPUs from others all the same."""
     node = node_of()
     evil = pod_of('{"cpuset":"0-30"}', "", asked(100))
-    honest = dataclasses.replace(pod_of('{"cpuset":"4-5"}', "LSR", asked(2000)), uid="v", sandbox_id="s2")
+    honest = changed_copy(pod_of('{"cpuset":"4-5"}', "LSR", asked(2000)), uid="v", sandbox_id="s2")
     state = NodeState.empty(node).with_pod(evil).with_pod(honest)
     assert assigned_cpus(node, evil) is None
     assert state.promised("") == CpuSet([4, 5])

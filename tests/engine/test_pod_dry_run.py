@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 
 import pytest
@@ -20,6 +19,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
@@ -123,7 +123,7 @@ def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
 
 def test_sharing_pods_are_reported_too() -> None:
     pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.BEST_EFFORT)
-    state = node()._replace(node=dataclasses.replace(node().node, devices={}))
+    state = node()._replace(node=changed_copy(node().node, devices={}))
     got = dry_run(state, ArrivingPod(pod, Request(), (("c", Request()),)))
     assert [(why.ref, why.pool) for why in got.explanations] == [("ns/p/c", "be")]
     assert got.containers[0].placement.pool is Pool.BE

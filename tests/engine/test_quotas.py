@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -13,6 +11,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 4, 2)
 POD = Pod("s-a", "a", "ns", "a", cgroup_parent="/kubepods/poda")
@@ -33,7 +32,7 @@ def test_what_a_ledger_holds() -> None:
         "qc/group": {"quota": 1, "group": 7},
     }
     known, invalid = RemovedQuotas.load(entries)
-    assert known == dataclasses.replace(KNOWN, unsent=frozenset())
+    assert known == changed_copy(KNOWN, unsent=frozenset())
     assert invalid == ["q/zero", "q/text", "qc/group"]
 
 
@@ -60,7 +59,7 @@ def test_an_update(known: RemovedQuotas, asked: int, off: bool, carries: int, ke
 
 
 def test_a_saved_quota_is_restored_or_stays_off() -> None:
-    assert KNOWN.saved("x", -1) == dataclasses.replace(KNOWN, unsent=frozenset())
+    assert KNOWN.saved("x", -1) == changed_copy(KNOWN, unsent=frozenset())
     assert KNOWN.saved("x", 1) == RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda")})
     assert (KNOWN.carried("x", off=True), KNOWN.carried("x", off=False), KNOWN.carried("y", off=False)) == (
         -1,
@@ -78,7 +77,7 @@ def test_a_saved_quota_is_restored_or_stays_off() -> None:
     ],
 )
 def test_what_is_restored(phase: Phase, send: list[str], write: list[str]) -> None:
-    state = STATE.changed(put=(dataclasses.replace(OWNER, phase=phase),))
+    state = STATE.changed(put=(changed_copy(OWNER, phase=phase),))
     known, sent, written = restoration(KNOWN, state, (), lambda key: True)
     assert (sent, sorted(written)) == (send, write)
     assert ("qc/x" in known.records) is (phase is not Phase.EXITED)
@@ -97,10 +96,10 @@ def test_what_is_off_or_not_due_stays() -> None:
 def test_what_is_removed() -> None:
     both = {"q/a": ("/kubepods/poda", ""), "qc/x": ("/kubepods/poda", "x")}
     assert removable(STATE, [OWNER]) == both
-    assert removable(STATE, [dataclasses.replace(OWNER, phase=Phase.CREATED)]) == {"q/a": both["q/a"]}
-    again = dataclasses.replace(POD, sandbox_id="s-a2", attempt=1)
+    assert removable(STATE, [changed_copy(OWNER, phase=Phase.CREATED)]) == {"q/a": both["q/a"]}
+    again = changed_copy(POD, sandbox_id="s-a2", attempt=1)
     assert removable(STATE.with_pod(again), [OWNER]) == both, "another sandbox of the same pod"
-    other = dataclasses.replace(POD, sandbox_id="s-b", uid="b")
+    other = changed_copy(POD, sandbox_id="s-b", uid="b")
     assert removable(STATE.with_pod(other), [OWNER]) == {"qc/x": both["qc/x"]}, (
         "the group belongs to no pod alone"
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,13 +17,14 @@ from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 WHOLE = described(2, 1, 4, 2)
 
 
 def without(gone: CpuSet) -> Machine:
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in WHOLE.nodes)
-    return dataclasses.replace(WHOLE, cpus=tuple(c for c in WHOLE.cpus if c.id not in gone), nodes=nodes)
+    nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in WHOLE.nodes)
+    return changed_copy(WHOLE, cpus=tuple(c for c in WHOLE.cpus if c.id not in gone), nodes=nodes)
 
 
 def owner(name: str, own: CpuSet, **more: object) -> Container:
@@ -69,9 +68,7 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
         if full:
             assert all(core <= cpus or core.isdisjoint(cpus) for core in state.node.machine.cores.values())
         (holder,) = short.containers
-        given_ = dataclasses.replace(
-            holder, placement=dataclasses.replace(holder.placement, replacement=cpus)
-        )
+        given_ = changed_copy(holder, placement=changed_copy(holder.placement, replacement=cpus))
         after = state.changed(put=(given_,))
         assert violations(after) == []
         assert len(after.wanted(given_)) == len(short.own) - short.missing + len(cpus) or not cpus
@@ -110,8 +107,8 @@ def test_what_kubelet_gave_has_none() -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])))
     held = state.beside({"a": {"c": CpuSet([3, 11])}})
     assert not choose_replacements(held, only(held))
-    pinned = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="3,11"))
-    other = NodeState.of(dataclasses.replace(state.node, static=False), (), [pinned])
+    pinned = changed_copy(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="3,11"))
+    other = NodeState.of(changed_copy(state.node, static=False), (), [pinned])
     assert not choose_replacements(other, only(other))
     ours = NodeState.of(state.node, (), [pinned])
     assert len(choose_replacements(ours, only(ours))) == 1
@@ -127,12 +124,12 @@ def test_reserved_and_owned_cpus_are_no_replacement() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.EXITED, Phase.CREATING])
 def test_ended_and_future_containers_lack_nothing(phase: Phase) -> None:
-    gone = dataclasses.replace(owner("a", CpuSet([3, 11])), phase=phase)
+    gone = changed_copy(owner("a", CpuSet([3, 11])), phase=phase)
     assert owners_missing_cpus(state_of(CpuSet([3]), gone, owner("b", CpuSet([4])))) == []
 
 
 def test_a_request_that_names_foreign_cpus_has_named_none_of_its_own() -> None:
-    other = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="0-15"))
+    other = changed_copy(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="0-15"))
     machine = without(CpuSet([3]))
     state = NodeState.of(Node(machine, CpuTopology.of(machine), False), (), [other])
     assert len(choose_replacements(state, only(state))) == 1

@@ -11,7 +11,6 @@ CPU 0 is the owner's old one, CPU 1 the reserved one, and CPU 2 is always shared
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from proxy.engine import events as seen
 from proxy.engine.reservation import step
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
 from proxy.model.idset import CpuSet
+from tests.testkit.changed_copy import changed_copy
 
 OLD, NEW, SHARED, NONE = (CpuSet.from_bits(bits) for bits in (1, 2, 4, 0))
 ALL = OLD | NEW | SHARED
@@ -111,7 +111,7 @@ def given(node: Small, event: seen.Event) -> Small:
     reservation, effects = step(node.reservation, event)
     assert not (over and effects), "something is done after the end"
     waits = node.waits if not effects and not reservation.is_over else None
-    node = dataclasses.replace(node, reservation=reservation, waits=waits)
+    node = changed_copy(node, reservation=reservation, waits=waits)
     for effect in effects:
         node = performed(node, effect)
     return node
@@ -125,10 +125,10 @@ def performed(node: Small, effect: to_do.Effect) -> Small:
     if isinstance(effect, to_do.WriteSharers | to_do.WriteOwners) and node.reservation.kind is KIND.MOVE:
         assert node.ledger_move == NEW, "a cpuset is written for a move that is not recorded"
     if isinstance(effect, to_do.WAITED):
-        node = dataclasses.replace(node, waits=effect)
+        node = changed_copy(node, waits=effect)
     match effect:
         case to_do.WithdrawPlacement():
-            return queued(dataclasses.replace(node, own=NONE), ("own", None))
+            return queued(changed_copy(node, own=NONE), ("own", None))
         case to_do.RecordSoon():
             return queued(node, ("own", node.own), ("move", None))
         case to_do.AppendLedger(may_run_on):
@@ -138,9 +138,9 @@ def performed(node: Small, effect: to_do.Effect) -> Small:
             runs = node.reservation.kind in (KIND.CREATE, KIND.START)
             assert node.sharer.isdisjoint(node.reservation.cpus) or node.reservation.kind is KIND.NARROW
             owner = node.own if runs else node.owner
-            return dataclasses.replace(node, done=True, owner=owner)
+            return changed_copy(node, done=True, owner=owner)
         case to_do.Abort():
-            return dataclasses.replace(node, done=False)
+            return changed_copy(node, done=False)
     return placed(node, effect)
 
 
@@ -148,19 +148,19 @@ def placed(node: Small, effect: to_do.Effect) -> Small:
     """Perform an effect on the plan, if it is one."""
     match effect:
         case to_do.HoldCpus(cpus):
-            return dataclasses.replace(node, hold=cpus)
+            return changed_copy(node, hold=cpus)
         case to_do.ReleaseHold():
-            return dataclasses.replace(node, hold=NONE)
+            return changed_copy(node, hold=NONE)
         case to_do.AssignReplacement():
-            return dataclasses.replace(node, own=node.own | node.hold, hold=NONE)
+            return changed_copy(node, own=node.own | node.hold, hold=NONE)
         case to_do.AssignOwn(cpus, hold):
-            return dataclasses.replace(node, own=cpus, hold=hold)
+            return changed_copy(node, own=cpus, hold=hold)
     return node
 
 
 def queued(node: Small, *records: Record) -> Small:
     """Give the ledger something to write in one step."""
-    return dataclasses.replace(node, queue=(*node.queue, records))
+    return changed_copy(node, queue=(*node.queue, records))
 
 
 def flushed(node: Small, count: int | None = None) -> Small:
@@ -175,21 +175,21 @@ def flushed(node: Small, count: int | None = None) -> Small:
             move = value
         elif value is None or not node.odd:
             own = value
-    return dataclasses.replace(node, ledger_own=own, ledger_move=move, queue=node.queue[len(batches) :])
+    return changed_copy(node, ledger_own=own, ledger_move=move, queue=node.queue[len(batches) :])
 
 
 def landed(node: Small, *, owner: bool) -> Small:
     """Have a call in flight land: the runtime writes what it carries."""
     if owner:
         runs = node.owner is not None
-        return dataclasses.replace(node, owner=node.owner_call if runs else None, owner_call=None)
+        return changed_copy(node, owner=node.owner_call if runs else None, owner_call=None)
     assert node.sharer_call is not None
-    return dataclasses.replace(node, sharer=node.sharer_call, sharer_call=None)
+    return changed_copy(node, sharer=node.sharer_call, sharer_call=None)
 
 
 def results(node: Small) -> Iterator[Small]:
     """Give the node after each result that the effect can have which is waited for."""
-    bad = dataclasses.replace(node, faults=node.faults - 1) if node.faults else None
+    bad = changed_copy(node, faults=node.faults - 1) if node.faults else None
     if isinstance(node.waits, to_do.AppendLedger):
         yield given(flushed(node), seen.LedgerRejected("odd") if node.odd else seen.LedgerWritten())
         if bad:
@@ -197,9 +197,9 @@ def results(node: Small) -> Iterator[Small]:
     elif isinstance(node.waits, to_do.Pause):
         yield given(node, seen.PauseOver())
     elif isinstance(node.waits, to_do.PlaceElsewhere):
-        yield given(dataclasses.replace(node, own=SHARED), seen.PlacedElsewhere("t-2", SHARED))
+        yield given(changed_copy(node, own=SHARED), seen.PlacedElsewhere("t-2", SHARED))
         yield given(node, seen.NoOtherPlacement())
-        yield given(queued(dataclasses.replace(node, own=NONE), ("own", None)), seen.PlacementWithdrawn())
+        yield given(queued(changed_copy(node, own=NONE), ("own", None)), seen.PlacementWithdrawn())
     elif isinstance(node.waits, to_do.AwaitInflight | to_do.AwaitOwnInflight):
         yield from calls(node, bad, node.waits)
     else:
@@ -225,9 +225,9 @@ def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
     """Give the node after each result of a write or a read."""
     owner = None if node.owner is None else node.own
     if isinstance(node.waits, to_do.WriteSharers):
-        yield given(dataclasses.replace(node, sharer=node.wanted), seen.CpusetsWritten())
+        yield given(changed_copy(node, sharer=node.wanted), seen.CpusetsWritten())
     elif isinstance(node.waits, to_do.WriteOwners):
-        yield given(dataclasses.replace(node, owner=owner), seen.CpusetsWritten())
+        yield given(changed_copy(node, owner=owner), seen.CpusetsWritten())
     else:
         assert isinstance(node.waits, to_do.ReadCpusets)
         found = seen.CpusInEffect("ls", node.sharer, node.wanted)
@@ -247,23 +247,23 @@ def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
 def beside(node: Small) -> Iterator[Small]:
     """Give the node after each of the things that happen by themselves."""
     if node.sharer != node.wanted and not node.stopped:
-        yield dataclasses.replace(node, sharer=node.wanted)
+        yield changed_copy(node, sharer=node.wanted)
     if node.boots:
-        first = dataclasses.replace(node, sharer=node.wanted)
+        first = changed_copy(node, sharer=node.wanted)
         check(first)
         owner = None if node.owner is None else node.own
-        yield dataclasses.replace(first, owner=owner, boots=False)
+        yield changed_copy(first, owner=owner, boots=False)
     elif node.owner is not None and node.owner != node.own and not node.stopped:
-        yield dataclasses.replace(node, owner=node.own)
+        yield changed_copy(node, owner=node.own)
     if node.owner_call is not None:
         yield landed(node, owner=True)
     if node.queue and not isinstance(node.waits, to_do.AppendLedger):
         yield flushed(node, 1)
     if not node.beside:
         return
-    less = dataclasses.replace(node, beside=node.beside - 1)
+    less = changed_copy(node, beside=node.beside - 1)
     if node.owner is not None and node.owner_call is None and not (node.stopped or node.boots):
-        yield dataclasses.replace(less, owner_call=node.own)  # an update of kubelet's, rewritten
+        yield changed_copy(less, owner_call=node.own)  # an update of kubelet's, rewritten
     if node.reservation.kind is KIND.MOVE and not node.stopped:
         yield queued(less, ("own", node.own))  # its phase has changed, say
     if node.reservation.is_over:
@@ -272,20 +272,20 @@ def beside(node: Small) -> Iterator[Small]:
     if not (node.reservation.is_assigned and node.reservation.kind is KIND.REPLACEMENT):
         yield given(less, seen.Interrupted())
     if node.reservation.kind in (KIND.MOVE, KIND.REPLACEMENT):
-        yield given(dataclasses.replace(less, owner=None), seen.ContainersExited())
-    yield dataclasses.replace(given(less, seen.Cancelled()), stopped=True)
+        yield given(changed_copy(less, owner=None), seen.ContainersExited())
+    yield changed_copy(given(less, seen.Cancelled()), stopped=True)
 
 
 def crashed(node: Small) -> Small:
     """Give the node with the next daemon on it, which knows the ledger and the runtime only."""
-    node = dataclasses.replace(node, crashes=node.crashes - 1, queue=(), done=None, waits=None, stopped=False)
-    node = dataclasses.replace(node, boots=True)
+    node = changed_copy(node, crashes=node.crashes - 1, queue=(), done=None, waits=None, stopped=False)
+    node = changed_copy(node, boots=True)
     own = node.ledger_own or NONE
     if node.ledger_move is None:
-        over = dataclasses.replace(node.reservation, phase=ReservationPhase.ABORTED)
-        return dataclasses.replace(node, own=own, hold=NONE, reservation=over)
+        over = changed_copy(node.reservation, phase=ReservationPhase.ABORTED)
+        return changed_copy(node, own=own, hold=NONE, reservation=over)
     back = restoration(node.reservation.containers, OLD, node.ledger_move, "ns/p/c")
-    node = dataclasses.replace(node, own=OLD, hold=node.ledger_move, reservation=back)
+    node = changed_copy(node, own=OLD, hold=node.ledger_move, reservation=back)
     return given(node, seen.ReservationRequested())
 
 
@@ -319,7 +319,7 @@ def check(node: Small) -> None:
 
 @pytest.mark.parametrize("kind", list(ReservationKind))
 def test_every_order_of_events_with_a_crash_after_every_effect(kind: ReservationKind) -> None:
-    ahead, found = [begun(kind), dataclasses.replace(begun(kind), odd=True)], set[Small]()
+    ahead, found = [begun(kind), changed_copy(begun(kind), odd=True)], set[Small]()
     ends = set[bool]()
     while ahead:
         node = ahead.pop()

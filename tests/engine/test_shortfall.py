@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -19,6 +17,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near, Pod, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -122,10 +121,10 @@ def test_the_reported_amount_would_have_been_enough(there: str, wanted: int) -> 
     room = MACHINE.nodes[lack.nodes.first()].cpus
     owner = state.containers["x/c"]
     kept = CpuSet(sorted(owner.placement.exclusive & room)[lack.wanted - lack.free :])
-    own = dataclasses.replace(owner.placement, exclusive=(owner.placement.exclusive - room) | kept)
-    freed = state.changed(put=[dataclasses.replace(owner, placement=own)])
+    own = changed_copy(owner.placement, exclusive=(owner.placement.exclusive - room) | kept)
+    freed = state.changed(put=[changed_copy(owner, placement=own)])
     assert place(freed, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted
     tight = CpuSet(sorted(owner.placement.exclusive & room)[lack.wanted - lack.free - 1 :])
-    own = dataclasses.replace(owner.placement, exclusive=(owner.placement.exclusive - room) | tight)
-    short = state.changed(put=[dataclasses.replace(owner, placement=own)])
+    own = changed_copy(owner.placement, exclusive=(owner.placement.exclusive - room) | tight)
+    short = state.changed(put=[changed_copy(owner, placement=own)])
     assert not place(short, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted

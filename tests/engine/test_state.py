@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.create import place
 from proxy.engine.node import Node
@@ -11,6 +9,7 @@ from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 TOPOLOGY = CpuTopology.of(MACHINE)
@@ -36,7 +35,7 @@ def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
     whole = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
     plan = place(state, POD, "c", 0, whole, "x")
     assert plan.container.placement.pool is Pool.SHARED
-    lse = dataclasses.replace(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("4"))
+    lse = changed_copy(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("4"))
     assert place(state, lse, "c", 0, whole, "x").container.placement.mems == Mask((1,))
     assert node == Node(MACHINE, TOPOLOGY), "what was looked up is not part of what a node is"
     assert "alike" not in repr(node)
@@ -62,7 +61,7 @@ def test_pods_come_and_go() -> None:
     state = NodeState.empty(NODE).with_pod(POD).with_pod(OTHER)
     assert dict(state.pods) == {"s-a": POD, "s-b": OTHER}
     assert dict(state.without_pod("s-a").pods) == {"s-b": OTHER}
-    state = state.changed(put=[sharing("x"), dataclasses.replace(sharing("y"), pod=OTHER)])
+    state = state.changed(put=[sharing("x"), changed_copy(sharing("y"), pod=OTHER)])
     assert [c.id for c in state.in_sandbox("s-a")] == ["x"]
 
 
@@ -71,24 +70,24 @@ def test_an_owner_is_hard_if_one_of_its_containers_is() -> None:
     for containers in ([hard, soft], [soft, hard]):
         state = NodeState.of(NODE, (), containers)
         assert (state.owners["a"].cpus, state.owners["a"].hard) == (CpuSet.parse("0-1"), True)
-    alike = dataclasses.replace(soft, id="z")
+    alike = changed_copy(soft, id="z")
     assert not NodeState.of(NODE, (), [soft, alike]).owners["a"].hard
 
 
 def test_annotated_and_returning_cpus_count_as_promised() -> None:
-    named = dataclasses.replace(OTHER, cpuset=CpuSet.parse("4-5"))
+    named = changed_copy(OTHER, cpuset=CpuSet.parse("4-5"))
     containers = [
         owning("1", "a/c", "0-1", Phase.EXITED),
         owning("2", "a/d", "2", Phase.RUNNING),
         owning("3", "gone/c", "3", Phase.EXITED, pod=Pod("s-gone", "gone", "ns", "gone")),
-        dataclasses.replace(sharing("4"), phase=Phase.EXITED),
+        changed_copy(sharing("4"), phase=Phase.EXITED),
     ]
     state = NodeState.of(NODE, [POD, named], containers)
     assert state.promised("x/c") == CpuSet.parse("0-1,4-5")
     assert state.promised("a/c") == CpuSet.parse("4-5")
     assert state.promised("b") == CpuSet.parse("0-1")
-    batch = dataclasses.replace(named, qos=QosClass.BE)
-    faulty = dataclasses.replace(named, defects=(InputDefect("resource-spec is no good", decisive=True),))
+    batch = changed_copy(named, qos=QosClass.BE)
+    faulty = changed_copy(named, defects=(InputDefect("resource-spec is no good", decisive=True),))
     for pod in (batch, faulty):
         assert not NodeState.of(NODE, [pod], []).promised("x/c"), "it does not own what its annotation names"
 
@@ -106,7 +105,7 @@ def test_an_owner_had_what_its_last_attempt_had() -> None:
 
 
 def test_kube_classes_without_a_label_share_by_class() -> None:
-    be = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT)
+    be = changed_copy(POD, kube_qos=KubeQos.BEST_EFFORT)
     plan = place(NodeState.of(NODE, (), [owning("x", "b", "0-1", hard=False)]), be, "c", 0, Request(), "t")
     assert plan.state.wanted(plan.container) == MACHINE.online, "BE may borrow what is not hard"
 
@@ -135,7 +134,7 @@ def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
     assert state.wanted(state.containers["s"]) == CpuSet.parse("0,8")
     assert state.wanted(state.containers["y"]) == CpuSet.parse("2-7,9-15")
     assert node.cpu.reserved == CpuSet.parse("0-1,8"), "nobody is given what is kept"
-    open_to_all = NodeState.of(dataclasses.replace(node, system_alone=False), (), [sharing("y")])
+    open_to_all = NodeState.of(changed_copy(node, system_alone=False), (), [sharing("y")])
     assert open_to_all.pools.shared == CpuSet.parse("0,2-15")
     without = NodeState.of(NODE, (), [narrowed("s", "0-15", Pool.SYSTEM)])
     assert without.wanted(without.containers["s"]) == MACHINE.online
@@ -162,9 +161,9 @@ def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
     )
     state = NodeState.of(NODE, (), [bound, sharing("y")])
     assert state.wanted(bound) == CpuSet.parse("0-3,8-11")
-    few = state.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id > 3)))
+    few = state.on(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id > 3)))
     assert few.wanted(bound) == CpuSet.parse("8-11")
-    gone = state.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
+    gone = state.on(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
     assert gone.wanted(bound) == gone.pools.shared == CpuSet.parse("4-7,12-15")
     assert gone.on(MACHINE).wanted(bound) == CpuSet.parse("0-3,8-11"), "it is back where it belongs"
 
@@ -172,9 +171,9 @@ def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
 def without(text: str) -> Node:
     """The node with some CPUs offline."""
     gone = CpuSet.parse(text)
-    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
     cpus = tuple(c for c in MACHINE.cpus if c.id not in gone)
-    return dataclasses.replace(NODE, machine=dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes))
+    return changed_copy(NODE, machine=changed_copy(MACHINE, cpus=cpus, nodes=nodes))
 
 
 def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
@@ -193,9 +192,9 @@ def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
 
 def test_a_container_that_is_bound_elsewhere_does_not_move() -> None:
     bound = Placement(Pool.SHARED, CpuSet(), ALL, pool_numa_limit=Mask((1,)))
-    near, far = (dataclasses.replace(sharing(key), placement=bound) for key in ("near", "far"))
-    far = dataclasses.replace(far, placement=dataclasses.replace(bound, pool_numa_limit=Mask((0,))))
-    named = dataclasses.replace(
+    near, far = (changed_copy(sharing(key), placement=bound) for key in ("near", "far"))
+    far = changed_copy(far, placement=changed_copy(bound, pool_numa_limit=Mask((0,))))
+    named = changed_copy(
         sharing("named"), placement=Placement(Pool.BE, CpuSet(), ALL, pool_cpus_limit=CpuSet((0,)))
     )
     state = NodeState.of(NODE, (), [near, far, named, sharing("z")])
@@ -209,5 +208,5 @@ def test_one_container_known_to_kubelet_alone_causes_a_recount() -> None:
     state = NodeState.of(NODE, [POD, OTHER], [], held)
     assert state.pools.shared.isdisjoint(CpuSet.parse("4-5"))
     here = Container("1", "c", POD, Request(), Placement(Pool.SHARED, CpuSet(), Mask((0,))), Phase.RUNNING)
-    after = state.changed(put=[here, dataclasses.replace(here, id="2", pod=OTHER)])
+    after = state.changed(put=[here, changed_copy(here, id="2", pod=OTHER)])
     assert CpuSet.parse("4-5") <= after.pools.shared

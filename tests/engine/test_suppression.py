@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -26,6 +24,7 @@ from proxy.engine.suppression import (
 )
 from proxy.model.koordinator import SuppressMode
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 S = 1_000_000_000
 CPUSET, QUOTA = SuppressionSettings(SuppressMode.CPUSET), SuppressionSettings(SuppressMode.QUOTA)
@@ -60,8 +59,8 @@ def test_be_gets_what_the_others_leave_up_to_the_threshold(used: float, cpus: in
 
 
 def test_a_pool_that_is_small_enough_is_not_narrowed() -> None:
-    known, effects = read(running(), 0, dataclasses.replace(CPUSET, threshold=100))
-    assert effects == (LimitPool(None, reason(known, dataclasses.replace(CPUSET, threshold=100))),)
+    known, effects = read(running(), 0, changed_copy(CPUSET, threshold=100))
+    assert effects == (LimitPool(None, reason(known, changed_copy(CPUSET, threshold=100))),)
 
 
 def test_a_budget_a_little_above_whole_cpus_adds_none() -> None:
@@ -77,7 +76,7 @@ def test_a_budget_a_little_above_whole_cpus_adds_none() -> None:
 
 @pytest.mark.parametrize("inside", [frozenset({"be"}), frozenset()])
 def test_a_quota_is_for_the_executor_to_compare(inside: frozenset[str]) -> None:
-    query = dataclasses.replace(PODS, inside=inside)
+    query = changed_copy(PODS, inside=inside)
     known = running(QUOTA)
     known, effects = measured(known, QUOTA, STATE, query, UsageReading(2 * S, 4 * S, {}))
     assert effects == (LimitQuota(6400, reason(known, QUOTA), matters=bool(inside)),)
@@ -95,7 +94,7 @@ def test_without_figures_everything_is_given_back_after_a_while() -> None:
     assert known.figures is None
     known, effects = unreadable(known, "no")
     assert effects == (ReportUnreadable("no", lasts=True),), "it has been given back"
-    _, effects = unreadable(dataclasses.replace(known, written=frozenset({"g"})), "no")
+    _, effects = unreadable(changed_copy(known, written=frozenset({"g"})), "no")
     assert effects == (ReportUnreadable("no", lasts=True), give_back), "what could not be is tried again"
 
 
@@ -112,7 +111,7 @@ def test_quotas_of_the_ledger_are_known_until_they_are_removed() -> None:
     known = BeSuppression.load(["b", "a", 3])
     assert (known.above, known.written) == ("a", {"a", "b"})
     assert BeSuppression.load("broken") == BeSuppression()
-    known = removed(dataclasses.replace(known, quota=5), "a")
+    known = removed(changed_copy(known, quota=5), "a")
     assert (known.written, known.quota) == ({"b"}, 5)
     assert removed(known, "b").quota is None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -20,6 +18,7 @@ from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -39,7 +38,7 @@ def empty(policy: Policy = Policy.NONE, scope: Scope = Scope.CONTAINER, **more: 
 def pod(uid: str, cpus: int = 0, *, known: bool = False, mib: int = 0, **more: object) -> Pod:
     amounts = {"cpu": cpus * 1000, **({"memory": mib * MIB} if mib else {})}
     asks = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=amounts),)) if known else None
-    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid, asks=asks), **more)
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=asks), **more)
 
 
 def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
@@ -158,7 +157,7 @@ def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
     state = halves(empty(reserved_memory=RESERVED))
     filled = arrives(state, pod("f", kube_qos=KubeQos.GUARANTEED), Request(512, memory_limit=50 * MIB)).state
     for follow, mems in ((True, Mask([1])), (False, Mask([0]))):
-        node = dataclasses.replace(filled.node, follow_mems=follow)
+        node = changed_copy(filled.node, follow_mems=follow)
         fresh = NodeState.of(node, filled.pods.values(), filled.containers.values())
         near = arrives(fresh, pod("p"), whole(2, 30, GPU1))
         assert near.container is not None
@@ -176,7 +175,7 @@ def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
 
 def test_memory_that_the_request_binds_is_not_counted_again() -> None:
     state = empty(Policy.SINGLE_NUMA_NODE, reserved_memory=RESERVED)
-    request = dataclasses.replace(whole(2, 99), cpuset_mems="1")
+    request = changed_copy(whole(2, 99), cpuset_mems="1")
     plan = arrives(state, pod("p"), request)
     assert plan.container is not None
     assert (plan.container.placement.blocks, plan.container.placement.mems) == ((), Mask([1]))
@@ -219,7 +218,7 @@ def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
         assert plan.container.placement.exclusive <= NODE1
         assert plan.explanation is not None
         assert [said.provider for said in plan.explanation.said] == ["cpu", "pod"]
-    anywhere = pod("p", reserved_for_pod=dataclasses.replace(aside, affinity=None))
+    anywhere = pod("p", reserved_for_pod=changed_copy(aside, affinity=None))
     plan = place(empty(Policy.RESTRICTED, Scope.POD).with_pod(anywhere), anywhere, "c", 0, whole(2), "t")
     assert plan.explanation is not None
     assert [said.provider for said in plan.explanation.said] == ["cpu"]
@@ -242,10 +241,10 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
         assert plan.container.placement.exclusive <= NODE1
         assert plan.explanation is not None
         assert plan.explanation.devices == ("gpu=b", "gpu=c")
-        second = arrives(plan.state, dataclasses.replace(known, sandbox_id="s", uid="q"), whole(2))
+        second = arrives(plan.state, changed_copy(known, sandbox_id="s", uid="q"), whole(2))
         assert second.verdict.reason == "TopologyAffinityError"
     plan = arrives(empty(devices=devices), known, whole(2))
-    more = arrives(plan.state.with_pod(known), dataclasses.replace(known, sandbox_id="s", uid="q"), whole(2))
+    more = arrives(plan.state.with_pod(known), changed_copy(known, sandbox_id="s", uid="q"), whole(2))
     assert more.verdict.message == (
         "UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for gpu. "
         "Requested: 2, Available: 1, which is unexpected (ns/p/c)"
@@ -256,7 +255,7 @@ def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
     devices = {"gpu": {"a": RegisteredDevice("a", Mask([0])), "b": RegisteredDevice("b", Mask([1]))}}
     amounts = {"cpu": 2000, "memory": 60 * MIB, "gpu": 1}
     lsr = pod("p", asks=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
-    lsr = dataclasses.replace(lsr, qos=QosClass.LSR, cpuset=CpuSet.parse("4,12"))
+    lsr = changed_copy(lsr, qos=QosClass.LSR, cpuset=CpuSet.parse("4,12"))
     for policy, scope in ((Policy.NONE, Scope.CONTAINER), (Policy.RESTRICTED, Scope.CONTAINER)):
         state = empty(policy, scope, devices=devices, reserved_memory=RESERVED)
         plan = arrives(state, lsr, whole(2, 60))
@@ -265,14 +264,14 @@ def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
         assert (placement.exclusive, placement.mems) == (CpuSet.parse("4,12"), Mask([1]))
         assert [(b.affinity, b.size) for b in placement.blocks] == [(Mask([1]), 60 * MIB)]
         assert placement.devices == (("gpu", ("b",)),)
-        twin = dataclasses.replace(lsr, sandbox_id="t", uid="t", cpuset=CpuSet.parse("5,13"))
+        twin = changed_copy(lsr, sandbox_id="t", uid="t", cpuset=CpuSet.parse("5,13"))
         second = arrives(plan.state.with_pod(lsr), twin, whole(2, 60)).container
         assert second is not None
         assert second.placement.exclusive == CpuSet.parse("5,13")
         assert second.placement.mems == Mask([0]), "near is full"
-        third = dataclasses.replace(lsr, sandbox_id="u", uid="u", cpuset=CpuSet.parse("6,14"))
+        third = changed_copy(lsr, sandbox_id="u", uid="u", cpuset=CpuSet.parse("6,14"))
         assert not arrives(plan.state.changed(put=[second]), third, whole(2, 60)).verdict.admitted
-        free = dataclasses.replace(twin, kube_qos=KubeQos.BURSTABLE, asks=None)
+        free = changed_copy(twin, kube_qos=KubeQos.BURSTABLE, asks=None)
         assert arrives(plan.state, free, Request(memory_limit=99 * MIB)).verdict.admitted
 
 

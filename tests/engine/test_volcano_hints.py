@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -16,6 +14,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
@@ -27,7 +26,7 @@ def empty(policy: Policy = Policy.NONE, **more: object) -> NodeState:
 
 
 def pod(uid: str, **wish: object) -> Pod:
-    return dataclasses.replace(Pod(f"s-{uid}", uid, "ns", uid), **wish)
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid), **wish)
 
 
 def put(state: NodeState, the_pod: Pod, cpus: int) -> Plan:
@@ -111,7 +110,7 @@ def test_a_container_that_shares_runs_on_the_wished_nodes() -> None:
     assert plan.container is not None
     assert plan.state.wanted(plan.container) == NODE1
     assert "Volcano's scheduler chose" in plan.container.placement.reasons[0]
-    nowhere = place(empty(), dataclasses.replace(shares, wish_nodes=Mask((7,))), "c", 0, Request(512), "a/c")
+    nowhere = place(empty(), changed_copy(shares, wish_nodes=Mask((7,))), "c", 0, Request(512), "a/c")
     assert nowhere.container is not None
     assert nowhere.state.wanted(nowhere.container) == MACHINE.online
     assert "nothing is left of the shared pool" in nowhere.problem

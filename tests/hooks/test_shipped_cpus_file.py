@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from proxy.hooks.facts import Mount, PodFacts, Pools
 from proxy.hooks.samples import existing
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
+from tests.testkit.changed_copy import changed_copy
 
 HOOK = Path(__file__).resolve().parents[2] / "hooks/30-cpus-file.py"
 POD = testing.pod(uid="uid-1")
@@ -241,4 +241,4 @@ def test_pods_without_a_uid_are_not_one_pod(node: Callable[..., Node]) -> None:
     one = node(peers=True)
     nameless = testing.pod(uid="")
     one.create("a", pod=nameless, one="c1", pool="own", cpus="1")
-    assert "PEER_CPUS_A" not in one.create("b", pod=dataclasses.replace(nameless), one="c2", pool="own").envs
+    assert "PEER_CPUS_A" not in one.create("b", pod=changed_copy(nameless), one="c2", pool="own").envs

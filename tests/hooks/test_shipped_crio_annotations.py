@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from proxy.hooks import samples, testing
 from proxy.hooks.events import Shutdown
 from proxy.hooks.facts import Resources
 from proxy.logs import log
+from tests.testkit.changed_copy import changed_copy
 
 HOOK = Path(__file__).resolve().parents[2] / "hooks/50-crio-annotations.py"
 UID = "0f9a3c52-6f0f-4c43-9d0e-3f6d5a1c7e11"
@@ -50,8 +50,8 @@ class Node:
     ) -> testing.Adjustment:
         event = testing.event(point, **fields)
         if hasattr(event, "pod") and "pod" not in fields:
-            pod = dataclasses.replace(samples.POD, annotations=annotations or {})
-            event = dataclasses.replace(event, pod=pod)
+            pod = changed_copy(samples.POD, annotations=annotations or {})
+            event = changed_copy(event, pod=pod)
         return testing.run(self.hook, event).adjustment
 
     def life(self, annotations: dict[str, str]) -> testing.Adjustment:
@@ -163,7 +163,7 @@ def test_only_owners_and_only_chosen_runtime_classes(tmp_path: Path) -> None:
     keys = {"cpu-quota.crio.io": "disable"}
     node = Node(tmp_path, handlers=["performance"])
     assert not node.life(keys)
-    pod = dataclasses.replace(samples.POD, runtime_handler="performance", annotations=keys)
+    pod = changed_copy(samples.POD, runtime_handler="performance", annotations=keys)
     assert node.hear("pre_create_container", pod=pod, decision=OWN).cpu_quota == -1
     assert not node.hear("pre_create_container", pod=pod, decision=testing.decision("shared"))
 

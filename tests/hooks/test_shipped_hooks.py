@@ -17,6 +17,7 @@ from proxy.hooks.facts import Decision, Mount, Pools, Resources
 from proxy.hooks.loader.loading import load_file
 from proxy.hooks.loader.schema import keys_of
 from proxy.model.idset import CpuSet, Mask
+from tests.testkit.changed_copy import changed_copy
 
 FOLDER = Path(__file__).resolve().parents[2] / "hooks"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -29,7 +30,7 @@ DECISIONS = (
     Decision(),
     testing.decision("own", "0-3,128-255", "0-1", unlimited=True),
     testing.decision("system", "0"),
-    dataclasses.replace(testing.decision("own", "2-5"), own=CpuSet((2,)), allowed=CpuSet((2,))),
+    changed_copy(testing.decision("own", "2-5"), own=CpuSet((2,)), allowed=CpuSet((2,))),
 )
 HOSTILE = (
     "",
@@ -73,35 +74,35 @@ def battery(name: str) -> Iterator[Any]:
     fields = {field.name for field in dataclasses.fields(plain)}
     yield plain
     if name.startswith("validate_"):
-        yield from (dataclasses.replace(plain, event=each) for each in battery("pre_" + name[9:]))
+        yield from (changed_copy(plain, event=each) for each in battery("pre_" + name[9:]))
         wanted = testing.Adjustment(
             cpus=CpuSet((2,)), cpu_quota=-1, oom_score_adj=testing.CLEAR, envs={"A": "b", "C": testing.CLEAR},
             labels={"l": "m"}, mounts={"/m": Mount("/m", "/h")}, cgroup_parent="/x",
             unified={"memory.high": "1"},
             updates={"c2": testing.Update(cpus=CpuSet((3,)), unified={"io.weight": "9"})},
         )  # fmt: skip
-        yield dataclasses.replace(plain, adjustment=wanted, owners={"cpus": "10-a", "envs[A]": "20-b"})
+        yield changed_copy(plain, adjustment=wanted, owners={"cpus": "10-a", "envs[A]": "20-b"})
         return
     if "pod" in fields:
-        yield from (dataclasses.replace(plain, pod=pod) for pod in PODS)
+        yield from (changed_copy(plain, pod=pod) for pod in PODS)
     if "container" in fields:
         existing = {"id": plain.container.id, "phase": plain.container.phase}
         for container in CONTAINERS:
-            yield dataclasses.replace(plain, container=dataclasses.replace(container, **existing))
+            yield changed_copy(plain, container=changed_copy(container, **existing))
     if "decision" in fields:
         for pod in PODS[:1] + PODS[-1:]:
-            yield from (dataclasses.replace(plain, pod=pod, decision=decision) for decision in DECISIONS)
+            yield from (changed_copy(plain, pod=pod, decision=decision) for decision in DECISIONS)
     if "asked" in fields:
-        yield dataclasses.replace(plain, asked=Resources(), asked_annotations={"a": "b"})
+        yield changed_copy(plain, asked=Resources(), asked_annotations={"a": "b"})
     if name == "synchronize":
         all_of_it = [
             testing.running(f"c{n}", pod=PODS[n % len(PODS)], decision=decision)
             for n, decision in enumerate(DECISIONS * 3)
         ]
-        yield dataclasses.replace(plain, containers=all_of_it, pods=PODS)
-        yield dataclasses.replace(plain, containers=(), pods=(), pools=Pools())
+        yield changed_copy(plain, containers=all_of_it, pods=PODS)
+        yield changed_copy(plain, containers=(), pods=(), pools=Pools())
     if name == "pools_changed":
-        yield dataclasses.replace(plain, before=plain.after, after=Pools())
+        yield changed_copy(plain, before=plain.after, after=Pools())
 
 
 class Watch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from proxy.model.workload import Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import claim
 from proxy.pools.facts import pod_facts
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = Machine(
     cpus=tuple(Cpu(i, i, 0) for i in range(4)),
@@ -44,7 +44,7 @@ def test_cpus_that_may_come_may_be_named() -> None:
     ],
 )
 def test_nodes_that_may_come_may_be_named(extra: dict[str, Any], nodes: str) -> None:
-    assert dataclasses.replace(MACHINE, extra=extra).bounds.nodes == Mask.parse(nodes)
+    assert changed_copy(MACHINE, extra=extra).bounds.nodes == Mask.parse(nodes)
 
 
 def test_where_no_machine_is_known_the_kernels_limits_hold() -> None:

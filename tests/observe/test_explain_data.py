@@ -58,7 +58,7 @@ def test_there_and_back(told: Explanation) -> None:
 
 
 def test_every_field_is_written() -> None:
-    fields = set(Explanation.__dataclass_fields__)
+    fields = set(Explanation.__struct_fields__)
     assert set(to_data(Explanation("e", "a/b", "u"))) == fields | {"providers", "shortfalls"}
 
 

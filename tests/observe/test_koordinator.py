@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from hypothesis import given
@@ -26,6 +25,7 @@ from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
 from proxy.topology.build import described
 from tests.oracles.koordinator_pools import union
 from tests.oracles.koordinator_rule import parse_rule
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
 SEATS = seats_of(MACHINE)
@@ -118,6 +118,6 @@ def test_the_object() -> None:
     assert metadata["labels"] == {"app.kubernetes.io/managed-by": "Koordinator", NUMA_RESERVATION: "true"}
     assert metadata["name"] == metadata["ownerReferences"][0]["name"] == "node-a"
     assert [zone.allocatable["cpu"] for zone in zones(MACHINE, facts)] == [3500, 3500]
-    plain = dataclasses.replace(facts, uid="", labels={})
+    plain = changed_copy(facts, uid="", labels={})
     assert "ownerReferences" not in str(node_resource_topology(MACHINE, plain))
     assert [zone.allocatable["cpu"] for zone in zones(MACHINE, plain)] == [4000, 4000]

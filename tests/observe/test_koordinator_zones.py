@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +8,7 @@ from proxy.model.machine import HugePages, Machine, NumaNode
 from proxy.observe.koordinator_zones import Zone, divide, kubelet_reserve, less, with_reserve, zones_of
 from proxy.pools.cpu_location import seats_of
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30
 
@@ -17,10 +16,10 @@ GIB = 1 << 30
 def sparse() -> Machine:
     """Nodes 0 and 3 with CPUs, node 5 with memory alone."""
     machine = described(2, 1, 2, 2, mem_bytes_per_node=4 * GIB)
-    nodes = tuple(dataclasses.replace(node, id=3 * node.id) for node in machine.nodes)
-    cpus = tuple(dataclasses.replace(cpu, numa=3 * (cpu.numa or 0)) for cpu in machine.cpus)
+    nodes = tuple(changed_copy(node, id=3 * node.id) for node in machine.nodes)
+    cpus = tuple(changed_copy(cpu, numa=3 * (cpu.numa or 0)) for cpu in machine.cpus)
     pages = {2048: HugePages(512), 65536: HugePages(1), 1048576: HugePages(0)}
-    return dataclasses.replace(machine, cpus=cpus, nodes=(*nodes, NumaNode(5, CpuSet(), 8 * GIB, pages)))
+    return changed_copy(machine, cpus=cpus, nodes=(*nodes, NumaNode(5, CpuSet(), 8 * GIB, pages)))
 
 
 def zones() -> tuple[Zone, ...]:

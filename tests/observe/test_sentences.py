@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
 from proxy.observe.explain_data import from_data, to_data
 from proxy.observe.sentences import render_decision, sections
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy as replace
 
 RECORDS = Path(__file__).with_name("records")
 NODE = Mask((0,))

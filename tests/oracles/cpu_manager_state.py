@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError
 from proxy.model.idset import CpuSet
+from tests.testkit.changed_copy import changed_copy as replace
 
 
 def managed(policy: CpuPolicy) -> CpuSet:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from proxy.allocation.devices.state import DeviceState
+from tests.testkit.changed_copy import changed_copy as replace
 
 
 def unregistered(state: DeviceState, resource: str) -> DeviceState:

@@ -16,14 +16,13 @@ The CPUs go back with the pod's last container.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
 from proxy.allocation.cpu_request import bubble_cpus, container_cpus
 from proxy.allocation.cpu_static import check_whole_cores, take_under
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import cpus as named
 from proxy.model.requests import ContainerKind, PodRequests
+from tests.testkit.changed_copy import changed_copy as replace
 
 
 class EmptyPodSharedPoolError(CpuRefusedError):

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.claims import claim, pool_of, whole_cpus
+from tests.testkit.changed_copy import changed_copy
 
 ONLINE = CpuSet.parse("0-7")
 WHOLE_TWO = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
@@ -139,7 +138,7 @@ def test_kubelets_own_pinning_stands_where_we_do_not_allocate() -> None:
 def test_numa_nodes_without_cpus_bind_a_pod_to_the_pool_of_these_nodes(
     qos: QosClass, kube: KubeQos, pool: Pool
 ) -> None:
-    bound = dataclasses.replace(pod(qos, kube), nodes=Mask((1,)))
+    bound = changed_copy(pod(qos, kube), nodes=Mask((1,)))
     made = claim(bound, WHOLE_TWO, ONLINE, static=True)
     assert (made.pool, made.nodes, made.cpus, made.count, made.problem) == (pool, Mask((1,)), None, 0, "")
     assert made.why.endswith("binds it to NUMA node 1")

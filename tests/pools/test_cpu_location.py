@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
-
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.pools.cpu_location import CpuLocation, groups_of, seats_of
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 
 def test_numbers_from_zero_whatever_the_kernel_calls_them() -> None:
@@ -29,7 +28,7 @@ def test_nodes_keep_their_ids_and_a_homeless_cpu_joins_its_package() -> None:
         CpuLocation(2, 2, 1, 8),
         CpuLocation(3, 3, 1, 8),
     )
-    bare = dataclasses.replace(machine, cpus=(Cpu(1, 1, 1),))
+    bare = changed_copy(machine, cpus=(Cpu(1, 1, 1),))
     assert seats_of(bare) == (CpuLocation(1, 0, 0, 3),)
 
 

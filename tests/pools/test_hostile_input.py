@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -325,5 +325,5 @@ def test_names_that_kubernetes_does_not_allow_are_cut_and_stay_apart() -> None:
     assert one.name != other.name
     assert len(one.uid) <= 253
     assert one.cgroup_parent == "", "no path is that long"
-    json.dumps(dataclasses.asdict(one), default=str, ensure_ascii=False).encode()
+    json.dumps(msgspec.to_builtins(one, enc_hook=str), ensure_ascii=False).encode()
     assert named("\u4e2d").name == "\u4e2d"

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
-
 from proxy.model.idset import CpuSet
 from proxy.model.machine import NumaNode
 from proxy.model.workload import Pool
 from proxy.pools.pools import CpuPools, Owner, pools_of
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 ONLINE = CpuSet.parse("0-7")
 LSE, LSR = Owner(CpuSet.parse("0-1"), hard=True), Owner(CpuSet.parse("2"), hard=False)
@@ -28,7 +27,7 @@ def test_pools_by_name() -> None:
 
 def test_the_part_of_each_node_that_has_cpus() -> None:
     machine = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
-    machine = dataclasses.replace(machine, nodes=(*machine.nodes, NumaNode(2, CpuSet())))
+    machine = changed_copy(machine, nodes=(*machine.nodes, NumaNode(2, CpuSet())))
     assert pools_of(ONLINE, [LSE, LSR]).per_node(machine) == {
         0: CpuPools(CpuSet.parse("4-5"), CpuSet.parse("4-5")),
         1: CpuPools(CpuSet.parse("3,6-7"), CpuSet.parse("2-3,6-7")),

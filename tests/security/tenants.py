@@ -29,6 +29,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Pool
 from proxy.observe.explain_answer import history_page
 from tests.controller.conftest import MACHINE, PlayedCall, World
+from tests.testkit.changed_copy import changed_copy
 
 CPUS = len(MACHINE.online)
 LARGEST_MESSAGE = 2_000
@@ -173,7 +174,7 @@ class Tenants:
         self._end(call, pb.RunPodSandboxResponse(pod_sandbox_id=sandbox))
         self.node.parents[sandbox] = config.linux.cgroup_parent.strip("/")
         self.node.cpu.quotas.setdefault(self.node.parents[sandbox], -1)
-        self.node.runtime.pods[sandbox] = dataclasses.replace(listed, id=sandbox)
+        self.node.runtime.pods[sandbox] = changed_copy(listed, id=sandbox)
         return sandbox, call
 
     async def _container(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
 from proxy.model.idset import CpuSet
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage, completed, dump, load, settled
+from tests.testkit.changed_copy import changed_copy
 
 OLD = {"a": {"x": CpuSet([2]), "y": CpuSet([3])}, "b": {"z": CpuSet([4])}}
 STARTED = TakeoverRecord(
@@ -23,8 +23,8 @@ STARTED = TakeoverRecord(
     target="none",
     written="w",
 )
-FINISH = dataclasses.replace(STARTED, pending=Pending("finish", "before", "after", "none"))
-REVERT = dataclasses.replace(STARTED, pending=Pending("revert", None, "after", "static"))
+FINISH = changed_copy(STARTED, pending=Pending("finish", "before", "after", "none"))
+REVERT = changed_copy(STARTED, pending=Pending("revert", None, "after", "static"))
 
 
 @pytest.mark.parametrize("record", [TakeoverRecord(), STARTED, FINISH, REVERT])
@@ -48,7 +48,7 @@ def test_what_counts_of_kubelets_account() -> None:
     assert TakeoverRecord().standing({**OLD, **new}) == {**OLD, **new}
     assert STARTED.standing({**OLD, **new}) == OLD
     assert STARTED.standing(changed) == {"a": {"x": CpuSet([2])}}
-    assert dataclasses.replace(STARTED, stage=TakeoverStage.FINISHED).standing(OLD) == {}
+    assert changed_copy(STARTED, stage=TakeoverStage.FINISHED).standing(OLD) == {}
     assert [TakeoverRecord().ours, STARTED.ours] == [False, True]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from proxy.takeover.kubelet_state import truth
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepRefusedError, conflicts, finish, left, revert, settings, start
 from proxy.takeover.status_data import allocations, next_steps, notes, plan_page, status_page
+from tests.testkit.changed_copy import changed_copy
 
 EIGHT = CpuSet(range(8))
 HELD = {"a": {"x": CpuSet([2, 3])}, "b": {"y": CpuSet([4])}}
@@ -146,14 +146,14 @@ def test_a_finish_for_static_has_what_is_in_effect() -> None:
 
 
 def test_a_finish_that_is_done_is_nothing_to_do() -> None:
-    record = dataclasses.replace(begun(), stage=TakeoverStage.FINISHED, target="none", written=none_state())
+    record = changed_copy(begun(), stage=TakeoverStage.FINISHED, target="none", written=none_state())
     there = scene(file=File.of(none_state()), running=("sign",))
     assert finish(record, there, "none", with_running=False, force=False).record == record
     with pytest.raises(StepRefusedError):
         finish(record, scene(running=("sign",)), "none", with_running=False, force=False)
     again = finish(record, scene(), "none", with_running=False, force=False)
     assert again.record.pending is not None
-    other = finish(record, dataclasses.replace(there, running=()), "static", with_running=False, force=False)
+    other = finish(record, changed_copy(there, running=()), "static", with_running=False, force=False)
     assert other.record.pending is not None
     assert other.record.pending.target == "static"
 
@@ -172,13 +172,13 @@ def test_a_revert() -> None:
 def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
     running = scene(running=("sign",))
     forced = finish(begun(), running, "static", with_running=True, force=True).record
-    record = dataclasses.replace(
+    record = changed_copy(
         forced, stage=TakeoverStage.FINISHED, written=scene().file.text or "", target="static", pending=None
     )
     with pytest.raises(StepRefusedError, match="kubelet runs"):
         revert(record, running, force=False)
     assert revert(record, scene(), force=False).record == TakeoverRecord()
-    assert revert(dataclasses.replace(record, forced=False), running, force=False).record == TakeoverRecord()
+    assert revert(changed_copy(record, forced=False), running, force=False).record == TakeoverRecord()
 
 
 def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None:
@@ -217,7 +217,7 @@ def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
 
 
 def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> None:
-    record = dataclasses.replace(begun(), strict=True)
+    record = changed_copy(begun(), strict=True)
     text = truth(record, scene(manager=CpuManager()), "static").text
     assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])
 
@@ -283,10 +283,10 @@ def test_the_pages() -> None:
     status = status_page(record, found)
     assert (status["stage"], status["old"], len(status["left"])) == ("started", 2, 1)  # type: ignore[arg-type]
     assert "systemctl stop kubelet" in next_steps(record, found)
-    finished = dataclasses.replace(record, stage=TakeoverStage.FINISHED, target="none", written=none_state())
+    finished = changed_copy(record, stage=TakeoverStage.FINISHED, target="none", written=none_state())
     there = scene(file=File.of(none_state()), configured="static")
     assert next_steps(finished, there)[-1] == "systemctl start kubelet"
-    assert next_steps(finished, dataclasses.replace(there, running=("sign",))) == []
+    assert next_steps(finished, changed_copy(there, running=("sign",))) == []
     assert next_steps(finished, scene())[-1] == "topoproxy takeover finish --kubelet-policy none"
     assert any("another program wrote it" in words for words in notes(finished, scene()))
     assert next_steps(TakeoverRecord(), scene(ready=False)) == ["remove what stands against it"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from proxy.takeover import writer as module
 from proxy.takeover.record import KEY, Pending, TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 from proxy.takeover.writer import Writer, text_in
+from tests.testkit.changed_copy import changed_copy
 
 STARTED = TakeoverRecord(TakeoverStage.STARTED, 1.0, 1.0, "static")
 
@@ -33,9 +33,7 @@ def writer_of(ledger: Any, folder: Path, pause: Any = lambda seconds: None) -> W
 
 
 def finishing(record: TakeoverRecord = STARTED) -> StepOutcome:
-    return StepOutcome(
-        dataclasses.replace(record, pending=Pending("finish", "before", "after", "none")), ("told",)
-    )
+    return StepOutcome(changed_copy(record, pending=Pending("finish", "before", "after", "none")), ("told",))
 
 
 def test_a_step_that_writes(ledger: Any, folder: Path) -> None:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
-
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described
 from proxy.topology.description import machine_from_json
 from proxy.topology.picture import render
+from tests.testkit.changed_copy import changed_copy
 
 
 def draw(machine: Machine, **options) -> list[str]:
@@ -164,8 +163,8 @@ def test_nodes_without_cpus_and_without_memory() -> None:
 
 def test_parts_that_cut_through_others_are_named_below() -> None:
     machine = nodes(("0-1", 1, [10, 20]), ("2-3", 1, [20, 10]))
-    crossing = dataclasses.replace(
-        machine, cpus=tuple(dataclasses.replace(c, package=0 if c.id in (0, 2) else 1) for c in machine.cpus)
+    crossing = changed_copy(
+        machine, cpus=tuple(changed_copy(c, package=0 if c.id in (0, 2) else 1) for c in machine.cpus)
     )
     lines = draw(crossing)
     assert "node 0 1 B: CPUs 0-1, across the parts above" in lines
@@ -189,5 +188,5 @@ def test_cpus_in_no_inner_part_are_still_drawn() -> None:
 
 def test_small_caches_are_not_shown() -> None:
     machine = described(1, 1, 2, 1)
-    small = {name: dataclasses.replace(cache, level=2) for name, cache in machine.caches.items()}
-    assert "L2" not in render(dataclasses.replace(machine, caches=small))
+    small = {name: changed_copy(cache, level=2) for name, cache in machine.caches.items()}
+    assert "L2" not in render(changed_copy(machine, caches=small))

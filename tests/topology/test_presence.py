@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from proxy.topology.build import described
 from proxy.topology.presence import is_same
 from proxy.topology.reader import read_machine
 from proxy.topology.sysfs_tree import write_sysfs
+from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30
 NODE1 = "sys/devices/system/node/node1/meminfo"
@@ -22,8 +22,8 @@ NODE1 = "sys/devices/system/node/node1/meminfo"
 def known(tmp_path: Path) -> Machine:
     """A machine with two nodes of 1 GiB, written below the test's folder."""
     whole = described(2, 1, 4, 2)
-    nodes = tuple(dataclasses.replace(node, mem_bytes=GIB) for node in whole.nodes)
-    write_sysfs(dataclasses.replace(whole, nodes=nodes), tmp_path)
+    nodes = tuple(changed_copy(node, mem_bytes=GIB) for node in whole.nodes)
+    write_sysfs(changed_copy(whole, nodes=nodes), tmp_path)
     machine = read_machine(tmp_path)
     assert [node.mem_bytes for node in machine.nodes] == [GIB, GIB]
     return machine
@@ -49,8 +49,8 @@ def test_memory_that_goes_is_seen(known: Machine, tmp_path: Path, size: int, sam
 
 
 def test_a_small_node_without_memory_has_changed(known: Machine, tmp_path: Path) -> None:
-    small = dataclasses.replace(known.nodes[1], mem_bytes=32 << 20)
-    known = dataclasses.replace(known, nodes=(known.nodes[0], small))
+    small = changed_copy(known.nodes[1], mem_bytes=32 << 20)
+    known = changed_copy(known, nodes=(known.nodes[0], small))
     (tmp_path / NODE1).write_text("Node 1 MemTotal: 0 kB\n")
     assert not is_same(known, tmp_path)
     (tmp_path / NODE1).unlink()

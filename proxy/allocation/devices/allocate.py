@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from proxy.allocation.devices.state import DeviceState
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.model.hint import TopologyHint
@@ -35,8 +37,7 @@ class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is
     """The device manager refuses; the message is kubelet's."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceGrant:
+class DeviceGrant(Struct, frozen=True):
     """What came of an allocation.
 
     Attributes:

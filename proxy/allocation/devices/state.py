@@ -12,7 +12,9 @@ the pod's ordinary init containers, without those that a container that stays ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, PodRequests
@@ -20,8 +22,7 @@ from proxy.model.requests import ContainerKind, PodRequests
 NO_DEVICES: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredDevice:
+class RegisteredDevice(Struct, frozen=True):
     """One device.
 
     Attributes:
@@ -36,8 +37,7 @@ class RegisteredDevice:
     healthy: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceState:
+class DeviceState(Struct, frozen=True):
     """Devices and holders.
 
     Attributes:

@@ -17,7 +17,8 @@ cpu_accumulator.go ``takePreferredCPUs``. The accumulator only prefers. Around i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.koordinator.accumulator import accumulate, avoided_cpus

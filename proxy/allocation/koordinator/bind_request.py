@@ -6,7 +6,9 @@ The terms are those of Koordinator's annotations and labels (koordinator a7a1b76
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.refusal import AllocationRefusedError
@@ -55,8 +57,7 @@ class PolicyConflictError(BindError):
     """The pod requires one bind policy and the node another."""
 
 
-@dataclass(frozen=True, slots=True)
-class BindRequest:
+class BindRequest(Struct, frozen=True):
     """How CPUs are to be chosen.
 
     Attributes:
@@ -76,8 +77,7 @@ class BindRequest:
     max_ref_count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(Struct, frozen=True):
     """What bound pods already have.
 
     Attributes:

@@ -12,15 +12,15 @@ cores are alike the two rules agree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.allocation.cpu_topology import CpuTopology, Units
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NumaStrategy
 
 
-@dataclass(frozen=True, slots=True)
-class CpuGroup:
+class CpuGroup(Struct, frozen=True):
     """Usable CPUs of one NUMA node or socket, in the order in which they are taken.
 
     Attributes:

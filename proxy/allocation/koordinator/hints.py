@@ -12,13 +12,13 @@ alone is ``100``), and its users read logs, so this module does the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredHint:
+class ScoredHint(Struct, frozen=True):
     """Where a request could be satisfied, and how well.
 
     Attributes:
@@ -41,8 +41,7 @@ _NO_PREFERENCE = (ScoredHint(None, preferred=True),)
 _IMPOSSIBLE = (ScoredHint(None, unsatisfied=True),)
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(Struct, frozen=True):
     """The providers' answers, list by list.
 
     Attributes:

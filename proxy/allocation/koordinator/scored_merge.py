@@ -32,7 +32,8 @@ import enum
 import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.allocation.intersections import meet_all
 from proxy.allocation.koordinator.hints import Answer, ScoredHint, gather, single_numa
@@ -49,8 +50,7 @@ class NodeStatus(enum.StrEnum):
     SHARED = "shared"
 
 
-@dataclass(frozen=True, slots=True)
-class Tenancy:
+class Tenancy(Struct, frozen=True):
     """Which pods may share NUMA nodes.
 
     Attributes:
@@ -63,8 +63,7 @@ class Tenancy:
     status: Mapping[int, NodeStatus] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Aligned:
+class Aligned(Struct, frozen=True):
     """What a policy made of the hints.
 
     Attributes:

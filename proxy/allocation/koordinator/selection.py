@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from proxy.allocation.cpu_request import MILLI
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.koordinator.bind import bind, bind_on_nodes, usable
@@ -81,7 +83,7 @@ def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> 
     request = BindRequest(policy, required, pod.exclusive, strategy)
     architecture = node.architecture
     if pod.exclusive in (ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT):
-        request = dataclasses.replace(request, exclusive=ExclusivePolicy.NONE)
+        request = structs.replace(request, exclusive=ExclusivePolicy.NONE)
         return Binding(request, Allocated(), architecture)
     taken = Allocated()
     for container in containers:

@@ -11,8 +11,9 @@ few hundred containers again for every create would cost more than all the rest.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Mapping
+
+from msgspec import structs
 
 from proxy.allocation.memory.state import MemoryState, NumaMemory
 from proxy.model.idset import Mask
@@ -92,19 +93,19 @@ def _with(memory: MemoryState, block: Block) -> MemoryState:
     there = Mask(node for node in block.affinity if node in memory.nodes)
     if not there:
         return memory
-    return memory.charged(dataclasses.replace(block, affinity=there), block.size)
+    return memory.charged(structs.replace(block, affinity=there), block.size)
 
 
 def _recharged(memory: MemoryState) -> MemoryState:
     """Charge everything that is held from the beginning, in one order."""
     nodes = {
         i: NumaMemory(
-            {name: dataclasses.replace(t, reserved=0, free=t.allocatable) for name, t in node.tables.items()},
+            {name: structs.replace(t, reserved=0, free=t.allocatable) for name, t in node.tables.items()},
             Mask((i,)),
         )
         for i, node in memory.nodes.items()
     }
-    again = dataclasses.replace(memory, nodes=nodes)
+    again = structs.replace(memory, nodes=nodes)
     for _, pod in sorted(memory.assignments.items()):
         for _, held in sorted(pod.items()):
             for block in held:
@@ -157,7 +158,7 @@ def _take_over(found: dict[Entry, Blocks], key: str, asks: PodRequests) -> None:
                     same = (own.resource, own.affinity) == (block.resource, block.affinity)
                     part = min(own.size, left) if same else 0
                     left -= part
-                    rest.append(dataclasses.replace(own, size=own.size - part) if part else own)
+                    rest.append(structs.replace(own, size=own.size - part) if part else own)
                 found[earlier] = tuple(rest)
         if ask.kind is ContainerKind.INIT and found.get(entry):
             inits.append(entry)

@@ -17,7 +17,9 @@ And kubelet's allocation fails for a container that asks for nothing; ours gives
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.allocation.hint_family import Family
 from proxy.allocation.memory.hints import family, reusable_memory, violates_groups
@@ -31,8 +33,7 @@ from proxy.model.quantity import show_quantity
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryGrant:
+class MemoryGrant(Struct, frozen=True):
     """What came of an allocation.
 
     Attributes:

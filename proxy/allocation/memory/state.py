@@ -18,7 +18,9 @@ when pods are allocated in turns, when an init container has been released, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.model.idset import Mask
@@ -39,8 +41,7 @@ class MemoryRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is
         self.detail = detail
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceTable:
+class ResourceTable(Struct, frozen=True):
     """One resource of one node, in bytes; ``free`` and ``reserved`` add up to ``allocatable``."""
 
     total: int
@@ -58,8 +59,7 @@ NO_RESOURCE = ResourceTable(0, 0, 0, 0, 0)
 """The table of a resource that a node does not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumaMemory:
+class NumaMemory(Struct, frozen=True):
     """One NUMA node.
 
     Attributes:
@@ -81,8 +81,7 @@ Assignments = Mapping[str, Mapping[str, Blocks]]
 """Pod uid to container name to blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryState:
+class MemoryState(Struct, frozen=True):
     """All nodes, ascending by id, and all assignments."""
 
     nodes: Mapping[int, NumaMemory] = field(default_factory=dict)
@@ -137,8 +136,7 @@ class MemoryState:
         return replace(self, nodes=nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeMemory(Struct, frozen=True):
     """What a node has: bytes, and huge pages as page size in KiB to number of pages."""
 
     id: int

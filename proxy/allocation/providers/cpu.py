@@ -17,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from proxy.allocation import cpu_static
 from proxy.allocation.cpu_policy import CpuPolicy, CpuState
 from proxy.allocation.cpu_request import CPU, container_cpus, pod_cpus
@@ -96,7 +98,7 @@ class CpuProvider(Provider):
             cpus = self._chosen(request, wanted, hint.affinity, steps)
             state = cpu_static.with_assigned(self.state, asks, name, cpus)
         after = dataclasses.replace(self, state=state)
-        return Allocation(after, dataclasses.replace(grants, cpus=cpus), steps)
+        return Allocation(after, structs.replace(grants, cpus=cpus), steps)
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free CPUs a NUMA node is short of."""

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from proxy.allocation.devices.allocate import allocate
 from proxy.allocation.devices.hints import container_hints, pod_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
@@ -66,9 +68,7 @@ class DeviceProvider(Provider):
         """Assign devices, near to the NUMA nodes of the hint where there are enough."""
         given = allocate(self.state, request.asks, request.name, hint)
         after = dataclasses.replace(self, state=given.state)
-        return Allocation(
-            after, dataclasses.replace(grants, devices=tuple(given.devices.items())), given.reasons
-        )
+        return Allocation(after, structs.replace(grants, devices=tuple(given.devices.items())), given.reasons)
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free devices near to a NUMA node are missing."""

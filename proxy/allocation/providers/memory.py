@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from proxy.allocation.memory.accounts import charged, entries_of
 from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints, pod_hints
@@ -111,11 +113,11 @@ class MemoryProvider(Provider):
         if granted.blocks:
             steps += granted.reasons
         after = dataclasses.replace(self, state=granted.state)
-        return Allocation(after, dataclasses.replace(grants, blocks=granted.blocks), steps)
+        return Allocation(after, structs.replace(grants, blocks=granted.blocks), steps)
 
     def holds(self, request: ProviderRequest, name: str, grants: Grants) -> Grants:
         """Return the grants with the memory that the container still holds."""
-        return dataclasses.replace(grants, blocks=self.state.blocks(request.asks.uid, name) or ())
+        return structs.replace(grants, blocks=self.state.blocks(request.asks.uid, name) or ())
 
     def release(self, grants: Grants) -> Grants:
         """Return the grants without memory.
@@ -123,7 +125,7 @@ class MemoryProvider(Provider):
         Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/memory_manager.go ``AddContainer``, which
         releases the memory of the init containers before the one that starts.
         """
-        return dataclasses.replace(grants, blocks=()) if grants.blocks else grants
+        return structs.replace(grants, blocks=()) if grants.blocks else grants
 
     def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
         """Return the grants with the memory of the NUMA nodes to which the container is bound.
@@ -134,10 +136,10 @@ class MemoryProvider(Provider):
             return grants
         bound = mems != self.machine.memory_nodes or len(mems) == 1
         if pod.kube_qos is not KubeQos.GUARANTEED or not bound:
-            return dataclasses.replace(grants, blocks=()) if grants.blocks else grants
+            return structs.replace(grants, blocks=()) if grants.blocks else grants
         amounts = ((MEMORY, request.memory_limit), *request.huge_pages)
         blocks = tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)
-        return dataclasses.replace(grants, blocks=blocks)
+        return structs.replace(grants, blocks=blocks)
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many bytes a NUMA node is short of, by resource."""

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, Self
+
+from msgspec import Struct, field
 
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
@@ -41,8 +42,7 @@ class Serves(enum.Enum):
     ALL = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderRequest:
+class ProviderRequest(Struct, frozen=True):
     """A request as every provider reads it.
 
     Attributes:
@@ -108,8 +108,7 @@ class NodeView(Protocol):
         """Return CPUs to which ended containers of other owners may come back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """What one provider granted.
 
     Attributes:

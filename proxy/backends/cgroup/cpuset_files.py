@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet, IdSet, Mask
 
 
-@dataclass(frozen=True, slots=True)
-class CpusetList:
+class CpusetList(Struct, frozen=True):
     """One of the two lists.
 
     Attributes:

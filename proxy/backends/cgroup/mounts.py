@@ -19,15 +19,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _DELETED = " (deleted)"
 
 
-@dataclass(frozen=True, slots=True)
-class HierarchyMount:
+class HierarchyMount(Struct, frozen=True):
     """A mounted hierarchy.
 
     Attributes:
@@ -99,8 +99,7 @@ def group_line(text: str, version: int, controller: str = "cpuset") -> str | Non
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
+class Below(Struct, frozen=True):
     """A place below a mount point.
 
     Attributes:

@@ -21,7 +21,8 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.model.errors import CgroupError
 from proxy.model.idset import IdSet
@@ -32,8 +33,7 @@ GROUPS = 1024
 ROUNDS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Lists:
+class Lists(Struct, frozen=True):
     """One of the two lists of all groups of a tree; every call raises CgroupError as the kernel refuses.
 
     Attributes:

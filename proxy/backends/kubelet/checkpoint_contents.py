@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError
 from proxy.model.idset import CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class HeldCpus:
+class HeldCpus(Struct, frozen=True):
     """What ``cpu_manager_state`` says.
 
     Attributes:

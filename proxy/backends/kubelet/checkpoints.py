@@ -18,8 +18,9 @@ Keys match in any case, as in Go.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
@@ -33,8 +34,7 @@ class CheckpointError(TopoproxyError):
     """A state file of kubelet cannot be understood."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """A state file, read.
 
     Attributes:

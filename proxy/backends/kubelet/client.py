@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from proxy.backends.kubelet.channel import UnixChannel
 from proxy.backends.kubelet.errors import KubeletError

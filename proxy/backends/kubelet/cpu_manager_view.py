@@ -14,8 +14,9 @@ may be changed long before kubelet is restarted, and until then the assigned CPU
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuStateError
 from proxy.backends.kubelet.manager_settings import ManagerSettings
@@ -36,8 +37,7 @@ REST = "(pod)"
 """Stands for a container where CPUs are a pod's as a whole; no container can be called so."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletSettingsReport:
+class KubeletSettingsReport(Struct, frozen=True):
     """Kubelet's settings, from kubelet or its configuration file.
 
     Attributes:

@@ -10,7 +10,8 @@ those of the pod itself. The sandbox carries what all containers need together, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from proxy.backends.kubelet.pod_fields import CPU
 from proxy.backends.kubelet.pod_spec import PodSpec, needed

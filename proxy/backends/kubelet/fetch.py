@@ -15,9 +15,10 @@ from __future__ import annotations
 import io
 import socket
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Struct
 
 from proxy import memory_trim
 from proxy.backends.kubelet.errors import KubeletError
@@ -38,8 +39,7 @@ _LONGEST_TOKEN = 1 << 16
 _WHO = "; name the file of a valid token or certificate"
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
+class _Page(Struct, frozen=True):
     """Something that kubelet's server shows.
 
     Attributes:

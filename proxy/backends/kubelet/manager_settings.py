@@ -10,8 +10,9 @@ and is reported. Values of a file may be texts, as a YAML reader without types r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import parse_quantity
@@ -28,8 +29,7 @@ _LONGEST = 60
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerSettings:
+class ManagerSettings(Struct, frozen=True):
     """Settings of kubelet's managers; None where the configuration does not say one.
 
     Attributes:

@@ -18,8 +18,9 @@ here again; for an object that went through it already nothing changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from proxy.backends.kubelet import pod_fields
 from proxy.backends.kubelet.pod_fields import (
@@ -41,8 +42,7 @@ CONFIG_HASH = "kubernetes.io/config.hash"
 Amounts = Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
+class PodSpec(Struct, frozen=True):
     """What a Pod object says, as far as placement looks at it.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from proxy.model.backoff import Backoff
 
@@ -10,8 +10,7 @@ REST, LONGEST_REST_S = 10, 30.0
 """A hanging source is not asked for this multiple of the time that one exchange may take."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletSettings:
+class KubeletSettings(Struct, frozen=True):
     """Where and how kubelet is asked; what is empty is not asked.
 
     Attributes:

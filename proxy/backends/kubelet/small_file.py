@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LARGEST = 1 << 20
 """Bytes. A thousand pinned containers are a tenth of that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(Struct, frozen=True):
     """A stamp that changes with the content of a file, without reading it."""
 
     device: int

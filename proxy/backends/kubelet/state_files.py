@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
 
@@ -31,8 +32,7 @@ RECENT_NS = 100_000_000
 """A file that was changed within this time may have been changed again without another stamp."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateFileContents:
+class StateFileContents(Struct, frozen=True):
     """What a state file says.
 
     Attributes:

@@ -28,8 +28,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 FORMAT = 1
 RECORD_BYTES = 64 * 1024
@@ -138,8 +139,7 @@ def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:
     return changes if good else None
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """What a file holds.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+
+from msgspec import structs
 
 from proxy.engine.be_usage import shares_of
 from proxy.engine.state import NodeState
@@ -29,7 +30,7 @@ def suppression_page(
         milli, usage = known.figures
         found["budget_milli"] = milli
         found["capacity_milli"] = usage.capacity
-        found["usage"] = {name: round(used, 3) for name, used in dataclasses.asdict(shares_of(usage)).items()}
+        found["usage"] = {name: round(used, 3) for name, used in structs.asdict(shares_of(usage)).items()}
     if known.change is not None:
-        found["last_change"] = dataclasses.asdict(known.change)
+        found["last_change"] = structs.asdict(known.change)
     return found

@@ -15,9 +15,10 @@ none, quotas by the ledger.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 from collections.abc import Mapping
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_ports import GroupQuotas, UsageSource
@@ -123,7 +124,7 @@ class Suppression:
         except (TopoproxyError, TimeoutError, OSError) as error:
             self.known, effects = engine.unreadable(self.known, str(error) or "it takes too long")
         else:
-            known = dataclasses.replace(self.known, above=above)
+            known = structs.replace(self.known, above=above)
             self.known, effects = engine.measured(known, self.settings, context.state, query, reading)
         for effect in effects:
             match effect:
@@ -196,13 +197,13 @@ class Suppression:
         now = await worker.run(groups.quota, path)
         wanted = quota_for(milli, len(self._context.state.node.machine.online), now)
         before = self.known.written
-        self.known = dataclasses.replace(self.known, quota=now)
+        self.known = structs.replace(self.known, quota=now)
         if wanted is None or wanted == now:
             return False
-        self.known = dataclasses.replace(self.known, written=before | {path})
+        self.known = structs.replace(self.known, written=before | {path})
         await self._record(before)
         await worker.run(groups.set_quota, path, wanted)
-        self.known = dataclasses.replace(self.known, quota=wanted)
+        self.known = structs.replace(self.known, quota=wanted)
         return True
 
     async def _remove_quotas(self, but: str = "") -> None:
@@ -232,7 +233,7 @@ class Suppression:
         context = self._context
         context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
         change = SuppressionChange(context.wall(), before, after, why)
-        self.known = dataclasses.replace(self.known, change=change)
+        self.known = structs.replace(self.known, change=change)
         context.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
 
     # -- giving back --------------------------------------------------------------------------------------

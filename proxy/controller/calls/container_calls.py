@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+
+from msgspec import structs
 
 from proxy.controller.calls.held_call import Finished, Handle, HeldCall, Hold, ResourceUpdate, Trip
 from proxy.controller.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
@@ -146,8 +147,8 @@ class ContainerCalls:
         if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
             return
         if self.keeper.beside.manager.policy != "static":
-            request = dataclasses.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
-            changed = dataclasses.replace(container, request=request)
+            request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
+            changed = structs.replace(container, request=request)
             self.keeper.store.handle(ContainersUpdated((changed,), "container updated"))
 
     def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec import structs
 
 from proxy.controller.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip
 from proxy.controller.calls.hook_gateway import NO_HOOKS, HookGateway
@@ -49,7 +49,7 @@ class CreateCalls:
         """Return the pod as the request describes it; it was not known, or not known well."""
         pod = asked.pod(self.keeper.state.node.machine.bounds)
         if known is not None:
-            pod = dataclasses.replace(with_earlier_decision(pod, known), asks=known.asks, source=known.source)
+            pod = structs.replace(with_earlier_decision(pod, known), asks=known.asks, source=known.source)
         if pod.uid:
             self._learned(pod)
         return pod
@@ -59,7 +59,7 @@ class CreateCalls:
         total = asked.pod_total()
         if total is None or total == pod.total:
             return pod
-        renewed = dataclasses.replace(pod, total=total)
+        renewed = structs.replace(pod, total=total)
         self._learned(renewed)
         return renewed
 
@@ -75,7 +75,7 @@ class CreateCalls:
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = keeper.state.pods.get(pod.sandbox_id) or pod
             if found.asks is not None:
-                pod = dataclasses.replace(pod, asks=found.asks, source=found.source)
+                pod = structs.replace(pod, asks=found.asks, source=found.source)
             if pod.sandbox_id in keeper.state.pods:
                 keeper.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
         if given is not NO_DEVICES and keeper.scout.knows_devices(given):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from msgspec import Struct
+
 from proxy.controller.ports import DeviceFacts
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
@@ -46,8 +48,7 @@ class CreateRequest(Protocol):
         """Read which devices the container gets."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceUpdate:
+class ResourceUpdate(Struct, frozen=True):
     """What an UpdateContainerResources asks for.
 
     Attributes:

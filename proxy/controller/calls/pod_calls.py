@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+
+from msgspec import structs
 
 from proxy.controller.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
 from proxy.controller.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
@@ -76,7 +77,7 @@ class PodCalls:
 
     def _run_pod_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status == GrpcStatus.OK and trip.target and trip.pod is not None:
-            pod = dataclasses.replace(trip.pod, sandbox_id=trip.target)
+            pod = structs.replace(trip.pod, sandbox_id=trip.target)
             self.keeper.sandboxes.running(pod, trip.token)
             if self.hooked.active:
                 self.hooked.ran(pod, call)

@@ -18,8 +18,9 @@ described in ``proxy.backends.cgroup.partitions``.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Mapping
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.observer import Observer
@@ -110,7 +111,7 @@ class PartitionSync(Observer):
             self._take_over_ended()
             there = context.state.containers
             why = {i: why for i, why in jobs.known.why.items() if i in there}
-            jobs.known = dataclasses.replace(jobs.known, why=why)
+            jobs.known = structs.replace(jobs.known, why=why)
             owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is Phase.RUNNING]
             self._retries.begin_pass(set(there))
             for container in owners:

@@ -17,8 +17,9 @@ Order: a pod's quota is removed first and a container's is restored first, as cg
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Iterable, Mapping
+
+from msgspec import structs
 
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_ports import CpuGroups
@@ -128,7 +129,7 @@ class OwnerQuotas(Observer):
     def send(self, ids: Iterable[str]) -> None:
         """Have the quotas of containers sent to the runtime, which has others saved."""
         for container_id in ids:
-            self._become(dataclasses.replace(self.known, unsent=self.known.unsent | {container_id}))
+            self._become(structs.replace(self.known, unsent=self.known.unsent | {container_id}))
             self._context.settle_later(container_id)
 
     def refused(self, container_id: str) -> None:

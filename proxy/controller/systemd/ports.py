@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from msgspec import Struct
 
 from proxy.model.idset import CpuSet, Mask
 
 
-@dataclass(frozen=True, slots=True)
-class UnitSets:
+class UnitSets(Struct, frozen=True):
     """What systemd would write into the cpuset files of a unit; an empty set stands for "nothing"."""
 
     cpus: CpuSet

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from proxy.allocation.memory.page_sizes import SIZE_LENGTH_LIMIT, SIZES_LIMIT, huge_pages
 from proxy.api.cri import api_pb2 as pb
@@ -40,7 +41,7 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
         bounds,
     )
     total = None if pod.cpuset is None else _pod_total(config)
-    return pod if total is None else dataclasses.replace(pod, total=total)
+    return pod if total is None else structs.replace(pod, total=total)
 
 
 def _pod_total(config: pb.SandboxFacts) -> Request | None:

@@ -21,8 +21,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from proxy.frontends.cri.call import InterceptedCall, Interceptor
 from proxy.frontends.cri.pipe import OWN_WATER, Pipe, PipeCallbacks
@@ -40,8 +41,7 @@ def _nothing(*_: object, **keys: object) -> None:
     """Hear of nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
+class Ground(Struct, frozen=True):
     """What all links stand on.
 
     Attributes:

@@ -20,8 +20,9 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 HIGH_WATER: Final = 512 << 10
 """When so many bytes wait to be written, nothing more is read from the other end."""
@@ -42,8 +43,7 @@ def _nothing(*_: object) -> None:
     """What a closed pipe calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipeCallbacks:
+class PipeCallbacks(Struct, frozen=True):
     """What a pipe reports beside what it reads.
 
     Attributes:

@@ -13,9 +13,10 @@ Stops and removals cannot be refused, and go on whatever becomes of the hooks.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from proxy.controller.calls.held_call import Handle, HeldCall, Hold, Trip
 from proxy.controller.calls.hook_gateway import LEAVING
@@ -269,4 +270,4 @@ def _renewed(before: Pod, pod: Pod) -> Pod:
     """Give a pod that hooks have changed; Kubernetes' class is what kubelet's own cgroup says."""
     if pod.cgroup_parent == before.cgroup_parent:
         return pod
-    return dataclasses.replace(pod, kube_qos=before.kube_qos, cgroup_changed_by_hook=True)
+    return structs.replace(pod, kube_qos=before.kube_qos, cgroup_changed_by_hook=True)

@@ -12,8 +12,10 @@ until a hook looks at it: nothing is decoded in the path of a call.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.hook_bridge.config_fields import image_of
@@ -38,8 +40,7 @@ class _Labelled(Protocol):
     def annotations(self) -> Mapping[str, str]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RememberedPod:
+class RememberedPod(Struct, frozen=True):
     """A pod sandbox.
 
     Attributes:
@@ -51,8 +52,7 @@ class RememberedPod:
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RememberedContainer:
+class RememberedContainer(Struct, frozen=True):
     """A container.
 
     Attributes:

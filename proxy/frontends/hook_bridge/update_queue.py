@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from proxy.controller.calls.held_call import Handle, HeldCall, Hold
 from proxy.frontends.hook_bridge.dispatch import Decided, HookDispatcher
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(Struct, frozen=True):
     """Hooks that have not answered yet, and what is done when they have."""
 
     answers: Answers

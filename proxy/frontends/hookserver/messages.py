@@ -7,8 +7,7 @@ always replaced, an ``oom_score_adj`` of 0 counts).
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from msgspec import Struct, structs
 
 from proxy.allocation.memory.page_sizes import SIZES_LIMIT, huge_pages
 from proxy.api.koordinator import hook_pb2 as pb
@@ -20,8 +19,7 @@ from proxy.model.workload import Pod, Request
 from proxy.pools.facts import pod_facts
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerReply:
+class ContainerReply(Struct, frozen=True):
     """The answer about a container so far; its messages are never changed.
 
     Attributes:
@@ -92,7 +90,7 @@ def placed(reply: ContainerReply, cpus: CpuSet | None, mems: Mask | None, quota:
     for name, value in values:
         if getattr(resources, name) != value:
             setattr(resources, name, value)
-    return dataclasses.replace(reply, message=answer)
+    return structs.replace(reply, message=answer)
 
 
 def with_parent(reply: ContainerReply, parent: str) -> ContainerReply:
@@ -100,7 +98,7 @@ def with_parent(reply: ContainerReply, parent: str) -> ContainerReply:
     answer = pb.ContainerResourceHookResponse()
     answer.CopyFrom(reply.message)
     answer.pod_cgroup_parent = parent
-    return dataclasses.replace(reply, message=answer)
+    return structs.replace(reply, message=answer)
 
 
 # -- values -------------------------------------------------------------------------------------------------
@@ -198,4 +196,4 @@ def _total(resources: pb.LinuxContainerResources) -> Request:
 
 
 def _with_total(pod: Pod, resources: pb.LinuxContainerResources) -> Pod:
-    return pod if pod.cpuset is None else dataclasses.replace(pod, total=_total(resources))
+    return pod if pod.cpuset is None else structs.replace(pod, total=_total(resources))

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 from proxy.controller.controller import Keeper
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.controller.start_update import StartUpdate
@@ -39,8 +41,7 @@ LIMIT = 512
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
+class Creation(Struct, frozen=True):
     """Which container: pods have one of a name and an attempt."""
 
     sandbox_id: str

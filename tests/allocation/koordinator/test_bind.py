@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +18,7 @@ from proxy.allocation.koordinator.bind_request import (
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
+from tests.testkit.changed_copy import changed_copy as replace
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 EVENLY = BindRequest(strategy=NumaStrategy.DISTRIBUTE_EVENLY)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -14,6 +12,7 @@ from proxy.model.options import Policy
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -52,17 +51,17 @@ def cpus(node: Node, count: int, **wishes: object) -> str:
     ],
 )
 def test_the_policy_that_holds(wishes: dict[str, object], prescribed: NodeBindPolicy, expected: str) -> None:
-    assert cpus(dataclasses.replace(NODE, bind=prescribed), 4, **wishes) == expected
+    assert cpus(changed_copy(NODE, bind=prescribed), 4, **wishes) == expected
 
 
 def test_a_pod_without_alignment_fills_one_node_before_the_next() -> None:
-    node = dataclasses.replace(NODE, policy=Policy.BEST_EFFORT)
+    node = changed_copy(NODE, policy=Policy.BEST_EFFORT)
     given = CpuSet.parse(cpus(node, 12, bind_required=FULL))
     assert sorted(len(given & each.cpus) for each in MACHINE.nodes) == [4, 8]
 
 
 def test_a_required_policy_that_cannot_hold_refuses() -> None:
-    state = NodeState.empty(dataclasses.replace(NODE, bind=NodeBindPolicy.FULL_PCPUS_ONLY))
+    state = NodeState.empty(changed_copy(NODE, bind=NodeBindPolicy.FULL_PCPUS_ONLY))
     plan = on(state, pod("a"), 3)
     assert (plan.verdict.code, plan.verdict.reason, plan.state) == (9, "CPUBindPolicyError", state)
     assert plan.verdict.message.endswith("requested=3, cpus per core=2 (ns/a/c)")
@@ -81,7 +80,7 @@ def test_a_required_policy_that_cannot_hold_refuses() -> None:
     ],
 )
 def test_the_nodes_strategy_says_which_numa_node_is_filled(strategy: NumaStrategy, expected: str) -> None:
-    node = dataclasses.replace(NODE, strategy=strategy)
+    node = changed_copy(NODE, strategy=strategy)
     state = on(NodeState.empty(node), pod("first", bind_preferred=FULL), 2).state
     assert next(iter(state.owners.values())).cpus == CpuSet((0, 8))
     if strategy is NumaStrategy.DISTRIBUTE_EVENLY:
@@ -109,14 +108,14 @@ def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
 
 
 def test_numa_nodes_that_were_decided_on_come_first() -> None:
-    node = dataclasses.replace(NODE, policy=Policy.RESTRICTED, bind=NodeBindPolicy.SPREAD_BY_PCPUS)
+    node = changed_copy(NODE, policy=Policy.RESTRICTED, bind=NodeBindPolicy.SPREAD_BY_PCPUS)
     gpu = Near("g0", "gpu", Mask((1,)))
     plan = on(NodeState.empty(node), pod("a"), 4, devices=(gpu,))
     assert plan.container is not None
     assert str(plan.container.placement.exclusive) == "4-7"
     told = [step.what for step in plan.explanation.steps if step.provider == "cpu"]  # type: ignore[union-attr]
     assert told[0] == "bind policy SpreadByPCPUs, required"
-    few = dataclasses.replace(node, policy=Policy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
+    few = changed_copy(node, policy=Policy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
     wide = on(NodeState.empty(few), pod("a", bind_preferred=FULL), 4, devices=(gpu,))
     assert wide.verdict.admitted
     assert any("had only 2 free" in step.what for step in wide.explanation.steps)  # type: ignore[union-attr]
@@ -126,7 +125,7 @@ def test_a_restart_keeps_the_cpus_whatever_the_policy_says_today() -> None:
     first = on(NodeState.empty(NODE), pod("a"), 4)
     assert first.container is not None
     ended = first.state.changed(put=[first.container.in_phase(Phase.EXITED)]).with_pod(pod("a"))
-    spread = dataclasses.replace(ended, node=dataclasses.replace(NODE, bind=NodeBindPolicy.SPREAD_BY_PCPUS))
+    spread = changed_copy(ended, node=changed_copy(NODE, bind=NodeBindPolicy.SPREAD_BY_PCPUS))
     again = place(spread, pod("a"), "c", 1, whole(4), "t2")
     assert again.container is not None
     assert again.container.placement.exclusive == first.container.placement.exclusive
@@ -160,7 +159,7 @@ def test_constrained_burst_keeps_a_pod_on_as_few_nodes_as_its_limit_needs() -> N
         assert runs_on(shared(state, pod("c", **BURST), milli)) == "1-7,9-15"
     assert runs_on(shared(state, pod("d", kube_qos=KubeQos.BURSTABLE), 1000)) == "1-7,9-15"
     emptiest = NodeState.of(
-        dataclasses.replace(NODE, strategy=NumaStrategy.LEAST_ALLOCATED), (), state.containers.values()
+        changed_copy(NODE, strategy=NumaStrategy.LEAST_ALLOCATED), (), state.containers.values()
     )
     assert runs_on(shared(emptiest, pod("e", **BURST), 6000)) == "4-7,12-15"
 
@@ -175,12 +174,12 @@ def test_all_containers_of_a_pod_are_narrowed_alike() -> None:
     )
     known = pod("b", **BURST, asks=asks)
     assert runs_on(shared(state, known, 1000)) == "4-7,12-15", "7 CPUs are the pod's limit"
-    loose = dataclasses.replace(asks, containers=(*asks.containers, ContainerResources("e")))
+    loose = changed_copy(asks, containers=(*asks.containers, ContainerResources("e")))
     assert runs_on(shared(state, pod("b", **BURST, asks=loose), 1000)) == "1-7,9-15"
 
 
 def on_arm(node: Node) -> Node:
-    return dataclasses.replace(node, machine=dataclasses.replace(node.machine, extra={"arch": "aarch64"}))
+    return changed_copy(node, machine=changed_copy(node.machine, extra={"arch": "aarch64"}))
 
 
 def test_arm_binds_whole_cores_only_and_says_so() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -18,6 +16,7 @@ from proxy.model.memory import Block
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
@@ -125,9 +124,9 @@ def test_nothing_is_taken_over_from_those_that_stay_or_have_other_nodes() -> Non
     state = NodeState.of(NODE, [pod], containers)
     assert reserved(state) == (40, 20)
     assert held(state)["p", "i"] == [("1", 20)]
-    pages = dataclasses.replace(holding(pod, "i", 20, (0,), EXITED))
+    pages = changed_copy(holding(pod, "i", 20, (0,), EXITED))
     blocks = (Block(Mask([0]), "hugepages-2Mi", 20 * MIB),)
-    pages = dataclasses.replace(pages, placement=dataclasses.replace(pages.placement, blocks=blocks))
+    pages = changed_copy(pages, placement=changed_copy(pages.placement, blocks=blocks))
     assert held(state.changed(put=[pages]))["p", "i"] == [("0", 20)]
 
 
@@ -144,7 +143,7 @@ def test_nothing_is_taken_over_from_those_that_stay_or_have_other_nodes() -> Non
 def test_ended_containers_keep_their_cpus_while_they_may_return(
     phase: Phase, *, known: bool, sandbox: bool, counts: bool
 ) -> None:
-    pod = POD if known else dataclasses.replace(POD, asks=None)
+    pod = POD if known else changed_copy(POD, asks=None)
     state = NodeState.of(NODE, [pod] if sandbox else [], [holding(pod, "app", 60, phase=phase)])
     assert reserved(state) == ((60, 0) if counts else (0, 0))
 
@@ -205,7 +204,7 @@ def aside(*parts: tuple[str, int], whole: int = 0) -> SetAside:
 
 
 def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
-    pod = dataclasses.replace(POD, reserved_for_pod=aside(("init", 20), ("app", 60)))
+    pod = changed_copy(POD, reserved_for_pod=aside(("init", 20), ("app", 60)))
     state = NodeState.empty(NODE).with_pod(pod)
     assert (held(state), reserved(state)) == ({INIT: [("0", 20)], APP: [("0", 60)]}, (80, 0))
     state = state.changed(put=[holding(pod, "init", 20)])
@@ -216,7 +215,7 @@ def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
     assert (held(state), reserved(state)) == ({APP: [("0", 60)]}, (60, 0))
     assert state.pods["s-p"].reserved_for_pod.part("init").blocks == ()
     assert state.pods["s-p"].reserved_for_pod.part("app").blocks != ()
-    whole = NodeState.empty(NODE).with_pod(dataclasses.replace(POD, reserved_for_pod=aside(whole=70)))
+    whole = NodeState.empty(NODE).with_pod(changed_copy(POD, reserved_for_pod=aside(whole=70)))
     assert held(whole) == {("p", ""): [("0", 70)]}
     assert reserved(whole.without_pod("s-p")) == (0, 0)
 
@@ -242,9 +241,9 @@ def test_only_init_containers_before_a_started_one_have_released() -> None:
 
 
 def test_devices_are_held_until_the_pod_is_gone() -> None:
-    node = dataclasses.replace(NODE, devices={"gpu": {i: RegisteredDevice(i) for i in "abc"}})
+    node = changed_copy(NODE, devices={"gpu": {i: RegisteredDevice(i) for i in "abc"}})
     containers = [
-        dataclasses.replace(
+        changed_copy(
             holding(POD, name, 1, phase=phase),
             placement=Placement(Pool.SHARED, CpuSet(), Mask(), devices=(("gpu", (device,)),)),
         )
@@ -260,9 +259,7 @@ def test_devices_are_held_until_the_pod_is_gone() -> None:
 
 def test_a_part_ends_with_its_container_whatever_its_class() -> None:
     """kubelet's word and the cgroup parent may contradict each other."""
-    pod = dataclasses.replace(
-        POD, kube_qos=KubeQos.BEST_EFFORT, reserved_for_pod=aside(("init", 20), ("app", 60))
-    )
+    pod = changed_copy(POD, kube_qos=KubeQos.BEST_EFFORT, reserved_for_pod=aside(("init", 20), ("app", 60)))
     state = NodeState.empty(NODE).with_pod(pod)
     plan = place(state, pod, "app", 0, Request(cpu_shares=2), "t")
     again = NodeState.of(NODE, plan.state.pods.values(), plan.state.containers.values())
@@ -272,8 +269,6 @@ def test_a_part_ends_with_its_container_whatever_its_class() -> None:
 
 def test_a_newer_attempt_without_memory_ends_what_an_older_one_held() -> None:
     state = NodeState.of(NODE, [POD], [holding(POD, "app", 60)])
-    bare = dataclasses.replace(
-        holding(POD, "app", 0, attempt=1), placement=Placement(Pool.SHARED, CpuSet(), Mask())
-    )
+    bare = changed_copy(holding(POD, "app", 0, attempt=1), placement=Placement(Pool.SHARED, CpuSet(), Mask()))
     assert reserved(state.changed(put=[bare])) == (0, 0)
     assert reserved(state.changed(put=[bare]).changed(drop=[bare.id])) == (60, 0)

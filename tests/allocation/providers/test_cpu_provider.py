@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TypeVar
 
 import pytest
@@ -30,10 +29,11 @@ from proxy.model.workload import (
     SetAside,
 )
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # CPUs 0-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
-COUNTING = dataclasses.replace(NODE, reserved_memory={0: {"memory": 1}})
+COUNTING = changed_copy(NODE, reserved_memory={0: {"memory": 1}})
 P = TypeVar("P", bound=Provider)
 RUNNING, EXITED = Phase.RUNNING, Phase.EXITED
 
@@ -46,7 +46,7 @@ ASKS = PodRequests(
     "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
 )
 POD = Pod("s-p", "p", "ns", "p", asks=ASKS)
-BARE = dataclasses.replace(POD, asks=None)
+BARE = changed_copy(POD, asks=None)
 OTHER = Pod("s-o", "o", "ns", "o")
 
 
@@ -74,8 +74,8 @@ def cpu(state: NodeState, name: str, wanted: int, pod: Pod = POD) -> CpuState:
 
 
 def test_cpus_of_others_and_set_aside_for_others_are_not_offered() -> None:
-    far = dataclasses.replace(OTHER, reserved_for_pod=aside("4-5"))
-    lsr = dataclasses.replace(owning("c", "0-1", pod=Pod("s-l", "l", "ns", "l")), owner="l")
+    far = changed_copy(OTHER, reserved_for_pod=aside("4-5"))
+    lsr = changed_copy(owning("c", "0-1", pod=Pod("s-l", "l", "ns", "l")), owner="l")
     state = NodeState.of(NODE, [POD, far], [lsr, owning("b", "2-3")])
     got = cpu(state, "a", 2)
     assert got.default == CpuSet.parse("6-15")
@@ -115,7 +115,7 @@ def test_a_restart_keeps_what_the_newest_attempt_had() -> None:
     ended = [owning("a", "4-5", EXITED, attempt=1), owning("a", "2-3", EXITED, attempt=0)]
     for order in (ended, ended[::-1]):
         for pod in (POD, BARE):
-            state = NodeState.of(NODE, [pod], [dataclasses.replace(c, pod=pod) for c in order])
+            state = NodeState.of(NODE, [pod], [changed_copy(c, pod=pod) for c in order])
             got = cpu(state, "a", 2, pod)
             assert got.assigned == {"p": {"a": CpuSet.parse("4-5")}}
             assert str(got.default) == "0-3,6-15"
@@ -125,8 +125,8 @@ def test_a_restart_keeps_what_the_newest_attempt_had() -> None:
 
 
 def test_what_is_promised_to_others_is_offered_last() -> None:
-    lsr = dataclasses.replace(OTHER, qos=QosClass.LSR, cpuset=CpuSet.parse("0-7"))
-    node = dataclasses.replace(NODE, reserved=CpuSet.parse("8"))
+    lsr = changed_copy(OTHER, qos=QosClass.LSR, cpuset=CpuSet.parse("0-7"))
+    node = changed_copy(NODE, reserved=CpuSet.parse("8"))
     state = NodeState.of(node, [lsr, POD], [])
     assert str(cpu(state, "a", 7).default) == "8-15"
     assert str(cpu(state, "a", 8).default) == "0-15", "the reserved CPU is no use"
@@ -136,13 +136,13 @@ def test_what_is_promised_to_others_is_offered_last() -> None:
 
 
 def test_parts_and_what_is_set_aside_come_first() -> None:
-    known = dataclasses.replace(POD, reserved_for_pod=aside("0-7", ("a", "0-1"), ("b", "2-3")))
+    known = changed_copy(POD, reserved_for_pod=aside("0-7", ("a", "0-1"), ("b", "2-3")))
     state = NodeState.of(NODE, [known], [])
     assert cpu(state, "a", 2, known).assigned == {"p": {"a": CpuSet.parse("0-1")}}
     assert cpu(state, "a", 3, known).default == CpuSet.parse("0-7")
     assert cpu(state, "x", 8, known).default == CpuSet.parse("0-7")
     assert cpu(state, "x", 9, known).default == MACHINE.online
-    whole = dataclasses.replace(BARE, reserved_for_pod=aside("0-3"))
+    whole = changed_copy(BARE, reserved_for_pod=aside("0-3"))
     state = NodeState.of(NODE, [whole], [owning("b", "0-1", pod=whole)])
     assert cpu(state, "a", 2, whole).default == CpuSet.parse("2-3")
     assert cpu(state, "a", 3, whole).default == CpuSet.parse("2-15")
@@ -163,7 +163,7 @@ def test_kubelets_reservation_for_a_pod_does_not_block_that_pod() -> None:
     assert (str(got.default), got.assigned) == ("0", {"p": {"": CpuSet((1, 2, 3))}})
     assert (str(cpu(state, "", 2, BARE).default), cpu(state, "", 2, BARE).assigned) == ("0-3", {"p": {}})
     assert cpu(state, "a", 2, BARE).assigned == {"p": {"a": CpuSet((1, 2)), "b": CpuSet((3,))}}
-    runs = state.changed(put=[owning("a", "1-2", pod=dataclasses.replace(BARE, sandbox_id="earlier"))])
+    runs = state.changed(put=[owning("a", "1-2", pod=changed_copy(BARE, sandbox_id="earlier"))])
     got = cpu(runs, "", 1, BARE)
     assert (str(got.default), got.assigned) == ("0", {"p": {"a": CpuSet((1, 2)), "": CpuSet((3,))}})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
@@ -21,6 +19,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Near, Pod, Request
+from tests.testkit.changed_copy import changed_copy
 
 GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
 NIC1 = Near("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
@@ -41,7 +40,7 @@ def request(*near: Near, gpus: int = 0, scope: Scope = Scope.CONTAINER, name: st
     return ProviderRequest(pod, asks, name, Request(devices=near), scope)
 
 
-NEAR2 = dataclasses.replace(GPU0, least=1), dataclasses.replace(GPU1, least=1)
+NEAR2 = changed_copy(GPU0, least=1), changed_copy(GPU1, least=1)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -21,6 +19,7 @@ from proxy.model.options import Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -51,9 +50,9 @@ def test_it_serves_guaranteed_pods_and_keeps_books() -> None:
 
 def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
     wanted = request(60)
-    named = dataclasses.replace(wanted, cri=Request(cpuset_mems="0"))
+    named = changed_copy(wanted, cri=Request(cpuset_mems="0"))
     together = SetAside(None, True, CpuSet(), (Block(Mask([0]), "memory", 5),))
-    whole = dataclasses.replace(wanted, pod=dataclasses.replace(wanted.pod, reserved_for_pod=together))
+    whole = changed_copy(wanted, pod=changed_copy(wanted.pod, reserved_for_pod=together))
     for each in (named, whole):
         provider = PROVIDER.prepare(VIEW, each)
         assert (provider.bound, provider.hints(each), provider.explain_shortfall(each, 0)) == (True, None, ())
@@ -67,11 +66,11 @@ def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
 def test_without_a_hint_memory_follows_the_cpus_where_it_fits_there(scope: Scope) -> None:
     near_one = Grants(MACHINE.nodes[1].cpus)
     done = PROVIDER.allocate(request(60, scope=scope), ANY, near_one)
-    assert done.grants == dataclasses.replace(near_one, blocks=(Block(Mask([1]), "memory", 60 * MIB),))
-    again = done.provider.allocate(dataclasses.replace(request(60), name="i"), ANY, near_one)
+    assert done.grants == changed_copy(near_one, blocks=(Block(Mask([1]), "memory", 60 * MIB),))
+    again = done.provider.allocate(changed_copy(request(60), name="i"), ANY, near_one)
     assert again.grants.blocks == (Block(Mask([0]), "memory", 60 * MIB),)
     assert again.steps[0].startswith("not on the nodes 1 of its CPUs: [memorymanager]")
-    apart = dataclasses.replace(PROVIDER, follow_cpus=False).allocate(request(60), ANY, near_one)
+    apart = changed_copy(PROVIDER, follow_cpus=False).allocate(request(60), ANY, near_one)
     assert apart.grants.blocks == (Block(Mask([0]), "memory", 60 * MIB),)
     with pytest.raises(MemoryRefused):
         PROVIDER.allocate(request(500), ANY, near_one)
@@ -94,13 +93,13 @@ def test_what_is_charged_is_released_when_the_container_goes() -> None:
 def test_an_init_container_releases_memory_and_nothing_else() -> None:
     share = Share("other", "x", 1)
     granted = Grants(CpuSet([1]), (Block(Mask([0]), "memory", 5),), (("gpu", ("a",)),), (share,))
-    assert PROVIDER.release(granted) == dataclasses.replace(granted, blocks=())
+    assert PROVIDER.release(granted) == changed_copy(granted, blocks=())
     bare = Grants(CpuSet([1]))
     assert PROVIDER.release(bare) is bare
 
 
 def test_an_init_container_holds_what_later_ones_have_not_taken_over() -> None:
-    first = PROVIDER.allocate(dataclasses.replace(request(60), name="i"), ANY, Grants())
+    first = PROVIDER.allocate(changed_copy(request(60), name="i"), ANY, Grants())
     second = first.provider.allocate(request(60), TopologyHint(Mask([0]), True), Grants())
     left = second.provider.holds(request(60), "i", first.grants)
     assert [block.size for block in left.blocks] == [0]

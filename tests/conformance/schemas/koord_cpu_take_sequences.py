@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from proxy.allocation.koordinator.accumulator import accumulate
 from proxy.allocation.koordinator.bind import take_preferred
 from proxy.allocation.koordinator.bind_request import Allocated
@@ -11,6 +9,7 @@ from proxy.model.idset import CpuSet
 from tests.conformance import binding
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
 from tests.oracles.binding_orders import spread_order
+from tests.testkit.changed_copy import changed_copy as replace
 
 
 def check(case: Case, _: Topologies) -> Outcome:

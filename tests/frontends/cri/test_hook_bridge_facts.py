@@ -26,6 +26,7 @@ from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from proxy.wire.fields import field
+from tests.testkit.changed_copy import changed_copy
 from tests.testkit.hook_facts import container_facts, pod_facts, remember, remember_pod
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -96,7 +97,7 @@ def test_a_pods_facts_do_not_depend_on_their_source() -> None:
     for config in (CONFIG, CONFIG.SerializeToString()):
         assert pod_facts(POD, config, "kata") == expected
     assert remembered_pod_facts(POD, memory.pod("s1")) == expected, "the handler is remembered, too"
-    assert remembered_pod_facts(POD, None) == dataclasses.replace(
+    assert remembered_pod_facts(POD, None) == changed_copy(
         expected, runtime_handler="", labels={}, annotations={}
     )
     assert type(pod_facts(POD, CONFIG).qos) is str
@@ -142,12 +143,9 @@ def test_a_new_container_is_one_like_any() -> None:
     told, plain = container_facts(request().SerializeToString()), PLAIN
     assert isinstance(told, ContainerFacts)
     assert (told == plain, plain == told, told.__eq__(1)) == (True, True, NotImplemented)
-    assert told != dataclasses.replace(plain, name="other")
+    assert told != changed_copy(plain, name="other")
     assert repr(container_facts(request().SerializeToString())) == repr(plain)
-    assert (
-        dataclasses.replace(container_facts(request().SerializeToString()), name="other").image
-        == "sha256:0123"
-    )
+    assert changed_copy(container_facts(request().SerializeToString()), name="other").image == "sha256:0123"
     again = pickle.loads(pickle.dumps(container_facts(request().SerializeToString())))
     assert (type(again), again) == (ContainerFacts, plain)
     with pytest.raises(AttributeError, match="nosuch"):
@@ -183,7 +181,7 @@ def test_many_threads_read_one_request() -> None:
 
 def test_a_forgotten_container_is_described_from_the_ledger() -> None:
     asked = Request(1024, 200_000, 100_000, 1 << 30, "0-3", "0", (("hugepages-2Mi", 4 << 20),))
-    container = dataclasses.replace(owning("c1", own("0-1")), request=asked, attempt=4)
+    container = changed_copy(owning("c1", own("0-1")), request=asked, attempt=4)
     told = existing_facts(container, None)
     resources = Resources(100_000, 200_000, 1024, 1 << 30, 0, 0, "0-3", "0", {"2MB": 4 << 20})
     assert told == ContainerFacts("c1", "app", 4, "running", resources=resources)
@@ -196,17 +194,17 @@ def test_a_container_that_is_being_made_has_no_id() -> None:
 def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
     memory = ObjectCache()
     remember(memory, "c1", request().SerializeToString())
-    container = dataclasses.replace(owning("c1", own("0-1")), request=Request(memory_limit=4096))
+    container = changed_copy(owning("c1", own("0-1")), request=Request(memory_limit=4096))
     told = existing_facts(container, memory.container("c1"))
     made = container_facts(request().SerializeToString())
-    assert told == dataclasses.replace(made, id="c1", phase="running", attempt=0)
+    assert told == changed_copy(made, id="c1", phase="running", attempt=0)
 
 
 def test_updates_take_precedence_over_the_ledger() -> None:
     memory = ObjectCache()
     memory.listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
     memory.updated("c1", Resources(cpu_shares=512, oom_score_adj=5))
-    container = dataclasses.replace(owning("c1", own("0-1")), request=Request(1024, memory_limit=4096))
+    container = changed_copy(owning("c1", own("0-1")), request=Request(1024, memory_limit=4096))
     told = existing_facts(container, memory.container("c1"))
     assert told.resources == Resources(cpu_shares=512, memory_limit=4096, oom_score_adj=5)
     assert (told.labels, told.image, told.envs) == ({"l": "1"}, "i", {})
@@ -225,7 +223,7 @@ def test_an_update_changes_what_it_says_and_nothing_else() -> None:
     assert merged(before, Resources()) == before
     said = Resources(11, -1, 13, -1, -1, -1, "1", "0", {"1GB": 1}, {"b": "3"})
     pages, unified = {"2MB": 9, "1GB": 1}, {"a": "1", "b": "3"}
-    assert merged(before, said) == dataclasses.replace(said, hugepage_limits=pages, unified=unified)
+    assert merged(before, said) == changed_copy(said, hugepage_limits=pages, unified=unified)
 
 
 def test_an_oom_score_that_an_update_does_not_say_stays() -> None:
@@ -269,7 +267,7 @@ def test_cpus_that_stand_in_are_owned() -> None:
 
 
 def test_owned_cpus_may_be_chosen_where_the_configuration_lets_hooks() -> None:
-    node = dataclasses.replace(NODE, reserved=cpus("15"), reservation=cpus("14"))
+    node = changed_copy(NODE, reserved=cpus("15"), reservation=cpus("14"))
     owner, sharer = owning("c1", own("0-1")), owning("c2", Placement(Pool.SHARED, CpuSet(), ALL))
     state = NodeState.of(node, [POD], [owner, sharer])
     assert decision_of(state, sharer).allowed == cpus("2-13,15")
@@ -300,7 +298,7 @@ def test_nodes_that_the_engine_leaves_are_none() -> None:
 
 def test_the_pools() -> None:
     containers = [
-        owning("c1", dataclasses.replace(own("0-1"), excludes_be=True)),
+        owning("c1", changed_copy(own("0-1"), excludes_be=True)),
         owning("c2", own("4")),
         owning("token", own("5"), Phase.CREATING),
         owning("gone", own("6"), Phase.EXITED),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from proxy.hooks import samples
 from proxy.hooks.events import (
     MachineChanged,
@@ -17,6 +15,7 @@ from proxy.hooks.events import (
 from proxy.hooks.facts import Decision, PodFacts, Pools, Running
 from proxy.hooks.kit.owners import Owners
 from proxy.model.idset import CpuSet
+from tests.testkit.changed_copy import changed_copy
 
 
 def cpus(text: str) -> CpuSet:
@@ -29,7 +28,7 @@ def wish(pod: PodFacts) -> str | None:
 
 POD = PodFacts(annotations={"wish": "quiet"})
 OWN = Decision(pool="own", cpus=cpus("2-3"), own=cpus("2-3"))
-ONE = dataclasses.replace(samples.existing(), id="one")
+ONE = changed_copy(samples.existing(), id="one")
 
 
 def owners() -> Owners[str]:
@@ -54,7 +53,7 @@ def test_an_owner_comes_and_goes() -> None:
 
 def test_a_container_without_cpus_or_wishes_is_not_kept() -> None:
     known = owners()
-    known.hear(PostCreateContainer(PodFacts(), dataclasses.replace(ONE, id="two"), OWN))
+    known.hear(PostCreateContainer(PodFacts(), changed_copy(ONE, id="two"), OWN))
     known.hear(PostStartContainer(POD, ONE, samples.SHARED))
     assert known.all() == ()
 
@@ -72,8 +71,8 @@ def test_cpus_follow_the_pools() -> None:
 
 def test_all_that_exists_takes_the_place_of_all_before() -> None:
     known = owners()
-    two = dataclasses.replace(ONE, id="two")
-    ended = dataclasses.replace(ONE, id="three", phase="exited")
+    two = changed_copy(ONE, id="two")
+    ended = changed_copy(ONE, id="three", phase="exited")
     known.hear(
         Synchronize(samples.machine(), Pools(), (), tuple(Running(POD, one, OWN) for one in (two, ended)))
     )

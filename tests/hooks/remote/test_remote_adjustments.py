@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from proxy.hooks.remote.convert import container_request, sandbox_request
 from proxy.hooks.remote.merge import merge_answer
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
+from tests.testkit.changed_copy import changed_copy
 
 POD = PodFacts(name="db", labels={"app": "db"}, annotations={"note": "x"}, cgroup_parent="/kubepods/pod1")
 DECISION = Decision(
@@ -40,8 +40,8 @@ UPDATE = PreUpdateContainerResources(POD, CONTAINER, DECISION, Resources(cpu_sha
 
 def pinned(event: Any, cpus: str = "0-7", mems: str = "") -> Any:
     """The event with a client that asks for CPUs and nodes by name."""
-    asked = dataclasses.replace(CONTAINER.resources, cpuset_cpus=cpus, cpuset_mems=mems)
-    return dataclasses.replace(event, container=dataclasses.replace(CONTAINER, resources=asked))
+    asked = changed_copy(CONTAINER.resources, cpuset_cpus=cpus, cpuset_mems=mems)
+    return changed_copy(event, container=changed_copy(CONTAINER, resources=asked))
 
 
 def answered(event: Any, so_far: Adjustment = NOTHING, **said: Any) -> ServerClaims:
@@ -105,8 +105,8 @@ def test_variables_are_wanted_one_by_one() -> None:
 
 
 def test_variables_that_are_not_text_stay() -> None:
-    odd = dataclasses.replace(CONTAINER, envs={"ODD": "\udcff", "TZ": "UTC"})
-    event = dataclasses.replace(CREATE, container=odd)
+    odd = changed_copy(CONTAINER, envs={"ODD": "\udcff", "TZ": "UTC"})
+    event = changed_copy(CREATE, container=odd)
     assert wanted(event, container_envs={"NEW": "1"}) == Adjustment(envs={"NEW": "1", "TZ": CLEAR})
 
 
@@ -141,7 +141,7 @@ def test_lists_with_empty_places_are_read() -> None:
 
 
 def test_owned_cpus_are_given_where_that_is_allowed() -> None:
-    wide = dataclasses.replace(CREATE, decision=dataclasses.replace(DECISION, allowed=CpuSet(range(8))))
+    wide = changed_copy(CREATE, decision=changed_copy(DECISION, allowed=CpuSet(range(8))))
     assert wanted(wide, cpuset_cpus="0-7") == Adjustment(cpus=CpuSet(range(8)))
 
 
@@ -161,7 +161,7 @@ def test_an_empty_set_takes_back_what_the_client_asked_for(event: Any) -> None:
     assert wanted(pinned(event), cpuset_cpus="") == Adjustment(cpus=CLEAR)
     assert wanted(pinned(event, "", "0"), cpuset_mems="") == Adjustment(mems=CLEAR)
     if event is UPDATE:
-        asked = dataclasses.replace(UPDATE, asked=Resources(cpuset_cpus="0-7", cpuset_mems="0"))
+        asked = changed_copy(UPDATE, asked=Resources(cpuset_cpus="0-7", cpuset_mems="0"))
         assert wanted(asked, cpuset_cpus="", cpuset_mems="") == Adjustment(cpus=CLEAR, mems=CLEAR)
 
 

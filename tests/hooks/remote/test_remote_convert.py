@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from proxy.hooks.events import PreCreateContainer, PreRunPodSandbox, PreUpdateCo
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
 from proxy.hooks.remote.convert import container_request, sandbox_request
 from proxy.model.idset import CpuSet, Mask
+from tests.testkit.changed_copy import changed_copy
 
 POD = PodFacts(
     sandbox_id="s1",
@@ -122,14 +122,14 @@ def test_an_update_contains_all_earlier_requests() -> None:
     assert has.oom_score_adj == 900
     assert dict(has.unified) == {"memory.high": "9", "memory.low": "1"}
     assert dict(told.container_annotations) == {"a": "1", "new": "1"}
-    assert resources(dataclasses.replace(event, decision=DECIDED)).cpuset_cpus == "4-5"
+    assert resources(changed_copy(event, decision=DECIDED)).cpuset_cpus == "4-5"
 
 
 @pytest.mark.parametrize("odd", ["\udcff", "a\udc80b"])
 def test_fields_that_are_not_text_are_not_sent(odd: str) -> None:
     envs = {"A": "1", "ODD": odd, "é": "ü", odd: "x", "Z": "2"}
     told = container_request(
-        PreCreateContainer(POD, dataclasses.replace(CONTAINER, envs=envs), Decision()),
+        PreCreateContainer(POD, changed_copy(CONTAINER, envs=envs), Decision()),
         Adjustment(envs={"B": odd, odd: "y", "C": "3"}),
     )
     assert dict(told.container_envs) == {"A": "1", "é": "ü", "Z": "2", "C": "3"}

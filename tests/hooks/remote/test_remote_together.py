@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet
 from tests.said import of_hooks
+from tests.testkit.changed_copy import changed_copy
 
 HookServer = Any  # of conftest
 MakeHook = Callable[..., Hook]
@@ -114,7 +114,7 @@ def test_a_server_that_hangs_costs_its_answer_or_the_call(
     """Koordinator's proxy waits as long as kubelet does."""
     slow, good = servers("slow"), servers("good")
     slow.answer, good.answer = slow.hang, changing(cpu_shares=77)
-    hanging = dataclasses.replace(hook_of(slow.path, name="a", timeout=0.2), policy=policy)
+    hanging = changed_copy(hook_of(slow.path, name="a", timeout=0.2), policy=policy)
     started = time.monotonic()
     (outcome,), complaints = asked(hanging, hook_of(good.path, name="b"))
     assert time.monotonic() - started < 10
@@ -147,9 +147,7 @@ def test_pods_with_the_label_are_hidden_from_servers(server: HookServer, hook_of
     """The pods of the servers themselves: their servers could not answer yet."""
     event: Any = EVENT
     label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
-    quiet = dataclasses.replace(
-        event, pod=dataclasses.replace(event.pod, labels=label, namespace="kube-system")
-    )
+    quiet = changed_copy(event, pod=changed_copy(event.pod, labels=label, namespace="kube-system"))
     (outcome,), _ = asked(hook_of(server.path), event=quiet)
     assert not outcome.adjustment
     assert not server.asked
@@ -172,9 +170,9 @@ def test_the_label_hides_pods_from_servers_in_listed_namespaces_only(
 ) -> None:
     event: Any = EVENT
     label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
-    pod = dataclasses.replace(event.pod, labels=label, namespace=namespace)
+    pod = changed_copy(event.pod, labels=label, namespace=namespace)
     more = {} if listed is None else {"skip_namespaces": Namespaces(listed)}
-    asked(hook_of(server.path, **more), event=dataclasses.replace(event, pod=pod))
+    asked(hook_of(server.path, **more), event=changed_copy(event, pod=pod))
     assert len(server.asked) == count
 
 

@@ -18,9 +18,11 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from proxy.atomic_write import write_file
 from proxy.model.idset import CpuSet
@@ -32,8 +34,7 @@ VALID, INVALID, STUCK, LOST = "valid", "invalid", "stuck", "lost"
 """Invalid from the beginning; made invalid by a sibling; and written to since then."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionEntry:
+class PartitionEntry(Struct, frozen=True):
     """A group that is no member."""
 
     kind: str
