@@ -94,7 +94,7 @@ def keeper_of(
         return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
 
     return Keeper(
-        # Where quotas cannot be written, everybody keeps his.
+        # Where quotas cannot be written, all containers keep theirs.
         node if groups is not None else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS),
         tree,
         runtime,
@@ -210,7 +210,7 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
 
     Args:
         config: What to do.
-        keeper: Whose BE containers.
+        keeper: The controller of the BE containers.
         record: What an earlier run has written and not taken off, by the ledger.
     """
     asked = config.be_suppress

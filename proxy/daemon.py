@@ -242,11 +242,11 @@ class Daemon:
 
     def _task(self, begin: Callable[[], Awaitable[None]]) -> None:
         """Run something as long as the daemon runs, whatever becomes of it."""
-        self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._begun_anew)))
+        self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._restarted)))
 
-    def _begun_anew(self, error: BaseException) -> None:
+    def _restarted(self, error: BaseException) -> None:
         if self.keeper is not None:
-            self.keeper.begun_anew(error)
+            self.keeper.restarted(error)
         elif self._telemetry is not None:
             self._telemetry.fault(error)
 
@@ -281,7 +281,7 @@ class Daemon:
 
     async def _watchdog(self) -> None:
         health = self.keeper.health if self.keeper is not None else None
-        said: list[str] = []
+        reported: list[str] = []
         while self._notifier.interval is not None:
             stuck = health.stuck() if health is not None else {}
             words = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
@@ -295,9 +295,9 @@ class Daemon:
                 )
             else:
                 self._notifier.ping()
-            if words or said:
+            if words or reported:
                 self._notifier.status("; ".join(words) or self._status())
-            said = words
+            reported = words
             await asyncio.sleep(self._notifier.interval)
 
     def _status(self) -> str:

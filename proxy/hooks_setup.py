@@ -1,6 +1,6 @@
 """Hooks put together, where there are any.
 
-Most nodes have none, and on those nothing of ``proxy.hooks`` is in memory: a look at three folders, a few
+Most nodes have none, and on those nothing of ``proxy.hooks`` is in memory: a look at three directories, a few
 times a second and in a thread, is all there is. As soon as there is a file that may be a hook, the engine,
 the library and what stands in the way of calls are made and connected; they stay as long as the daemon
 runs.

@@ -22,7 +22,7 @@ from msgspec import Struct
 from proxy.allocation.hint_family import Family
 from proxy.allocation.hint_lists import HintList
 from proxy.allocation.policies import PolicyDecision, usable_hints
-from proxy.model.explanation import SAMPLE, Merge, Said
+from proxy.model.explanation import SAMPLE, Merge, ProviderAnswer
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy, Scope
@@ -33,7 +33,7 @@ _NAMED = 4
 """How many masks a sentence names."""
 
 
-def record_answer(provider: str, answer: Hints) -> tuple[Said, ...]:
+def record_answer(provider: str, answer: Hints) -> tuple[ProviderAnswer, ...]:
     """Record a provider's answer, resource by resource.
 
     Args:
@@ -41,7 +41,7 @@ def record_answer(provider: str, answer: Hints) -> tuple[Said, ...]:
         answer: Its answer; lists by number of nodes, as all providers give them.
     """
     if not answer:
-        return (Said(provider, "", NO_PREFERENCE),)
+        return (ProviderAnswer(provider, "", NO_PREFERENCE),)
     return tuple(_record(provider, resource, hints) for resource, hints in answer.items())
 
 
@@ -56,17 +56,17 @@ def record_merge(decision: PolicyDecision, scope: Scope) -> Merge | None:
     )
 
 
-def _record(provider: str, resource: str, hints: Sequence[TopologyHint] | None) -> Said:
+def _record(provider: str, resource: str, hints: Sequence[TopologyHint] | None) -> ProviderAnswer:
     if hints is None:
-        return Said(provider, resource, NO_PREFERENCE)
+        return ProviderAnswer(provider, resource, NO_PREFERENCE)
     if not hints:
-        return Said(provider, resource, IMPOSSIBLE)
+        return ProviderAnswer(provider, resource, IMPOSSIBLE)
     if isinstance(hints, Family):
-        return Said(provider, resource, "", hints.lowest(SAMPLE), None, None)
+        return ProviderAnswer(provider, resource, "", hints.lowest(SAMPLE), None, None)
     preferred = [hint for hint in hints if hint.preferred]
     sample = _first(preferred, SAMPLE)
     sample += _first((hint for hint in hints if not hint.preferred), SAMPLE - len(sample))
-    return Said(provider, resource, "", tuple(sample), len(hints), len(preferred))
+    return ProviderAnswer(provider, resource, "", tuple(sample), len(hints), len(preferred))
 
 
 def _first(hints: Iterable[TopologyHint], most: int) -> list[TopologyHint]:

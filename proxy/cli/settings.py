@@ -45,7 +45,7 @@ _OPTIONS = (
     ("--log-format", "FORMAT", "log.format", "text, klog or json."),
 )
 _BY_PARAMETER = {option[2:].replace("-", "_"): (option, key) for option, _, key, _ in _OPTIONS}
-_FOLDERS = {"stateDir", "sysfsRoot", "procfsRoot", "cgroupRoot"}
+_DIRECTORIES = {"stateDir", "sysfsRoot", "procfsRoot", "cgroupRoot"}
 
 
 def config_option(command: F) -> F:
@@ -84,7 +84,7 @@ def read_config(file: Path | None, words: dict[str, str | None], *, trusted: boo
     values: dict[str, tuple[str, str | None]] = {}
     for parameter, text in words.items():
         option, key = _BY_PARAMETER[parameter]
-        if text and key in _FOLDERS:
+        if text and key in _DIRECTORIES:
             text = str(Path(text).absolute())  # On a command line a relative directory means what it says.
         values[key] = (option, text)
     return override(load(file, trusted=trusted), values)

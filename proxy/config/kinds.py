@@ -66,8 +66,8 @@ def quote(text: str) -> str:
 def choice(values: type[enum.StrEnum]) -> SettingKind:
     """One of a few words, spelled exactly."""
     words = [str(v) for v in values]
-    said = [word or "empty" for word in words]
-    listed = f"{', '.join(said[:-1])} or {said[-1]}"
+    shown = [word or "empty" for word in words]
+    listed = f"{', '.join(shown[:-1])} or {shown[-1]}"
 
     def read(text: str) -> enum.StrEnum:
         if text not in words:

@@ -66,9 +66,9 @@ class BackgroundTasks:
 
     def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
         """Run something beside for as long as there is a keeper; it begins anew after a fault."""
-        self.spawn(tended(begin, self.begun_anew))
+        self.spawn(tended(begin, self.restarted))
 
-    def begun_anew(self, error: BaseException) -> None:
+    def restarted(self, error: BaseException) -> None:
         """Report a fault of ours that has ended a task which begins anew."""
         self.telemetry.count(metrics.TASKS_RESTARTED)
         self.broken(error)

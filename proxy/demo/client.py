@@ -24,7 +24,7 @@ STATUS_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 # needs no CNI. Our messages do not declare these fields, and carry them as unknown ones.
 _HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
 
-_QOS_FOLDER = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.BEST_EFFORT: "/besteffort"}
+_QOS_GROUP = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.BEST_EFFORT: "/besteffort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class CriClient:
             linux=pb.LinuxPodSandboxConfig.FromString(_HOST_NETWORK),
         )
         config.linux.resources.CopyFrom(resources(spec))
-        config.linux.cgroup_parent = f"{self._root}{_QOS_FOLDER[spec.kube_qos]}/pod{uid}"
+        config.linux.cgroup_parent = f"{self._root}{_QOS_GROUP[spec.kube_qos]}/pod{uid}"
         answer = self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
         return Started(spec, answer.pod_sandbox_id, config)
 

@@ -21,7 +21,7 @@ from proxy.allocation.policies import decide
 from proxy.allocation.providers.provider import Provider, ProviderRequest
 from proxy.allocation.refusal import UNEXPECTED, AllocationRefusedError
 from proxy.engine.node import Node
-from proxy.model.explanation import AllocationStep, Merge, Said
+from proxy.model.explanation import AllocationStep, Merge, ProviderAnswer
 from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
@@ -74,7 +74,7 @@ class TopologyDecision(Struct, frozen=True):
     verdict: Verdict
     hint: TopologyHint
     granted: Grants = field(default_factory=Grants)
-    said: tuple[Said, ...] = ()
+    said: tuple[ProviderAnswer, ...] = ()
     merge: Merge | None = None
     steps: tuple[AllocationStep, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def apply_policy(
 def allocate(
     context: AdmissionContext,
     hint: TopologyHint,
-    said: tuple[Said, ...] = (),
+    said: tuple[ProviderAnswer, ...] = (),
     merge: Merge | None = None,
 ) -> TopologyDecision:
     """Let every provider allocate for a container under a hint; one refusal refuses all."""

@@ -46,8 +46,8 @@ def documented(cls: type) -> Documented:
     entries, after = _split(rest)
     types = {item.name: str(item.type) for item in dataclasses.fields(cls)}
     rows = [_row(cls, text, types) for text in entries]
-    said = [name for row in rows for name in row.names]
-    if missing := types.keys() - said:
+    documented = [name for row in rows for name in row.names]
+    if missing := types.keys() - documented:
         raise ValueError(f"cannot describe {cls.__name__}: {', '.join(sorted(missing))} not documented")
     prose = _joined(before.split("\n\n"))
     if not prose or prose[0].startswith(f"{cls.__name__}("):  # the docstring that dataclass generates

@@ -61,5 +61,5 @@ def _is_shared(entry: Path) -> bool:
     """Return whether the daemon is affected if the child holds or uses a descriptor."""
     if str(entry.readlink()).startswith(_SHARED):
         return True
-    said = Path("/proc/self/fdinfo", entry.name).read_text()
-    return any(line.startswith("lock:") for line in said.splitlines())
+    text = Path("/proc/self/fdinfo", entry.name).read_text()
+    return any(line.startswith("lock:") for line in text.splitlines())

@@ -194,12 +194,12 @@ def _machine(value: object, path: str) -> Machine:
 def _fields(record: Any) -> dict[str, Any]:
     """Return a dataclass's fields; of answers only what they say."""
     answer = isinstance(record, Adjustment | Update)
-    said: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if not answer or (value is not LEAVE and (field.name not in MAPS or value)):
-            said[field.name] = _write(value)
-    return said
+            written[field.name] = _write(value)
+    return written
 
 
 def _write(value: Any) -> Any:

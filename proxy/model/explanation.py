@@ -30,7 +30,7 @@ class Fact(Struct, frozen=True):
     source: str
 
 
-class Said(Struct, frozen=True):
+class ProviderAnswer(Struct, frozen=True):
     """What one provider said about one resource.
 
     Attributes:
@@ -142,7 +142,7 @@ class Explanation(Struct, frozen=True):
     container: str = ""
     attempt: int = 0
     facts: tuple[Fact, ...] = ()
-    said: tuple[Said, ...] = ()
+    said: tuple[ProviderAnswer, ...] = ()
     merge: Merge | None = None
     steps: tuple[AllocationStep, ...] = ()
     verdict: Verdict = field(default_factory=Verdict)

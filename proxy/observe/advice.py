@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.model.admission import AdmissionRule
-from proxy.model.explanation import Explanation, Said, Shortfall
+from proxy.model.explanation import Explanation, ProviderAnswer, Shortfall
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
@@ -118,12 +118,12 @@ def help_for(record: Explanation) -> tuple[str, ...]:
     return sentences(texts)
 
 
-def name(said: Said) -> str:
+def name(said: ProviderAnswer) -> str:
     """Name the resource that a provider spoke of; the provider where there is none."""
     return clean(said.resource or said.provider)
 
 
-def _could(said: Said, *, single: bool) -> bool:
+def _could(said: ProviderAnswer, *, single: bool) -> bool:
     """Return whether a resource has a hint that could be part of a preferred result.
 
     Preferred hints with the fewest nodes are the first of those that are kept.
@@ -136,11 +136,11 @@ def _could(said: Said, *, single: bool) -> bool:
     return first.preferred and (first.affinity is None or len(first.affinity) == 1)
 
 
-def _cannot(said: Said) -> bool:
+def _cannot(said: ProviderAnswer) -> bool:
     return said.nothing == "impossible" or (not said.nothing and said.count == 0)
 
 
-def _places(said: Said) -> str:
+def _places(said: ProviderAnswer) -> str:
     masks = [hint.affinity for hint in said.hints if hint.preferred and hint.affinity is not None]
     return few([node_set(mask) for mask in masks], 4)
 

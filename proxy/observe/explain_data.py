@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import TypeGuard, TypeVar
 
 from proxy.model.errors import InputError
-from proxy.model.explanation import AllocationStep, Explanation, Fact, Merge, MovedContainer, Said, Shortfall
+from proxy.model.explanation import (
+    AllocationStep,
+    Explanation,
+    Fact,
+    Merge,
+    MovedContainer,
+    ProviderAnswer,
+    Shortfall,
+)
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Verdict
@@ -100,7 +108,7 @@ def _hint(hint: TopologyHint | None) -> Data | None:
     return None if hint is None else {"nodes": _ids(hint.affinity), "preferred": hint.preferred}
 
 
-def _said(said: Said) -> Data:
+def _said(said: ProviderAnswer) -> Data:
     return {
         "provider": said.provider,
         "resource": said.resource,
@@ -200,8 +208,8 @@ def _read_hint(reader: _FieldReader) -> TopologyHint:
     return TopologyHint(reader.nodes("nodes"), reader.yes("preferred"))
 
 
-def _read_said(reader: _FieldReader) -> Said:
-    return Said(
+def _read_said(reader: _FieldReader) -> ProviderAnswer:
+    return ProviderAnswer(
         reader.text("provider"),
         reader.text("resource"),
         reader.text("nothing"),

@@ -45,7 +45,7 @@ def node_facts(
         manager: What kubelet's CPU manager does; None where it is not watched.
         meta: What the Node object says; None where there is none.
     """
-    node, said = state.node, meta or NodeMeta()
+    node, declared = state.node, meta or NodeMeta()
     rows = {
         pod.key: PodRow(
             pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
@@ -55,11 +55,11 @@ def node_facts(
     }
     return NodeFacts(
         name,
-        uid=said.uid if said.name == name else "",
-        labels=_labels(node, said),
-        annotations=_annotations(node, said),
-        capacity=said.capacity,
-        allocatable=_allocatable(said),
+        uid=declared.uid if declared.name == name else "",
+        labels=_labels(node, declared),
+        annotations=_annotations(node, declared),
+        capacity=declared.capacity,
+        allocatable=_allocatable(declared),
         kubelet=_kubelet(node, manager or CpuManager()),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
@@ -122,23 +122,23 @@ def _owns(container: Container) -> bool:
     return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
 
 
-def _allocatable(said: NodeMeta) -> dict[str, int]:
+def _allocatable(declared: NodeMeta) -> dict[str, int]:
     """Give what is allocatable before amplification: kubelet's reserve is what is missing of the capacity."""
-    raw = raw_allocatable(said.annotations)[0] or {}
-    return {**said.allocatable, **{name: amount(raw, name, milli=True) for name in raw}}
+    raw = raw_allocatable(declared.annotations)[0] or {}
+    return {**declared.allocatable, **{name: amount(raw, name, milli=True) for name in raw}}
 
 
-def _labels(node: Node, said: NodeMeta) -> dict[str, str]:
+def _labels(node: Node, declared: NodeMeta) -> dict[str, str]:
     values = {BIND_POLICY[0]: node.bind.value, NUMA_STRATEGY[0]: node.strategy.value}
-    values[NUMA_RESERVATION] = said.labels.get(NUMA_RESERVATION, "")
+    values[NUMA_RESERVATION] = declared.labels.get(NUMA_RESERVATION, "")
     return {key: value for key, value in values.items() if value}
 
 
-def _annotations(node: Node, said: NodeMeta) -> dict[str, str]:
+def _annotations(node: Node, declared: NodeMeta) -> dict[str, str]:
     values: dict[str, object] = {}
     if node.reservation:
-        values[RESERVATION] = reservation(said.annotations)[0].with_cpus(node.reservation).data()
+        values[RESERVATION] = reservation(declared.annotations)[0].with_cpus(node.reservation).data()
     if node.system:
         values[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
-    ratios = {key: said.annotations[key] for key in (AMPLIFICATION,) if key in said.annotations}
+    ratios = {key: declared.annotations[key] for key in (AMPLIFICATION,) if key in declared.annotations}
     return {key: json.dumps(value) for key, value in values.items()} | ratios

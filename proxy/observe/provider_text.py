@@ -5,12 +5,12 @@ Of long lists a record keeps only some hints, the preferred ones first; then the
 
 from __future__ import annotations
 
-from proxy.model.explanation import Said
+from proxy.model.explanation import ProviderAnswer
 from proxy.observe.advice import name
 from proxy.observe.value_text import few, node_set, sentence
 
 
-def offer(said: Said) -> str:
+def offer(said: ProviderAnswer) -> str:
     """Say what a provider offered for a resource."""
     if said.nothing == "no preference":
         return sentence(f"{name(said)}: any nodes will do")

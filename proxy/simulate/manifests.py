@@ -2,7 +2,7 @@
 
 Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
 bound to a machine (``nodeName``) asks for that machine. A workload stands for the pods that it would make.
-What is in no manifest (affinities, taints, disruption budgets) is not played, and said so in a note.
+What is in no manifest (affinities, taints, disruption budgets) is not simulated; a note says so.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class _ManifestReader:
         elif isinstance(kind, str) and (kind in _COUNTS or kind == _DAEMONS):
             self._workload(raw, kind, where)
         else:
-            said = "it has no kind" if kind is None else f"its kind is {str(kind)[:60]!r}"
-            raise InputError(f"cannot read the pod {where}: {said}, only {_KNOWN} are read")
+            problem = "it has no kind" if kind is None else f"its kind is {str(kind)[:60]!r}"
+            raise InputError(f"cannot read the pod {where}: {problem}, only {_KNOWN} are read")
 
     def _item(self, document: Document, item: object, listed: object, number: int) -> None:
         at = "" if isinstance(item, dict) and id(item) in document.lines else f" item {number + 1}"

@@ -229,21 +229,21 @@ def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
 def settings(scene: TakeoverInputs, target: str) -> tuple[str, ...]:
     """Say with which settings kubelet has to start, as far as they are not so already."""
     source = scene.manager.sources.get("policy", "")
-    said: list[str] = []
+    steps: list[str] = []
     if scene.manager.policy != target or source.endswith("cpu_manager_state"):
-        said.append(f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts")
+        steps.append(f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts")
     if target == "none":
         if scene.manager.options:
             names = ", ".join(sorted(scene.manager.options))
-            said.append(
+            steps.append(
                 f"cpuManagerPolicyOptions ({names}) must go: under none kubelet refuses to start with any;"
                 " ours has the same key"
             )
         if scene.manager.reserved:
-            said.append(f"reservedSystemCPUs: {scene.manager.reserved} may stay; ours should say the same")
+            steps.append(f"reservedSystemCPUs: {scene.manager.reserved} may stay; ours should say the same")
     if scene.manager.topology_policy not in ("", "none"):
-        said.append(
+        steps.append(
             f"topologyManagerPolicy: {scene.manager.topology_policy} may stay"
             + (", but without CPU hints it decides by devices and memory alone" if target == "none" else "")
         )
-    return tuple(said)
+    return tuple(steps)

@@ -85,8 +85,8 @@ class Takeover:
 
     def recover(self) -> None:
         """Continue where the last daemon ended; called before the keeper adopts any container."""
-        if said := self._writer.recover():
-            self._keeper.telemetry.problem("cannot go on with the takeover from kubelet", reason=said)
+        if message := self._writer.recover():
+            self._keeper.telemetry.problem("cannot go on with the takeover from kubelet", reason=message)
         self._follow()
         if self.record.ours and not self._static:
             self._keeper.telemetry.warning(
@@ -113,7 +113,7 @@ class Takeover:
         keeper = self._keeper
         async with self._one:
             try:
-                said = await self._worker.run(self._writer.settle)
+                message = await self._worker.run(self._writer.settle)
                 scene = await self._scene()
                 before = self.record
                 outcome = decide(before, scene, keeper.wall())
@@ -140,7 +140,7 @@ class Takeover:
         page = status_page(self.record, scene)
         if step == "revert":
             page["next"] = after_revert(scene)
-        messages = [*([said] if said else []), *outcome.reported]
+        messages = [*([message] if message else []), *outcome.reported]
         # "told" is the former name of "messages", for one release.
         return {**page, "done": True, "step": step, "messages": messages, "told": messages}
 

@@ -115,35 +115,35 @@ def allocations(record: TakeoverRecord, scene: TakeoverInputs) -> list[dict[str,
 
 def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
     """Say what is no obstacle, and good to know."""
-    said = list(scene.manager.problems)
+    problems = list(scene.manager.problems)
     if record.ours and scene.configured != "static":
-        said.append(
+        problems.append(
             "our configuration says cpuManagerPolicy: none, and the takeover makes it static:"
             " write static there, so that it stays so without the takeover's record"
         )
     if record.stage is TakeoverStage.FINISHED and scene.file.policy != record.target:
-        said.append(
+        problems.append(
             f"finish wrote kubelet's file for policy {record.target}, and it is"
             f" {f'for {scene.file.policy}' if scene.file.policy else 'not usable'} now:"
             " another program wrote it (finish again, with kubelet stopped)"
         )
-    said += [
+    problems += [
         f"{row['container']} runs on CPUs {row['in_force']}, and kubelet's file says {row['cpus']}"
         for row in allocations(record, scene)
         if row["in_force"] not in ("", row["cpus"])
     ]
     if scene.from_files:
         names = sorted(scene.pods.get(uid, uid) for uid in scene.from_files)
-        said.append(
+        problems.append(
             f"static pods keep their uid over kubelet's restart, and so their CPUs: {', '.join(names)}"
         )
     if scene.memory_policy == "Static":
-        said.append(
+        problems.append(
             "kubelet's memory manager is Static: its file is left alone, and its policy must stay as it is"
         )
     if scene.unwritable:
-        said.append(f"finish could not write kubelet's file: {scene.unwritable}")
-    return said
+        problems.append(f"finish could not write kubelet's file: {scene.unwritable}")
+    return problems
 
 
 def after_revert(scene: TakeoverInputs) -> list[str]:

@@ -88,9 +88,9 @@ class Writer:
         if self.record.pending is None:
             return ""
         sweep(self._directory)
-        record, said = settled(self.record, read_text(self._directory), self._now())
+        record, message = settled(self.record, read_text(self._directory), self._now())
         self._keep(record)
-        return said
+        return message
 
     def take(self, outcome: StepOutcome) -> StepOutcome:
         """Make what a step came to so.

@@ -67,16 +67,16 @@ def read_cpu_lists(tree: SysfsTree) -> CpuLists:
     return CpuLists(bits, "cpu directories", directories)
 
 
-def _said(tree: SysfsTree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
+def _reported(tree: SysfsTree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
     """Read what each CPU says about one level, the first of ``names`` that holds the CPU itself."""
-    said: dict[int, int] = {}
+    reported: dict[int, int] = {}
     for cpu in cpus:
         for name in names:
             bits = tree.id_set(f"{CPU_DIR}/cpu{cpu}/topology/{name}")
             if bits is not None and bits >> cpu & 1:
-                said[cpu] = bits & online
+                reported[cpu] = bits & online
                 break
-    return said
+    return reported
 
 
 def _numbers(tree: SysfsTree, cpus: Sequence[int], name: str) -> dict[int, int]:
@@ -85,10 +85,10 @@ def _numbers(tree: SysfsTree, cpus: Sequence[int], name: str) -> dict[int, int]:
 
 
 def _packages(tree: SysfsTree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
-    said = _said(tree, online, cpus, ("package_cpus", "core_siblings"))
+    reported = _reported(tree, online, cpus, ("package_cpus", "core_siblings"))
     # CPUs whose set is missing (old kernels; a CPU that was just brought up) go by their id.
-    rest = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in said and cpu in ids})
-    return partition({**said, **rest})
+    rest = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in reported and cpu in ids})
+    return partition({**reported, **rest})
 
 
 def read_levels(tree: SysfsTree, online: int) -> Levels:
@@ -103,18 +103,18 @@ def read_levels(tree: SysfsTree, online: int) -> Levels:
     with_die = [cpu for cpu, die in _numbers(tree, cpus, "die_id").items() if die >= 0]
     clusters = _numbers(tree, cpus, "cluster_id")
     with_cluster = [cpu for cpu, cluster in clusters.items() if cluster not in _NO_CLUSTER]
-    cores = _said(tree, online, cpus, ("core_cpus", "thread_siblings"))
+    cores = _reported(tree, online, cpus, ("core_cpus", "thread_siblings"))
     packages = _packages(tree, online, cpus, package_id)
     groups = {
         "core": partition({cpu: cores.get(cpu, 1 << cpu) for cpu in cpus}),
         "package": packages,
-        "die": partition(_said(tree, online, with_die, ("die_cpus",))),
-        "cluster": partition(_said(tree, online, with_cluster, ("cluster_cpus",))),
+        "die": partition(_reported(tree, online, with_die, ("die_cpus",))),
+        "cluster": partition(_reported(tree, online, with_cluster, ("cluster_cpus",))),
     }
     first = f"{CPU_DIR}/cpu{cpus[0]}/topology" if cpus else ""
     for level in ("book", "drawer"):  # mainframes only; one look spares every other machine two reads a CPU
         if tree.exists(f"{first}/{level}_siblings"):
-            groups[level] = partition(_said(tree, online, cpus, (f"{level}_siblings",)))
+            groups[level] = partition(_reported(tree, online, cpus, (f"{level}_siblings",)))
     reported = (("thread siblings", cores), ("package siblings", packages))
     missing = tuple(name for name, level in reported if not level)
     return Levels(groups, _numbers(tree, cpus, "core_id"), package_id, missing)

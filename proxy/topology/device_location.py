@@ -34,7 +34,7 @@ _VIRTUAL = "devices/virtual/"
 _GPUS = "driver/nvidia/gpus"
 _PARTS = 64
 _DEPTH = 6
-_TOLD = 4
+_SHOWN = 4
 
 
 class DeviceLocation(Struct, frozen=True):
@@ -57,8 +57,8 @@ def joined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
         return None
     bits = union(place.nodes.bits for place in known if place.nodes is not None)
     words = list(dict.fromkeys(place.source for place in known))
-    more = f" and {len(words) - _TOLD} more" if len(words) > _TOLD else ""
-    return DeviceLocation(Mask.from_bits(bits) if bits else None, ", ".join(words[:_TOLD]) + more)
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return DeviceLocation(Mask.from_bits(bits) if bits else None, ", ".join(words[:_SHOWN]) + more)
 
 
 class DeviceLocator:

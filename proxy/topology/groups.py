@@ -27,22 +27,22 @@ def lowest(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def partition(said: Mapping[int, int]) -> dict[int, int]:
+def partition(reported: Mapping[int, int]) -> dict[int, int]:
     """Make groups of what the CPUs say.
 
     Args:
-        said: CPU to the set that it says it is in, itself included. CPUs that say nothing are left out.
+        reported: CPU to the set that it says it is in, itself included. CPUs that say nothing are left out.
 
     Returns:
         CPU to its group, as bits; a group holds only CPUs of ``said``.
     """
     votes: dict[int, int] = {}
-    for cpu, bits in said.items():
+    for cpu, bits in reported.items():
         votes[bits] = votes.get(bits, 0) | 1 << cpu
     if all(bits == members for bits, members in votes.items()):
-        return dict(said)
+        return dict(reported)
     chosen: dict[int, int] = {}
-    for cpu, own in said.items():
+    for cpu, own in reported.items():
         claims = [bits for bits in votes if bits >> cpu & 1]
         best = max(claims, key=lambda bits: (votes[bits].bit_count(), bits == own, -lowest(bits)))
         chosen[best] = chosen.get(best, 0) | 1 << cpu

@@ -12,13 +12,13 @@ from proxy.allocation.demand import Demand, covers, lowest, to_bits
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.merge_record import record_answer, record_merge
 from proxy.allocation.policies import decide
-from proxy.model.explanation import SAMPLE, Merge, Said
+from proxy.model.explanation import SAMPLE, Merge, ProviderAnswer
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy, Scope
 from tests.oracles.policy_parts import unpreferred
 
-NOTHING = (Said("cpu", "", "no preference"),)
+NOTHING = (ProviderAnswer("cpu", "", "no preference"),)
 
 
 def of(nodes: list[int] | None, preferred: bool = True) -> TopologyHint:
@@ -35,8 +35,8 @@ def every(nodes: int, preferred: int) -> tuple[TopologyHint, ...]:
 def test_the_three_forms_of_nothing() -> None:
     assert record_answer("cpu", None) == record_answer("cpu", {}) == NOTHING
     assert record_answer("devices", {"gpu": None, "nic": ()}) == (
-        Said("devices", "gpu", "no preference"),
-        Said("devices", "nic", "impossible"),
+        ProviderAnswer("devices", "gpu", "no preference"),
+        ProviderAnswer("devices", "nic", "impossible"),
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from proxy.config import parse
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.hook import HookFailurePolicy
-from proxy.hooks.loader.hook_errors import said
+from proxy.hooks.loader.hook_errors import describe
 from proxy.hooks.loader.loading import Attempt, Loaded, load, load_file
 from proxy.model.errors import HookError
 
@@ -284,4 +284,4 @@ class SilentError(Exception):
     ],
 )
 def test_an_exception_is_reported_in_one_line(error: Any, words: str) -> None:
-    assert said(error, "/x").replace("FileNotFoundError", "OSError") == words
+    assert describe(error, "/x").replace("FileNotFoundError", "OSError") == words

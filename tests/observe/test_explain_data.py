@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.errors import InputError
-from proxy.model.explanation import AllocationStep, Explanation, Fact, Merge, MovedContainer, Said, Shortfall
+from proxy.model.explanation import (
+    AllocationStep,
+    Explanation,
+    Fact,
+    Merge,
+    MovedContainer,
+    ProviderAnswer,
+    Shortfall,
+)
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Verdict
@@ -37,7 +45,7 @@ EXPLANATIONS = st.builds(
     TEXT,
     NUMBER,
     many(st.builds(Fact, TEXT, TEXT, TEXT)),
-    many(st.builds(Said, TEXT, TEXT, TEXT, many(HINTS), st.none() | NUMBER, st.none() | NUMBER)),
+    many(st.builds(ProviderAnswer, TEXT, TEXT, TEXT, many(HINTS), st.none() | NUMBER, st.none() | NUMBER)),
     st.none() | st.builds(Merge, TEXT, TEXT, HINTS, st.none() | HINTS, TEXT, many(TEXT)),
     many(st.builds(AllocationStep, TEXT, TEXT)),
     st.builds(Verdict, NUMBER, TEXT, TEXT),
@@ -79,7 +87,7 @@ def test_the_form() -> None:
         1,
         (Fact("cpu request", "2", "x"),),
         (
-            Said(
+            ProviderAnswer(
                 "cpu",
                 "cpu",
                 "",

@@ -14,7 +14,15 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
-from proxy.model.explanation import AllocationStep, Explanation, Fact, Merge, MovedContainer, Said, Shortfall
+from proxy.model.explanation import (
+    AllocationStep,
+    Explanation,
+    Fact,
+    Merge,
+    MovedContainer,
+    ProviderAnswer,
+    Shortfall,
+)
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
@@ -49,7 +57,7 @@ def hint(preferred: bool, *nodes: int) -> TopologyHint:
     return TopologyHint(Mask(nodes) if nodes else None, preferred)
 
 
-def offered(said: Said) -> str:
+def offered(said: ProviderAnswer) -> str:
     return sections(Explanation("e", "a/b", "u", said=(said,)))[1].sentences[0]
 
 
@@ -115,7 +123,7 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
     )
 
 
-def blameless(name: str, *said: Said) -> Explanation:
+def blameless(name: str, *said: ProviderAnswer) -> Explanation:
     """A refusal of which nobody has said what stood against it, or what would have done."""
     told = record(name)
     assert told.merge is not None
@@ -127,19 +135,21 @@ def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
         "What it asks of cpu cannot be had on a single NUMA node."
     )
     apart = (
-        Said("a", "x", "", (hint(True, 0), hint(True, 2)), 2, 2),
-        Said("b", "y", "", (hint(True, 1),), 1, 1),
+        ProviderAnswer("a", "x", "", (hint(True, 0), hint(True, 2)), 2, 2),
+        ProviderAnswer("b", "y", "", (hint(True, 1),), 1, 1),
     )
     assert all_sentences(blameless("refused_single", *apart))[1] == (
         "Each resource has nodes that it prefers, but not the same: x on 0, 2; y on 1."
     )
     assert (
         len(
-            sections(blameless("refused_single", Said("cpu", "cpu", "", (hint(True, 0),), 1, 1)))[0].sentences
+            sections(blameless("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0),), 1, 1)))[
+                0
+            ].sentences
         )
         == 1
     )
-    assert all_sentences(blameless("refused_gpu", Said("a", "x", "", (hint(False, 0, 1),), 1, 0)))[
+    assert all_sentences(blameless("refused_gpu", ProviderAnswer("a", "x", "", (hint(False, 0, 1),), 1, 0)))[
         1
     ].startswith("What it asks of x cannot be had on as few NUMA nodes as its amount")
 
@@ -204,10 +214,13 @@ def test_without_facts_no_fit_is_reported() -> None:
 
 
 def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
-    said = (Said("devices", "x/gpu", "impossible"), Said("cpu", "cpu", "", (hint(True, 0),), 1, 1))
+    said = (
+        ProviderAnswer("devices", "x/gpu", "impossible"),
+        ProviderAnswer("cpu", "cpu", "", (hint(True, 0),), 1, 1),
+    )
     told = blameless("refused_gpu", *said)
     assert section(told, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
-    uncounted = blameless("refused_gpu", Said("devices", "x/gpu"), said[1])
+    uncounted = blameless("refused_gpu", ProviderAnswer("devices", "x/gpu"), said[1])
     assert all_sentences(uncounted)[1] == all_sentences(told)[1]
     assert "best-effort" not in render_decision(uncounted)
     assert section(told, "What would help")[0] == "Ask for less of x/gpu."
@@ -216,7 +229,7 @@ def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
 
 
 def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
-    told = blameless("refused_single", Said("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
+    told = blameless("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
     assert all_sentences(told)[1] == "What it asks of cpu cannot be had on a single NUMA node."
     assert section(told, "What would help")[0] == "Ask for less of cpu, so that one NUMA node has enough."
 
@@ -229,7 +242,7 @@ def test_what_was_tried_and_refused_was_not_taken() -> None:
 
 
 def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
-    said = (Said("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
+    said = (ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
     merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes do for all resources")
     told = replace(record("refused_gpu"), said=said, merge=merge)
     assert all_sentences(told)[1].startswith("What it asks of cpu cannot be had on as few NUMA nodes as its")
@@ -289,41 +302,43 @@ def test_a_system_container_has_no_exclusive_cpus() -> None:
     ("said", "text"),
     [
         (
-            Said("cpu", "cpu", "", (hint(True, 0), hint(True, 1), hint(True, 2), hint(False, 0, 1)), 7, 3),
+            ProviderAnswer(
+                "cpu", "cpu", "", (hint(True, 0), hint(True, 1), hint(True, 2), hint(False, 0, 1)), 7, 3
+            ),
             "cpu: 3 of 7 node sets are preferred: 0, 1, 2; others, e.g. 0-1.",
         ),
         (
-            Said("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 2, 2),
+            ProviderAnswer("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 2, 2),
             "cpu: all 2 node sets are preferred: 0, 1.",
         ),
         (
-            Said("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 9, 5),
+            ProviderAnswer("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 9, 5),
             "cpu: 5 of 9 node sets are preferred, e.g. 0, 1.",
         ),
         (
-            Said("memory", "memory", "", (hint(False, 0, 2),), 1, 0),
+            ProviderAnswer("memory", "memory", "", (hint(False, 0, 2),), 1, 0),
             "memory: the only node set is {0,2}, and it is not preferred.",
         ),
         (
-            Said("memory", "memory", "", (hint(True),), 1, 1),
+            ProviderAnswer("memory", "memory", "", (hint(True),), 1, 1),
             "memory: the only node set is any, and it is preferred.",
         ),
-        (Said("devices", "", "no preference"), "devices: any nodes will do."),
-        (Said("devices", "x.io/y", "impossible"), "x.io/y: no nodes can give it."),
-        (Said("devices", "x.io/y"), "x.io/y: no nodes can give it."),
+        (ProviderAnswer("devices", "", "no preference"), "devices: any nodes will do."),
+        (ProviderAnswer("devices", "x.io/y", "impossible"), "x.io/y: no nodes can give it."),
+        (ProviderAnswer("devices", "x.io/y"), "x.io/y: no nodes can give it."),
         (
-            Said("cpu", "cpu", "", (hint(False, 0, 1),), None, None),
+            ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), None, None),
             "cpu: too many node sets to count, e.g. 0-1.",
         ),
-        (Said("cpu", "cpu", "", (), None, None), "cpu: too many node sets to count."),
+        (ProviderAnswer("cpu", "cpu", "", (), None, None), "cpu: too many node sets to count."),
         (
-            Said("cpu", "cpu", "", (hint(True, 0), hint(False, 0, 1)), None, None),
+            ProviderAnswer("cpu", "cpu", "", (hint(True, 0), hint(False, 0, 1)), None, None),
             "cpu: too many node sets to count; preferred ones are e.g. 0.",
         ),
-        (Said("cpu", "cpu", "", (), 4, 0), "cpu: none of 4 node sets is preferred."),
+        (ProviderAnswer("cpu", "cpu", "", (), 4, 0), "cpu: none of 4 node sets is preferred."),
     ],
 )
-def test_what_a_provider_offered(said: Said, text: str) -> None:
+def test_what_a_provider_offered(said: ProviderAnswer, text: str) -> None:
     assert offered(said) == text
 
 
@@ -410,7 +425,7 @@ EXPLANATIONS = st.builds(
     facts=st.lists(st.builds(Fact, WORDS, WORDS, WORDS), max_size=3).map(tuple),
     said=st.lists(
         st.builds(
-            Said,
+            ProviderAnswer,
             st.sampled_from(["cpu", "memory", "devices"]),
             WORDS,
             st.sampled_from(["", "", "no preference", "impossible"]),

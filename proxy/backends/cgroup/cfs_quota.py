@@ -25,7 +25,7 @@ from pathlib import Path
 from proxy.backends.cgroup.error_text import explain
 from proxy.backends.cgroup.files import Files, OsFiles
 from proxy.backends.cgroup.group_names import parent_path
-from proxy.backends.cgroup.hierarchies import elsewhere, has, is_folder_tree, mounted
+from proxy.backends.cgroup.hierarchies import elsewhere, has, is_fake_tree, mounted
 from proxy.backends.cgroup.kubepods import Driver, pod_uid
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.backends.cgroup.v2_values import quota_of, quota_text
@@ -119,9 +119,9 @@ class KernelCpuGroups:
             words = "an ancestor allows less, a group below has more, or it is less than a millisecond"
         else:
             words = ""
-        said = f"{words} ({errno.errorcode[number]})" if words else explain(number)
+        cause = f"{words} ({errno.errorcode[number]})" if words else explain(number)
         return CgroupError(
-            f"cannot {what} cgroup /{path}: {said}", errno.ENOENT if number in GONE else number
+            f"cannot {what} cgroup /{path}: {cause}", errno.ENOENT if number in GONE else number
         )
 
 
@@ -146,7 +146,7 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
     Raises:
         CgroupError: There is none, or it cannot be written.
     """
-    if is_folder_tree(root):
+    if is_fake_tree(root):
         from proxy.backends.cgroup.fake.cpuset import FolderCgroups  # not in memory on a real node
 
         tree = FolderCgroups.open(root)

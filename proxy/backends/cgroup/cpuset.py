@@ -30,7 +30,7 @@ from proxy.backends.cgroup.cpuset_files import CpusetList, kinds, line_of, list_
 from proxy.backends.cgroup.error_text import explain
 from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles
 from proxy.backends.cgroup.group_names import parent_path
-from proxy.backends.cgroup.hierarchies import elsewhere, has, is_folder_tree, mounted
+from proxy.backends.cgroup.hierarchies import elsewhere, has, is_fake_tree, mounted
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.controller.kernel_ports import CpusetValue
 from proxy.model.errnos import GONE
@@ -311,7 +311,7 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     Raises:
         CgroupError: There is none; the message says what to do.
     """
-    if is_folder_tree(root):
+    if is_fake_tree(root):
         from proxy.backends.cgroup.fake.cpuset import FolderCgroups  # not in memory on a real node
 
         return FolderCgroups.open(root)

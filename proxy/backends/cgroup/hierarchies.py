@@ -20,7 +20,7 @@ MARKER = "folder-tree.json"
 """The file in the root of an imitated tree that describes its machine; its lock orders the writes."""
 
 
-def is_folder_tree(root: Path) -> bool:
+def is_fake_tree(root: Path) -> bool:
     """Return whether a directory holds an imitated tree."""
     return (root / MARKER).is_file()
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 STATIC = "static"
 _DEFAULTS = {"policy": "none", "topology_policy": "none", "topology_scope": "container"}
-_NOBODY: Held = {}
+_NO_PODS: Held = {}
 REST = "(pod)"
 """Stands for a container where CPUs are a pod's as a whole; no container can be called so."""
 
@@ -77,7 +77,7 @@ def put_together(
             f" but {path} was written under policy {written or '?'}"
         )
     reserved, sources["reserved"], fault = _reserved(reported, policy, topology)
-    default, held, other = CpuSet(), _NOBODY, ""
+    default, held, other = CpuSet(), _NO_PODS, ""
     if checkpoint is not None and written == STATIC and not (reported.live and policy != STATIC):
         default, held, other = _held(checkpoint, path)
         sources["default"] = sources["held"] = "" if other else path
@@ -101,9 +101,9 @@ def _values(reported: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, 
         return {}, {}, problems
     values, sources = {}, {"options": reported.source if settings.options is not None else ""}
     for name, default in _DEFAULTS.items():
-        said = getattr(settings, name)
-        values[name] = said or default
-        sources[name] = reported.source if said else f"kubelet's default, {reported.source} does not say it"
+        value = getattr(settings, name)
+        values[name] = value or default
+        sources[name] = reported.source if value else f"kubelet's default, {reported.source} does not say it"
     return (
         values,
         sources,

@@ -225,10 +225,10 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
 
 def _body(response: http.client.HTTPResponse, page: _Page) -> bytes:
     if response.status != 200:
-        said = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
-        said = "".join(c if c.isprintable() else "?" for c in said)
+        text = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
+        text = "".join(c if c.isprintable() else "?" for c in text)
         hint = {401: _WHO, 403: f"; allow get on {page.right} or nodes/proxy"}.get(response.status, "")
-        raise ValueError(f"it answers {response.status} {response.reason}: {said or 'no reason given'}{hint}")
+        raise ValueError(f"it answers {response.status} {response.reason}: {text or 'no reason given'}{hint}")
     promised = response.length
     chunks, size = [], 0
     if promised is None or promised <= LARGEST:

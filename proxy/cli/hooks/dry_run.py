@@ -105,8 +105,8 @@ def fields_of(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
     for name, value in adjustment.said():
         if name == "updates":
             for container_id, update in value.items():  # type: ignore[attr-defined]
-                for field, said in _of_update(update):
-                    yield f"updates[{container_id}].{field}", said
+                for field, text in _of_update(update):
+                    yield f"updates[{container_id}].{field}", text
         elif name in MAPS:
             for key, entry in value.items():  # type: ignore[attr-defined]
                 yield f"{name}[{key}]", _shown(entry)

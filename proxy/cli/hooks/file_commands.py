@@ -138,8 +138,8 @@ def disable(name: str, file: Path | None) -> None:
         advice = f"rename it, for example to {ours.name}.off"
         raise TopoproxyError(f"cannot disable {name}: {ours} is a file of your own; {advice}")
     _change(ours, MASK if _is_there(theirs) else None)
-    said = f"{_shown(ours)} masks {theirs}" if _is_there(theirs) else f"the link {ours} is removed"
-    click.echo(f"disabled {name}: {said}\n{_next(hooks)}")
+    effect = f"{_shown(ours)} masks {theirs}" if _is_there(theirs) else f"the link {ours} is removed"
+    click.echo(f"disabled {name}: {effect}\n{_next(hooks)}")
 
 
 def _next(hooks: HooksConfig) -> str:

@@ -220,8 +220,8 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
 
 def _cause(error: ConfigError) -> str:
     """Describe what is wrong with a value, without a position in a text that does not exist."""
-    said = re.sub(r"^line [0-9]+: ", "", str(error).partition(": ")[2])
-    cause = said.removeprefix("hooks.settings.x.config.")
+    message = re.sub(r"^line [0-9]+: ", "", str(error).partition(": ")[2])
+    cause = message.removeprefix("hooks.settings.x.config.")
     return f"{cause} (a text with signs of YAML in it is put in quotes)"
 
 

@@ -61,7 +61,7 @@ class Serving:
         self._server.wanted = True
         await asyncio.to_thread(self._server.open)
         self.listening = True
-        looking = tended(self.desk.under_way.run, self._keeper.begun_anew)
+        looking = tended(self.desk.under_way.run, self._keeper.restarted)
         self._task = asyncio.get_running_loop().create_task(looking)
         self._keeper.telemetry.event("listening as a hook server", path=self.path)
 

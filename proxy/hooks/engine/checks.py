@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
 from proxy.hooks.engine import values
-from proxy.hooks.engine.claims import UPDATES, Said
+from proxy.hooks.engine.claims import UPDATES, AnswerFields
 from proxy.hooks.engine.errors import shown, subject
 from proxy.hooks.engine.values import WrongError
 from proxy.hooks.events import POINTS, Point
@@ -45,7 +45,7 @@ _KEYS: Final[Mapping[str, Callable[[object], str]]] = {
 }
 
 
-def taken(answer: object, event: Point) -> Said | Veto | None:
+def taken(answer: object, event: Point) -> AnswerFields | Veto | None:
     """Check an answer.
 
     Args:
@@ -70,20 +70,20 @@ def taken(answer: object, event: Point) -> Said | Veto | None:
             f"cannot use its answer at {event.NAME}: it must be an Adjustment"
             f"{', a Veto' if event.VETO else ''} or None, not {type(answer).__name__}"
         )
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     entries = 0
     for field, value in zip(FIELDS, _OF_ADJUSTMENT(answer), strict=True):
         if value is LEAVE or (type(value) is dict and not value and field in MAPS):
             continue
         checked = _field(field, value, event)
         if field not in MAPS:
-            said[field] = checked
+            given[field] = checked
         elif checked:
-            said[field] = checked
+            given[field] = checked
             entries += len(checked) if field != "updates" else MOST_ENTRIES
     if entries > _SURELY_FEW:
-        _measure(said, event)
-    return said or None
+        _measure(given, event)
+    return given or None
 
 
 def _veto(answer: Veto, event: Point) -> Veto:
@@ -172,24 +172,24 @@ def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) ->
     container: Any = getattr(event, "container", None)
     if "cpus" in event.TAKES and container is not None and container.id == key:
         raise WrongError("the call is about this container itself: set it in the adjustment")
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for field, value in zip(UPDATES, _OF_UPDATE(entry), strict=True):
         if value is LEAVE:
             continue
         try:
             if field == "unified":
                 if files := _files(value):
-                    said[field] = MappingProxyType(files)  # other hooks receive this object
+                    given[field] = MappingProxyType(files)  # other hooks receive this object
             elif value is CLEAR:
-                said[field] = value
+                given[field] = value
             else:
-                said[field] = (
+                given[field] = (
                     values.ids(CpuSet, value, None) if field == "cpus" else values.number(field, value)
                 )
         except WrongError as wrong:
             raise WrongError(f"{field}: {wrong}") from None
-    if said:
-        plain[key] = Update(**said)
+    if given:
+        plain[key] = Update(**given)
 
 
 def _files(value: Any) -> dict[str, str]:
@@ -201,8 +201,8 @@ def _files(value: Any) -> dict[str, str]:
     return {values.cgroup_file(key): values.text(entry) for key, entry in items}
 
 
-def _measure(said: Said, event: Point) -> None:
-    total = sum(_size(entry) for field in MAPS.intersection(said) for entry in said[field].items())
+def _measure(given: AnswerFields, event: Point) -> None:
+    total = sum(_size(entry) for field in MAPS.intersection(given) for entry in given[field].items())
     if total > MOST_TEXT:
         raise HookError(
             f"cannot use its answer at {event.NAME}: it has {total} characters, {MOST_TEXT} are taken"

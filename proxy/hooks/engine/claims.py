@@ -15,7 +15,7 @@ from typing import Any
 
 from proxy.hooks.answers import LEAVE, MAPS, NOTHING, Adjustment, Update
 
-Said = Mapping[str, Any]
+AnswerFields = Mapping[str, Any]
 """The fields of an adjustment that are set; maps are not empty."""
 
 UPDATES = tuple(name for name in Update.__slots__)
@@ -27,9 +27,9 @@ def said_by(adjustment: Adjustment) -> dict[str, Any]:
     return dict(adjustment.said())
 
 
-def named(said: Said) -> Iterator[str]:
+def named(given: AnswerFields) -> Iterator[str]:
     """Iterate over the names of all fields that are set."""
-    for name, value in said.items():
+    for name, value in given.items():
         if name not in MAPS:
             yield name
         elif name != "updates":
@@ -59,20 +59,20 @@ class FieldClaims:
         self._owners: dict[str, str] = {}
         self._merged: dict[str, Any] = {}
 
-    def claim(self, hook: str, said: Said) -> str:
+    def claim(self, hook: str, given: AnswerFields) -> str:
         """Take all fields of a hook's answer, or none.
 
         Returns:
             Empty, or the conflict: the field and the hook that owns it.
         """
         owners = self._owners
-        fields = list(named(said))
+        fields = list(named(given))
         for name in fields:
             if (owner := owners.get(name)) is not None:
                 return f"cannot set {name}: hook {owner} has set it, and both cannot be right"
         for name in fields:
             owners[name] = hook
-        for name, value in said.items():
+        for name, value in given.items():
             self._take(name, value)
         return ""
 

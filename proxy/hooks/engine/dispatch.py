@@ -26,7 +26,7 @@ from typing import Any
 
 from proxy.hooks.answers import Veto
 from proxy.hooks.engine import invoke
-from proxy.hooks.engine.claims import Said
+from proxy.hooks.engine.claims import AnswerFields
 from proxy.hooks.engine.errors import HookFailure, duration, task
 from proxy.hooks.engine.invoke import DispatchContext, HookTask, MergedAnswers, cancel
 from proxy.hooks.engine.loop_interrupt import Alarm
@@ -393,7 +393,7 @@ class Dispatch:
         self,
         held: CallHolder,
         seat: HookSlots,
-        answer: Said | Veto | None,
+        answer: AnswerFields | Veto | None,
         failure: HookFailure | None,
         start: float,
     ) -> None:
@@ -443,7 +443,11 @@ class Dispatch:
     # Results: in the thread that holds the ticket.
 
     def _ended(
-        self, seat: HookSlots, answer: Said | Veto | None, failure: HookFailure | None, took: float | None
+        self,
+        seat: HookSlots,
+        answer: AnswerFields | Veto | None,
+        failure: HookFailure | None,
+        took: float | None,
     ) -> None:
         """Record that a hook has answered or failed."""
         if answer is not None:

@@ -16,7 +16,7 @@ from proxy.hooks import forks
 from proxy.hooks.answers import NOTHING, Adjustment, Veto
 from proxy.hooks.engine import errors
 from proxy.hooks.engine.checks import taken
-from proxy.hooks.engine.claims import FieldClaims, Said
+from proxy.hooks.engine.claims import AnswerFields, FieldClaims
 from proxy.hooks.engine.errors import HookFailure, pod_of, task
 from proxy.hooks.engine.event_loops import Looper
 from proxy.hooks.engine.runners import Runner, Runners
@@ -30,7 +30,7 @@ _PAUSES = Backoff(0.005, 5.0)
 _MOST = 24
 _REACH_S = 0.25
 
-Answered = tuple[Said | Veto | None, HookFailure | None]
+Answered = tuple[AnswerFields | Veto | None, HookFailure | None]
 """A hook's checked answer, and why there is none if the hook failed."""
 
 
@@ -57,7 +57,7 @@ class MergedAnswers:
         """Field to the hook that set it."""
         return self._claims.owners
 
-    def add(self, seat: HookSlots, answer: Said | Veto, event: Point) -> HookFailure | None:
+    def add(self, seat: HookSlots, answer: AnswerFields | Veto, event: Point) -> HookFailure | None:
         """Add a hook's answer; return a conflict if another hook has already set one of its fields."""
         if isinstance(answer, Veto):
             seat.refused()

@@ -38,18 +38,18 @@ def wish_of(annotations: Mapping[str, str]) -> tuple[Wish, list[str]]:
         What it wishes, and what of it cannot be followed, in sentences.
     """
     problems: list[str] = []
-    said = {key.removesuffix(SUFFIX): value for key, value in annotations.items() if key.endswith(SUFFIX)}
+    values = {key.removesuffix(SUFFIX): value for key, value in annotations.items() if key.endswith(SUFFIX)}
     problems += [
         f"{key}: a hook cannot add CPUs to what was decided"
         for key, value in annotations.items()
         if key.startswith(f"cpu-shared{SUFFIX}/") and value == "enable"
     ]
     wish = Wish(
-        quota_off=_off(said, "cpu-quota", problems),
-        irqs=_irqs(said, problems),
-        balance_off=_off(said, "cpu-load-balancing", problems),
-        latency=_latency(said, problems),
-        governor=_governor(said, problems),
+        quota_off=_off(values, "cpu-quota", problems),
+        irqs=_irqs(values, problems),
+        balance_off=_off(values, "cpu-load-balancing", problems),
+        latency=_latency(values, problems),
+        governor=_governor(values, problems),
     )
     return wish, problems
 
@@ -58,24 +58,24 @@ def _wrong(name: str, value: str, problems: list[str], wants: str) -> None:
     problems.append(f"{name}{SUFFIX} is {value[:40]!r}, and can be {wants}")
 
 
-def _off(said: Mapping[str, str], name: str, problems: list[str]) -> bool:
-    value = said.get(name)
+def _off(values: Mapping[str, str], name: str, problems: list[str]) -> bool:
+    value = values.get(name)
     if value is None or value in _OFF:
         return value is not None
     _wrong(name, value, problems, "disable")
     return False
 
 
-def _irqs(said: Mapping[str, str], problems: list[str]) -> str:
-    value = said.get("irq-load-balancing", "")
+def _irqs(values: Mapping[str, str], problems: list[str]) -> str:
+    value = values.get("irq-load-balancing", "")
     if value in ("", "housekeeping"):
         return value
-    return "disable" if _off(said, "irq-load-balancing", problems) else ""
+    return "disable" if _off(values, "irq-load-balancing", problems) else ""
 
 
-def _latency(said: Mapping[str, str], problems: list[str]) -> str:
+def _latency(values: Mapping[str, str], problems: list[str]) -> str:
     """Return what the kernel's file shall hold: ``n/a`` is no latency at all, 0 is no limit."""
-    value = said.get("cpu-c-states")
+    value = values.get("cpu-c-states")
     if value is None:
         return ""
     if value in ("enable", "disable"):
@@ -87,8 +87,8 @@ def _latency(said: Mapping[str, str], problems: list[str]) -> str:
     return ""
 
 
-def _governor(said: Mapping[str, str], problems: list[str]) -> str:
-    value = said.get("cpu-freq-governor", "")
+def _governor(values: Mapping[str, str], problems: list[str]) -> str:
+    value = values.get("cpu-freq-governor", "")
     if not value or _GOVERNOR.fullmatch(value):
         return value
     _wrong("cpu-freq-governor", value, problems, "the name of a governor")

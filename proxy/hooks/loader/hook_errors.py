@@ -8,7 +8,7 @@ from types import TracebackType
 _LONGEST = 300
 
 
-def said(error: BaseException, path: str) -> str:
+def describe(error: BaseException, path: str) -> str:
     """Say an exception in one line: its type, its words, and the last line of a file that it came through."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"

@@ -28,7 +28,7 @@ from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import forks
 from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.hooks.loader.contract import Contract, contract_of
-from proxy.hooks.loader.hook_errors import inject, said
+from proxy.hooks.loader.hook_errors import describe, inject
 from proxy.hooks.loader.safe_read import read_settled
 from proxy.model.errors import HookError
 
@@ -149,7 +149,7 @@ class Attempt:
 
 
 def _refusal(path: Path, error: BaseException) -> HookError:
-    cause = str(error) if isinstance(error, HookError) else said(error, str(path))
+    cause = str(error) if isinstance(error, HookError) else describe(error, str(path))
     refused = HookError(f"cannot load hook {path}: {cause}")
     refused.__cause__ = error.with_traceback(None)  # frames would keep all of the module
     return refused

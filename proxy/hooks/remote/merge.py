@@ -54,14 +54,14 @@ def merge_answer(sent: Request, answer: Response) -> Request:
             raise HookError("cannot use the answer of a hook server: a {} is none to a {}".format(*kinds))
 
 
-def merge_resources(had: Resources | None, said: Resources | None) -> Resources | None:
+def merge_resources(had: Resources | None, answer: Resources | None) -> Resources | None:
     """Merge resources of an answer; where one side has none, the other's do not count."""
-    if had is None or said is None:
+    if had is None or answer is None:
         return had
-    after = _positive(had, said)
-    if said.oom_score_adj in _OOM:
-        after.oom_score_adj = said.oom_score_adj
-    after.cpuset_cpus, after.cpuset_mems = said.cpuset_cpus, said.cpuset_mems
+    after = _positive(had, answer)
+    if answer.oom_score_adj in _OOM:
+        after.oom_score_adj = answer.oom_score_adj
+    after.cpuset_cpus, after.cpuset_mems = answer.cpuset_cpus, answer.cpuset_mems
     return after
 
 
@@ -99,15 +99,15 @@ def _container(
     return after
 
 
-def _positive(had: Resources, said: Resources) -> Resources:
+def _positive(had: Resources, answer: Resources) -> Resources:
     """Take over what counts by its value alone."""
     after = _copy(had)
     for name in _POSITIVE:
-        if (value := getattr(said, name)) > 0:
+        if (value := getattr(answer, name)) > 0:
             setattr(after, name, value)
-    if said.cpu_quota:
-        after.cpu_quota = said.cpu_quota
-    after.unified.update(said.unified)
+    if answer.cpu_quota:
+        after.cpu_quota = answer.cpu_quota
+    after.unified.update(answer.unified)
     return after
 
 

@@ -63,7 +63,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     try:
         entries = _read(data)
         endpoint = _endpoint(entries, config, path)
-        said = _text(entries, "failure-policy")
+        policy = _text(entries, "failure-policy")
         wanted = _hooks(entries)
     except _FlawError as error:
         raise HookError(f"cannot use the hook server of {path}: {error}") from None
@@ -71,12 +71,15 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     if strange:
         unknown = ", ".join(map(repr, strange))[:300]
         report("a hook server asks for unknown hook points", hook=name, path=path, points=unknown)
-    if said not in ("", *HookFailurePolicy):
+    if policy not in ("", *HookFailurePolicy):
         report(
-            "unknown failure-policy of a hook server: Ignore is used", hook=name, path=path, value=repr(said)
+            "unknown failure-policy of a hook server: Ignore is used",
+            hook=name,
+            path=path,
+            value=repr(policy),
         )
     settings = config.settings.get(name)
-    own = HookFailurePolicy.FAIL if said == HookFailurePolicy.FAIL else HookFailurePolicy.IGNORE
+    own = HookFailurePolicy.FAIL if policy == HookFailurePolicy.FAIL else HookFailurePolicy.IGNORE
     timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout
     remote = Remote(name, Client(endpoint, timeout, config.server_users), report, set())
     handlers = {POINTS[hook].NAME: remote.handler(POINTS[hook]) for hook in wanted if hook in POINTS}

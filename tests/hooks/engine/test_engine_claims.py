@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Update
-from proxy.hooks.engine.claims import FieldClaims, Said, named, said_by
+from proxy.hooks.engine.claims import AnswerFields, FieldClaims, named, said_by
 from proxy.model.idset import CpuSet, Mask
 
 KEYS = st.sampled_from("abcd")
@@ -31,7 +31,7 @@ SAID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-def together(answers: list[tuple[str, Said]]) -> tuple[FieldClaims, list[str]]:
+def together(answers: list[tuple[str, AnswerFields]]) -> tuple[FieldClaims, list[str]]:
     claims = FieldClaims()
     return claims, [claims.claim(name, said) for name, said in answers]
 
@@ -88,7 +88,7 @@ def test_what_is_shown_can_be_written_into_without_effect() -> None:
 
 
 @given(st.lists(SAID, max_size=6))
-def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[Said]) -> None:
+def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[AnswerFields]) -> None:
     claims, owners, kept = FieldClaims(), dict[str, str](), []
     for number, said in enumerate(answers):
         fields = set(named(said))
@@ -106,7 +106,7 @@ def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[Sa
 
 
 @given(st.lists(SAID, max_size=5), st.randoms(use_true_random=False))
-def test_what_comes_together_does_not_depend_on_the_order(answers: list[Said], random: Any) -> None:
+def test_what_comes_together_does_not_depend_on_the_order(answers: list[AnswerFields], random: Any) -> None:
     probe = FieldClaims()
     disjoint = [(str(i), said) for i, said in enumerate(answers) if not probe.claim(str(i), said)]
     shuffled = list(disjoint)

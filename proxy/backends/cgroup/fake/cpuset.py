@@ -17,7 +17,7 @@ from pathlib import Path
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset_rules import FolderFiles
-from proxy.backends.cgroup.hierarchies import MARKER, is_folder_tree
+from proxy.backends.cgroup.hierarchies import MARKER, is_fake_tree
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
@@ -48,7 +48,7 @@ class FolderCgroups(KernelCgroups):
         room = online if possible is None else possible
         self._tree = FolderFiles(root, online, room, nodes, version, exclusive=exclusive)
         super().__init__(root, version, self._tree)
-        if not is_folder_tree(root):
+        if not is_fake_tree(root):
             root.mkdir(parents=True, exist_ok=True)
             facts = {"version": version, "online": str(online), "nodes": str(nodes)}
             facts |= {"possible": str(room), "exclusive": exclusive}
