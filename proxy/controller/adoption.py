@@ -14,7 +14,7 @@ from msgspec import structs
 from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
 from proxy.controller.creates import Creates
-from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.listing import Listing, listed
 from proxy.controller.runtime_events import RuntimeEvents
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
@@ -85,7 +85,7 @@ class Adoption:
         self,
         context: NodeContext,
         creates: Creates,
-        beside: BesideKubelet,
+        beside: KubeletCpus,
         watching: RuntimeEvents,
         worker: Worker,
         lookups: Worker,

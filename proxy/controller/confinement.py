@@ -86,7 +86,7 @@ NOT_AT_ALL = Wait()
 
 
 class Confinement:
-    """Confines containers of calls in flight for a keeper."""
+    """Confines containers of calls in flight."""
 
     def __init__(self, context: NodeContext, writes: KernelWrites, drift: Drift, fencing: Fencing) -> None:
         self._context = context
@@ -132,7 +132,7 @@ class Confinement:
         return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
 
     def _can_confine(self, flight: Flight) -> bool:
-        """Tell whether there is a way to confine the container of a call."""
+        """Report whether there is a way to confine the container of a call."""
         if flight.landed.done() or (flight.suspected and not flight.confined):
             return False  # most of those that are suspected do not exist: they are over soon
         return flight.is_start or self._has_fence(flight.container_id)

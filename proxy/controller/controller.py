@@ -25,10 +25,10 @@ from proxy.controller.fact_lookup import FactLookup
 from proxy.controller.hook_overrides import HookOverrides
 from proxy.controller.kernel_ports import Cgroups, CpuGroups, GroupLocator, MemoryTree
 from proxy.controller.kernel_writes import KernelWrites
-from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.machine.hotplug import Hotplug
-from proxy.controller.node_policy_sync import Prescriptions
+from proxy.controller.node_policy_sync import NodePolicySync
 from proxy.controller.options import ControllerOptions
 from proxy.controller.owner_moves import OwnerMoves
 from proxy.controller.ports import (
@@ -145,8 +145,8 @@ class Keeper(NodeContext):
         self.entrusted = DelegatedCreates(self, lifecycle)
         self.creates = creates = Creates(self, self.entrusted)
         self.sandboxes = Sandboxes(self, lifecycle, writes)
-        self.beside = beside = BesideKubelet(self, others.beside)
-        self.prescriptions = Prescriptions(self, beside, node, others.node_object, others.topology_options)
+        self.beside = beside = KubeletCpus(self, others.beside)
+        self.prescriptions = NodePolicySync(self, beside, node, others.node_object, others.topology_options)
         self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
         subscribe(quotas)
         self.mems = mems = CpusetMems(self, others.memory)

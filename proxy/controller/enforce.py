@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from proxy.controller.be.groups import BeGroups
 from proxy.controller.kernel_ports import Cgroups
 from proxy.controller.runtime_ports import NO_QUIRKS, RuntimeQuirks
-from proxy.controller.sandbox_cgroups import SELDOM, TRIES, Pauses
+from proxy.controller.sandbox_cgroups import SELDOM, TRIES, SandboxCgroups
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -95,7 +95,7 @@ class Enforcer:
         self._held: dict[str, CpuSet] = {}
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
-        self.pauses = Pauses(cgroups, quirks)
+        self.sandboxes = SandboxCgroups(cgroups, quirks)
         self._first: Callable[[], None] = lambda: None
 
     def do_first(self, job: Callable[[], None]) -> None:
@@ -146,7 +146,7 @@ class Enforcer:
         some = [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
         done = self._enforce(state, *_sharers_first(state, some))
         if not self._paused():
-            done.notes += self.pauses.follow(self._state())
+            done.notes += self.sandboxes.follow(self._state())
         return done
 
     def enforce_pools(self) -> Enforced:
@@ -161,7 +161,7 @@ class Enforcer:
 
     def enforce_sandboxes(self) -> Enforced:
         """Have sandboxes leave CPUs that are owned."""
-        return Enforced(notes=[] if self._paused() else self.pauses.leave(self._state()))
+        return Enforced(notes=[] if self._paused() else self.sandboxes.leave(self._state()))
 
     def enforce_groups(self) -> Enforced:
         """Give the groups of BestEffort what those in them are to have, also who is not started yet."""

@@ -1,4 +1,4 @@
-"""What hooks want of containers, done: in the state, in the ledger, in the kernel and at the runtime.
+"""What hooks ask for is carried out: in the state, in the ledger, in the kernel and at the runtime.
 
 What can be done at all is decided in ``proxy.engine.narrowing``.
 """
@@ -62,7 +62,7 @@ class HookOverrides(Observer):
         return problem
 
     def refused_pod(self, pod: Pod, message: str) -> None:
-        """Remember that hooks have refused a pod's sandbox, for who asks why; nothing was decided for it."""
+        """Remember for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""
         context = self._context
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
         context.history.note(context.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))

@@ -87,7 +87,7 @@ class KernelWrites(Observer):
         if done.written:
             context.telemetry.observe(metrics.KERNEL_WRITE_SECONDS, done.seconds)
         known = context.telemetry.value(metrics.SANDBOXES_WRITTEN)
-        context.telemetry.count(metrics.SANDBOXES_WRITTEN, context.enforcer.pauses.written - known)
+        context.telemetry.count(metrics.SANDBOXES_WRITTEN, context.enforcer.sandboxes.written - known)
         for noted in self._noted:
             noted(done)
         for note in done.notes:

@@ -1,15 +1,12 @@
-"""Living beside kubelet's CPU manager: what it gave is nobody else's.
+"""CPUs that kubelet's CPU manager assigns: they are read from its state file and kept for its containers.
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). Under policy ``static``
-kubelet gives CPUs when it admits a pod and writes them to its state file, before it asks for a sandbox; the
-container comes later, with these CPUs in its request. Between the two only the file tells. So it is looked at
-in each comparison, and before CPUs are chosen for anybody; a look costs a ``stat`` while the file is as it
-was. What it holds goes into the state of the node (``NodeState.beside``): the pools lose these CPUs at once,
-nobody else is given them, and whoever runs there moves away. When kubelet takes an entry back, the pools have
-the CPUs again.
-
-CPUs that somebody had here first stay his; kubelet, which knows nothing of that, may have given them away all
-the same. Two cannot have them, so it is told, with both names.
+kubelet assigns CPUs when it admits a pod and writes them to its state file, before it asks for a sandbox. The
+container comes later, with these CPUs in its request. Between the two only the file shows them. So it is read
+in each comparison, and before CPUs are chosen for any container; that costs a ``stat`` while the file is as
+it was. What it holds is in the state of the node (``NodeState.beside``): the pools lose these CPUs at once,
+no other container is given them, and containers that run there move away. When kubelet takes an entry back,
+the pools have the CPUs again. CPUs that had an owner here first stay with it (``engine.kubelet_cpus``).
 """
 
 from __future__ import annotations
@@ -20,12 +17,10 @@ from typing import TYPE_CHECKING
 
 from proxy.controller.context import NodeContext
 from proxy.controller.worker import Worker
+from proxy.engine.kubelet_cpus import changed_cpus, clashes
 from proxy.engine.node_events import KubeletAssigned
-from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
-from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, Held
-from proxy.model.workload import Pod, Pool, Request
+from proxy.model.workload import Pod, Request
 from proxy.pools.claims import STRICT, may_own, whole_cpus
 from proxy.telemetry import metrics
 
@@ -36,8 +31,8 @@ if TYPE_CHECKING:
 UNLIKE_KUBELET = "kubelet's CPU manager cannot be followed"
 
 
-class BesideKubelet:
-    """Keeps a keeper's state true to what kubelet's CPU manager holds.
+class KubeletCpus:
+    """Has the state follow what kubelet's CPU manager holds.
 
     Attributes:
         manager: What was seen last.
@@ -47,15 +42,15 @@ class BesideKubelet:
         """Prepare to look.
 
         Args:
-            context: Whose state it is.
-            port: Who finds out what kubelet does; None where nobody does.
+            context: Has the state.
+            port: Reads what kubelet does; None where nothing reads it.
         """
         self._context = context
         self._port = port
         self._worker = Worker("beside", context.broken)
         context.health.watch(self._worker)
         self._refreshing = asyncio.Lock()
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._checked: tuple[object, object] = (None, None)
         self.manager = CpuManager()
         self._counts: Callable[[Held], Held] = lambda held: held
@@ -65,7 +60,7 @@ class BesideKubelet:
         self._counts = counts
 
     def matters(self, pod: Pod, request: Request) -> bool:
-        """Tell whether a container may be given CPUs of its own, so that kubelet's must be known."""
+        """Report whether a container may be given CPUs of its own, so that kubelet's must be known."""
         if self._port is None:
             return False
         if pod.cpuset or pod.qos in STRICT:
@@ -84,7 +79,7 @@ class BesideKubelet:
         await self.look()
 
     async def look(self) -> None:
-        """Look at what kubelet holds, and have the state follow; what is known stands if that takes long."""
+        """Read what kubelet holds, and have the state follow; what is known stands if that takes long."""
         if self._port is None:
             return
         context = self._context
@@ -99,24 +94,23 @@ class BesideKubelet:
             self._follow(manager)
 
     def _follow(self, manager: CpuManager) -> None:
-        context, before = self._context, self._context.state
-        after = before.beside(self._counts(manager.held))
-        if after is not before:
+        context, state = self._context, self._context.state
+        after = state.beside(self._counts(manager.held))
+        if after is not state:
             context.store.handle(KubeletAssigned(after.kubelet))
             context.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)
-            came, went = _change(before.kubelet, after.kubelet)
+            came, went = changed_cpus(state.kubelet, after.kubelet)
             context.telemetry.event("kubelet's CPU manager changed its assignments", came=came, went=went)
         if manager is not self.manager or self._checked != (manager, context.state.owners):
             self.manager, self._checked = manager, (manager, context.state.owners)
-            told = frozenset((*manager.problems, *clashes(context.state)))
-            for words in sorted(told - self._told):
+            before, self._reported = self._reported, frozenset((*manager.problems, *clashes(context.state)))
+            for words in sorted(self._reported - before):
                 context.telemetry.problem(UNLIKE_KUBELET, reason=words)
-            for words in self._told - told:
+            for words in before - self._reported:
                 context.telemetry.resolved(UNLIKE_KUBELET, reason=words)
-            self._told = told
 
     def page(self) -> dict[str, object]:
-        """Give what is known as plain data; empty where nobody looks."""
+        """Give what is known as plain data; empty where nothing reads it."""
         if self._port is None:
             return {}
         manager, state = self.manager, self._context.state
@@ -140,63 +134,3 @@ class BesideKubelet:
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
-
-
-def clashes(state: NodeState) -> list[str]:
-    """Name those to whom kubelet gave CPUs that they cannot have here, and why."""
-    if not state.kubelet:
-        return []
-    pods = {pod.uid: pod for pod in state.pods.values()}
-    here = {(c.pod.uid, c.name) for c in state.containers.values() if c.pod.uid in state.kubelet}
-    has, online, present = _has(state), state.node.machine.online, state.node.machine.present
-    taken = union(cpus.bits for _, _, cpus in has)
-    found: list[str] = []
-    for uid, containers in sorted(state.kubelet.items()):
-        pod = pods.get(uid)
-        if pod is not None and (pod.qos in NEVER_PINNED_BY_KUBELET or pod.cpuset):
-            continue
-        # Containers of one pod may have CPUs in common: those of an init container are used again.
-        its = union(
-            o.cpus.bits for name in containers if (o := state.owners.get(f"{uid}/{name}")) is not None
-        )
-        for name, cpus in sorted(containers.items()):
-            words: list[str] = []
-            if cpus.bits & taken & ~its:
-                others = [(ref, cpus & theirs) for whose, ref, theirs in has if whose != uid]
-                words = [f"{clash} belong to {ref}" for ref, clash in others if clash]
-            if gone := cpus - present:
-                words.append(f"this machine has no CPUs {gone}")
-            own = state.owners.get(f"{uid}/{name}")
-            if not words and own is not None and not own.cpus <= cpus:
-                words.append(f"it has {own.cpus} already")
-            lacks = cpus.bits & online.bits & ~its
-            if lacks and not words and (uid, name) not in here:
-                words.append("the shared pool would be left empty")
-            who = f"{pod.ref if pod else uid}/{name}"
-            gave = f"cannot let {who} have CPUs {cpus} of kubelet's CPU manager"
-            found += [f"{gave}: {cause}" for cause in words]
-    return found
-
-
-def _has(state: NodeState) -> list[tuple[str, str, CpuSet]]:
-    """Give who has CPUs here: uid, name and CPUs of owners that are here, and of pods with CPUs set aside."""
-    owners: dict[str, tuple[str, str, CpuSet]] = {}
-    for container in state.containers.values():
-        owner = state.owners.get(container.owner) if container.placement.pool is Pool.OWN else None
-        if owner is not None:
-            owners[container.owner] = (container.pod.uid, container.ref, owner.cpus)
-    aside = [
-        (pod.uid, pod.ref, pod.reserved_for_pod.cpus)
-        for pod in state.pods.values()
-        if pod.reserved_for_pod is not None
-    ]
-    return [*sorted(owners.values(), key=lambda one: one[1]), *aside]
-
-
-def _change(before: Held, after: Held) -> tuple[CpuSet, CpuSet]:
-    """Give the CPUs that kubelet has assigned and had not before, and the other way round."""
-    return _all(after) - _all(before), _all(before) - _all(after)
-
-
-def _all(held: Held) -> CpuSet:
-    return CpuSet.from_bits(union(cpus.bits for containers in held.values() for cpus in containers.values()))

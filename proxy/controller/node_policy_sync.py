@@ -1,9 +1,8 @@
-"""Following what is prescribed for the node while it runs: the Node object, kubelet, our configuration.
+"""The policy of the node while it runs: by the Node object, kubelet and our configuration.
 
-It is looked at in each comparison, the Node object in a worker. What has changed is put into force at once,
-without moving owners (``proxy.engine.node_policy``). What cannot be applied is reported; the old value stays
-in effect, and
-it is tried again each time, since owners come and go.
+All are compared in each pass, the Node object in a worker. What has changed takes effect at once, without
+moving owners (``proxy.engine.node_policy``). What cannot be applied is reported; the old value stays in
+effect, and it is tried again each time, since owners come and go.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from proxy.controller.context import NodeContext
-from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.worker import Worker
 from proxy.engine.node import Node
 from proxy.engine.node_events import NodeRulesChanged
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
     from proxy.controller.ports import NodeObject
 
 
-class Prescriptions:
-    """Keeps a keeper's rules as they are prescribed.
+class NodePolicySync:
+    """Has the rules of the node follow its policy.
 
     Attributes:
         meta: What the Node object said last; None where there is none, or it could never be read.
-        told: What is in force.
-        kept: CPUs that a takeover keeps back besides, because kubelet did.
+        policy: What is in effect.
+        kept: CPUs that a takeover keeps back in addition, because kubelet did.
     """
 
     def __init__(
         self,
         context: NodeContext,
-        beside: BesideKubelet,
+        beside: KubeletCpus,
         configured: Node,
         source: NodeObject | None = None,
         options: TopologyOptions | None = None,
@@ -47,7 +46,7 @@ class Prescriptions:
         """Begin with our configuration alone.
 
         Args:
-            context: Whose rules.
+            context: Has the rules.
             beside: Knows what kubelet's CPU manager keeps.
             configured: The node as our configuration has it.
             source: Where the Node object is; None for none.
@@ -60,24 +59,24 @@ class Prescriptions:
         self._options = options or TopologyOptions()
         self.meta: NodeMeta | None = None
         self.kept = CpuSet()
-        self.told: NodePolicy = read_node_policy(configured, configured.machine, None, None)
+        self.policy: NodePolicy = read_node_policy(configured, configured.machine, None, None)
 
     async def follow(self, worker: Worker) -> None:
-        """Read the Node object in a worker, and put into force what is prescribed."""
+        """Read the Node object in a worker, and have the policy take effect."""
         try:
             if self._source is not None:
                 self.meta = await worker.run(self._source.read)
-            self.put_into_force()
+            self.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
             self._context.broken(error)
 
-    def put_into_force(self) -> None:
-        """Have the state follow what is prescribed, by what is known."""
+    def apply(self) -> None:
+        """Have the state follow the policy, by what is known."""
         context, before = self._context, self._context.state
         machine = before.node.machine
-        told = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
-        done = apply_node_policy(before, told, self.told, self._options)
-        old, self.told = self.told.named(), done.policy
+        wanted = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
+        done = apply_node_policy(before, wanted, self.policy, self._options)
+        old, self.policy = self.policy.named(), done.policy
         if done.state is not before:
             context.store.handle(NodeRulesChanged(done.state.node, "node rules changed"))
         for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
@@ -93,13 +92,13 @@ class Prescriptions:
         ]
         context.telemetry.event("the policy of the node changed", values=", ".join(new))
 
-    def _with_kept(self, told: NodePolicy) -> NodePolicy:
-        reserved = told.reserved
+    def _with_kept(self, policy: NodePolicy) -> NodePolicy:
+        reserved = policy.reserved
         if self.kept <= reserved.value:
-            return told
+            return policy
         words = f"{reserved.source}, and the takeover from kubelet"
         return structs.replace(
-            told, reserved=PolicyValue(reserved.value | self.kept, words, reserved.problem)
+            policy, reserved=PolicyValue(reserved.value | self.kept, words, reserved.problem)
         )
 
     def _unread(self) -> list[str]:
@@ -110,7 +109,7 @@ class Prescriptions:
         return [self._source.problem, *(f"{self._source.source}: {words}" for words in inside)]
 
     def page(self) -> dict[str, object]:
-        """Give all values, who says each, and what is wrong with what others say, as plain data."""
+        """Give all values with their sources, and what is wrong with other sources, as plain data."""
         source = self._source
         return {
             "nodeObject": "" if source is None else source.source,
@@ -123,7 +122,7 @@ class Prescriptions:
                     "source": value.source,
                     "problem": value.problem,
                 }
-                for name, value in self.told.named().items()
+                for name, value in self.policy.named().items()
             ],
         }
 

@@ -27,11 +27,11 @@ from proxy.controller.creates import Creates
 from proxy.controller.drift.detection import Drift
 from proxy.controller.enforce import Enforced
 from proxy.controller.kernel_writes import KernelWrites
-from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.listing import Listing, listed
 from proxy.controller.machine.hotplug import Hotplug
-from proxy.controller.node_policy_sync import Prescriptions
+from proxy.controller.node_policy_sync import NodePolicySync
 from proxy.controller.owner_moves import OwnerMoves
 from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.runtime_events import RuntimeEvents
@@ -77,8 +77,8 @@ class Compared(Struct, frozen=True):
     lifecycle: Lifecycle
     creates: Creates
     sandboxes: Sandboxes
-    beside: BesideKubelet
-    prescriptions: Prescriptions
+    beside: KubeletCpus
+    prescriptions: NodePolicySync
     hotplug: Hotplug
     watching: RuntimeEvents
     where: CgroupLocator

@@ -1,26 +1,26 @@
 """The groups of sandboxes: the process that holds a pod's namespaces stays off CPUs that are owned.
 
-Theory. The runtime gives a sandbox a group of its own beside those of the pod's containers, and no CPUs: it
-may run wherever its pod may, on CPUs of owners too. All it does is to sleep and, in a pod that shares its
-process namespace, to bury the dead. So it is moved with as little effort as can be:
+Theory of operation. The runtime gives a sandbox a group of its own beside those of the pod's containers, and
+no CPUs: it may run wherever its pod may, on CPUs of owners too. All it does is to sleep and, in a pod that
+shares its process namespace, to reap processes. So it is moved with as little effort as can be:
 
 * It belongs to the pool of its pod's class: the BE pool for BE pods, else the shared pool (SYSTEM: the CPUs
   kept for that). That of an owner, too: what is owned is for the containers that asked for it.
-* Before CPUs are given away, sandboxes that have some of them leave them, by what we saw or wrote last; who
-  has none of them costs nothing. A new sandbox is looked at when it has been made, and before the next owner
-  comes.
-* Who leaves goes to the CPUs that are reserved for the system, as far as it may: no owner comes there, so
-  that it need not be moved again. Where none are reserved, it keeps what is left of its set.
-* As long as anybody owns CPUs, being within the pool is enough. When nobody does, all have their pools again;
-  that is seen to when all is compared, never on the way of a call. No group above is widened for that.
-* What cannot be written is told; a sleeping process is no reason to refuse anybody.
+* Before CPUs are given away, sandboxes that have some of them leave them, by what was read or written last;
+  one that has none of them costs nothing. A new sandbox is read when it has been made, and before the next
+  owner comes.
+* A sandbox that leaves goes to the CPUs that are reserved for the system, as far as it may: no owner comes
+  there, so it need not be moved again. Where none are reserved, it keeps what is left of its set.
+* As long as there is an owner, being within the pool is enough. When there is none, all have their pools
+  again; that is done when all is compared, never on the way of a call. No group above is widened for that.
+* What cannot be written is reported; a sleeping process is no reason to refuse a container.
 
 A runtime may run a monitor for each container, in a group beside it (``RuntimeQuirks``): it is treated as
 the sandbox is. Monitors are searched for only in pods whose sandbox shows that the runtime has them.
 
-Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be.groups``. A runtime
-may give a sandbox no group (a virtual machine needs none): it is looked for twice, and then seldom. Runs in
-the kernel worker's thread.
+Where requests of BE containers are erased, the groups of BestEffort are those of ``be.groups``. A runtime may
+give a sandbox no group (a virtual machine needs none): it is looked for twice, and then seldom. Runs in the
+kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRIES, SELDOM = 2, 32
 _NO_MONITOR = (Phase.CREATING, Phase.EXITED)
 
 
-class Pauses:
+class SandboxCgroups:
     """Keeps sandboxes where their pods' classes belong.
 
     Attributes:
@@ -60,7 +60,7 @@ class Pauses:
         self.written = 0
 
     def has_monitors(self, pod: Pod) -> bool:
-        """Tell whether a pod's containers have monitors in groups of their own."""
+        """Report whether a pod's containers have monitors in groups of their own."""
         return pod.sandbox_id in self._monitored
 
     def leave(self, state: NodeState) -> list[str]:
@@ -105,9 +105,9 @@ class Pauses:
         return errors
 
     def _ours(self, state: NodeState) -> Iterator[tuple[str, Pod, CpuSet]]:
-        """Give the sandboxes that are seen to here, and monitors: the name to find it by, its pod, its pool.
+        """Give sandboxes and monitors: the name to find each by, its pod, its pool.
 
-        Sandboxes come first: from them is known who has monitors.
+        Sandboxes come first: they show which pods have monitors.
         """
         pools = dict(self._pools(state))
         for sandbox_id, pool in pools.items():
@@ -192,6 +192,6 @@ class Pauses:
 
 
 def _rest(has: CpuSet, pool: CpuSet, reserved: CpuSet) -> CpuSet:
-    """Tell where in its pool a sandbox goes that has to leave."""
+    """Give the CPUs of its pool to which a sandbox goes that has to leave others."""
     left = has & pool
     return left & reserved or left or pool

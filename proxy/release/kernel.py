@@ -67,7 +67,7 @@ def give_back(
     done, cgroups = SweepResult(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, done)
-    for idle in enforcer.pauses.groups(state):
+    for idle in enforcer.sandboxes.groups(state):
         _as_above(cgroups, idle, done)
     for container, target in targets:
         path = enforcer.path_of(container) if container.phase in LIVE else None

@@ -153,7 +153,7 @@ class Takeover:
             keeper.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
         keeper.prescriptions.kept = record.reserved
         try:
-            keeper.prescriptions.put_into_force()
+            keeper.prescriptions.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
             keeper.broken(error)
 

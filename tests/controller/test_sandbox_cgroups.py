@@ -10,7 +10,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.fake.cpuset import FolderCgroups
 from proxy.backends.runtime.quirks import QUIRKS
-from proxy.controller.sandbox_cgroups import Pauses
+from proxy.controller.sandbox_cgroups import SandboxCgroups
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.errors import CgroupError
@@ -78,7 +78,7 @@ def on(tree: Tree, of: Pod) -> str:
 
 
 def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: Tree) -> None:
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     assert ours.leave(state()) == []
     assert (tree.reads, tree.writes) == (0, 0), "nobody owns anything"
     assert ours.leave(state(owner("0-1"))) == []
@@ -99,7 +99,7 @@ def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: 
 
 def test_a_sandbox_that_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
     node = changed_copy(NODE, reserved=CpuSet.parse("0,4"))
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     for owned in ("5", "6-7", "1-3"):
         assert ours.leave(state(owner(owned, hard=True), node=node)) == []
         assert [on(tree, p) for p in (LS, BE, LSR)] == ["0,4"] * 3
@@ -113,7 +113,7 @@ def test_a_sandbox_that_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
 
 
 def test_a_sandbox_without_these_cpus_costs_nothing(tree: Tree) -> None:
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     ours.leave(state(owner("0-3", hard=True)))
     tree.reads = tree.writes = 0
     ours.leave(state(owner("0-2", hard=True)))
@@ -126,7 +126,7 @@ def test_a_sandbox_without_these_cpus_costs_nothing(tree: Tree) -> None:
 
 
 def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     ours.follow(state(owner("0")))
     FolderCgroups.write(tree, "kubepods/podls/s-ls", CpuSet.parse("0-1"), None)
     assert ours.follow(state(owner("0"))) == []
@@ -138,7 +138,7 @@ def test_groups_of_others_are_not_widened(tree: Tree) -> None:
     few = CpuSet.parse("0-3")
     FolderCgroups.write(tree, "kubepods/podls/s-ls", few, None)
     FolderCgroups.write(tree, "kubepods/podls", few, None)
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     for there, left in (([owner("0")], "1-3"), ([owner("5")], "1-3"), ([], "0-3")):
         assert ours.follow(state(*there)) == []
         assert on(tree, LS) == left
@@ -152,7 +152,7 @@ def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
     find = tree.find
     tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]
     tree.rmdir("kubepods/podls/s-ls")
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     for _ in range(70):
         assert ours.follow(state(owner("0"))) == []
         ours.leave(state(owner("0")))
@@ -165,7 +165,7 @@ def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
 
 
 def test_a_failed_write_is_reported_and_a_missing_group_is_not(tree: Tree) -> None:
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     tree.refuse = 16
     errors = ours.leave(state(owner("0")))
     assert sorted(errors)[0] == "cannot move the sandbox of ns/ls: cannot write kubepods/podls/s-ls"
@@ -199,7 +199,7 @@ def cpus(tree: Tree, path: str) -> str:
 def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
     crio(tree, LS, "a", "b")
     crio(tree, LSR, "own")
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     a, b = sharer("a"), sharer("b", Phase.CREATING)
     assert ours.leave(state(owner("0-1"), a, b)) == []
     assert ours.has_monitors(LS)
@@ -221,7 +221,7 @@ def test_a_crio_sandbox_without_controllers_is_not_reported(tree: Tree, name: st
     tree.mkdir(f"kubepods/podls/{name}")
     if tree.version == 1:
         tree.write(f"kubepods/podls/{name}", MACHINE.online, Mask((0,)))
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     tree.without = f"kubepods/podls/{name}"
     assert len(ours.leave(state(owner("0")))) == told
     tree.without = ""
@@ -231,7 +231,7 @@ def test_a_crio_sandbox_without_controllers_is_not_reported(tree: Tree, name: st
 
 def test_all_idle_groups(tree: Tree) -> None:
     crio(tree, LS, "a")
-    found = set(Pauses(tree, QUIRKS).groups(state(owner("0"), sharer("a"), sharer("gone"))))
+    found = set(SandboxCgroups(tree, QUIRKS).groups(state(owner("0"), sharer("a"), sharer("gone"))))
     groups = {"podls/crio-s-ls", "podls/crio-conmon-a", "podbe/s-be", "podlsr/s-lsr"}
     assert found == {f"kubepods/{group}" for group in groups}
 
@@ -240,7 +240,7 @@ def test_monitors_are_not_searched_where_there_are_none(tree: Tree) -> None:
     found: list[str] = []
     find = tree.find
     tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     for look in (ours.leave, ours.follow):
         look(state(owner("0"), sharer("a")))
     assert not [key for key in found if key.startswith("conmon")]
@@ -248,12 +248,12 @@ def test_monitors_are_not_searched_where_there_are_none(tree: Tree) -> None:
 
 def test_erased_be_sets_are_left_to_their_groups(tree: Tree) -> None:
     node = changed_copy(NODE, be_cpuset=BeCpuset.ERASE)
-    Pauses(tree, QUIRKS).follow(state(owner("0", hard=True), node=node))
+    SandboxCgroups(tree, QUIRKS).follow(state(owner("0", hard=True), node=node))
     assert (on(tree, BE), on(tree, LS)) == ("0-7", "1-7")
 
 
 def test_suppression_is_not_followed(tree: Tree) -> None:
-    ours = Pauses(tree, QUIRKS)
+    ours = SandboxCgroups(tree, QUIRKS)
     there = state(owner("0", hard=True)).suppressing(CpuSet.parse("6-7"))
     ours.follow(there)
     ours.leave(there)

@@ -210,7 +210,7 @@ async def join(world: Any) -> None:
     """Give a keeper that has just been made systemd and its scopes."""
     keeper = world.keeper
     keeper.enforcer.cgroups = world.scopes
-    keeper.enforcer.pauses._cgroups = world.scopes
+    keeper.enforcer.sandboxes._cgroups = world.scopes
     keeper.lasting.units = world.systemd
     keeper.lasting.fencing.fences = world.scopes
     await world.sync.once()

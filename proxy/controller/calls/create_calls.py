@@ -175,7 +175,7 @@ class CreateCalls:
             keeper = self.keeper
             keeper.lifecycle.created(trip.target, container_id, trip.sent)
             made = keeper.state.containers.get(container_id)
-            if made and keeper.state.owners and keeper.enforcer.pauses.has_monitors(made.pod):
+            if made and keeper.state.owners and keeper.enforcer.sandboxes.has_monitors(made.pod):
                 keeper.spawn(keeper.writes.clear_sandboxes())
 
     def _create_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from proxy.controller.context import NodeContext
-from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.worker import Worker
 from proxy.engine.likely_writer import Author, Evidence, WriterHint, hinted, kubelet_sets, likely
@@ -30,7 +30,7 @@ PAUSE_S = 1.0
 class Attribution:
     """Weighs the evidence around a write, and asks the runtime."""
 
-    def __init__(self, context: NodeContext, beside: BesideKubelet) -> None:
+    def __init__(self, context: NodeContext, beside: KubeletCpus) -> None:
         """Prepare to ask.
 
         Args:
@@ -39,7 +39,7 @@ class Attribution:
         """
         self._context = context
         self._beside = beside
-        self._worker = Worker("attribution", context.broken)
+        self._worker = Worker("blame", context.broken)
         context.health.watch(self._worker)
         self._asked: dict[str, float] = {}
         self._due: set[str] = set()

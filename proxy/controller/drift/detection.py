@@ -27,7 +27,7 @@ from proxy.controller.drift.attribution import Attribution
 from proxy.controller.drift.watch import WriteWatch
 from proxy.controller.enforce import Enforced
 from proxy.controller.kernel_writes import KernelWrites
-from proxy.controller.kubelet_cpu_manager import BesideKubelet
+from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.engine import write_conflicts as conflicts
 from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
@@ -58,7 +58,7 @@ class Drift:
         self,
         context: NodeContext,
         writes: KernelWrites,
-        beside: BesideKubelet,
+        beside: KubeletCpus,
         reports: Writes | None = None,
     ) -> None:
         """Compare nothing yet.
