@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from proxy.calls.call_flow import CallFlow
     from proxy.config.hooks import HooksConfig
-    from proxy.controller.calls.call_flow import CallFlow
     from proxy.controller.controller import Keeper
     from proxy.controller.reconciler import Sync
     from proxy.controller.start_update import StartUpdate

@@ -245,7 +245,7 @@ def test_a_slower_checkout_is_found_out(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     shutil.copytree(BENCH.parent / "proxy", slow / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(BENCH.parent / "requirements.lock", slow)
-    target = slow / "proxy/controller/calls/create_calls.py"
+    target = slow / "proxy/calls/create_calls.py"
     text = target.read_text()
     at = "    def _create(self, call: HeldCall) -> None:\n"
     assert at in text

@@ -217,21 +217,15 @@ def test_the_state_cannot_be_assigned() -> None:
 
 
 def test_no_part_of_the_controller_knows_the_controller() -> None:
-    """Parts take the context and the parts that they use.
-
-    Only what shows the whole node takes the whole, and ``calls``, which stand above all parts.
-    """
+    """Parts take the context and the parts that they use; only what shows the whole node takes the whole."""
     folder = Path(proxy.__file__).parent / "controller"
-    imported = {
-        (path.relative_to(folder), tree.module)
+    importing = {
+        str(path.relative_to(folder))
         for path in folder.rglob("*.py")
         for tree in ast.walk(ast.parse(path.read_text()))
-        if isinstance(tree, ast.ImportFrom) and tree.module is not None
+        if isinstance(tree, ast.ImportFrom) and tree.module == "proxy.controller.controller"
     }
-    parts = {(path, module) for path, module in imported if path.parts[0] != "calls"}
-    knowing = {str(path) for path, module in parts if module == "proxy.controller.controller"}
-    assert knowing == {"status_data.py"}
-    assert not {str(path) for path, module in parts if module.startswith("proxy.controller.calls")}
+    assert importing == {"status_data.py"}
 
 
 def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:

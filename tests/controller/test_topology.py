@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.calls.held_call import Trip
+from proxy.calls.held_call import Trip
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.runtime_ports import RuntimePod
 from proxy.engine.invariants import violations

@@ -45,7 +45,7 @@ def files_of(room: str, names: str) -> list[str]:
 
 
 CALLS = [
-    *files_of("controller/calls", "call_flow pod_calls create_calls container_calls"),
+    *files_of("calls", "call_flow pod_calls create_calls container_calls"),
     *files_of("frontends/cri", "interceptors call decode rewrite"),
 ]
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")

@@ -1,6 +1,6 @@
 """An intercepted call: a CRI message in, a decision written into it.
 
-``CriCall`` is the CRI as the code that decides sees it (``proxy.controller.calls.held_call.HeldCall``).
+``CriCall`` is the CRI as the code that decides sees it (``proxy.calls.held_call.HeldCall``).
 ``InterceptedCall`` is such a call on a connection.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.calls.held_call import ResourceUpdate
+from proxy.calls.held_call import ResourceUpdate
 from proxy.frontends.cri.decode import CriCreateRequest, pod_of, request_of
 from proxy.frontends.cri.rewrite import cgroup_parent_suffix, create_suffix, update_suffix
 from proxy.model.idset import CpuSet, Mask

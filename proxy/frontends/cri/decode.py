@@ -67,7 +67,7 @@ def request_of(resources: pb.ResourceFacts) -> Request:
 
 
 class CriCreateRequest:
-    """A CreateContainerRequest; see ``proxy.controller.calls.held_call.CreateRequest``."""
+    """A CreateContainerRequest; see ``proxy.calls.held_call.CreateRequest``."""
 
     __slots__ = ("_message", "attempt", "name", "resources", "sandbox_id")
 

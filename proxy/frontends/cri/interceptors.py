@@ -10,8 +10,8 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.calls.call_flow import CallFlow
-from proxy.controller.calls.held_call import HeldCall
+from proxy.calls.call_flow import CallFlow
+from proxy.calls.held_call import HeldCall
 from proxy.model.grpc_status import GrpcStatus
 from proxy.relay.events import Unusual
 from proxy.telemetry import metrics

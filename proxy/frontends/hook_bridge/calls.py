@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.controller.calls.held_call import Handle, HeldCall, Hold, Trip
-from proxy.controller.calls.hook_gateway import LEAVING
+from proxy.calls.held_call import Handle, HeldCall, Hold, Trip
+from proxy.calls.hook_gateway import LEAVING
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
 from proxy.frontends.hook_bridge.update_queue import UpdateQueue
@@ -49,7 +49,7 @@ STARTABLE = (Phase.CREATED, Phase.STARTING)
 
 
 class Hooked:
-    """Has hooks called; implements ``proxy.controller.calls.hook_gateway.HookGateway``."""
+    """Has hooks called; implements ``proxy.calls.hook_gateway.HookGateway``."""
 
     active = True
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from proxy.controller.calls.held_call import HeldCall, Hold
+from proxy.calls.held_call import HeldCall, Hold
 from proxy.engine.narrowing import Narrowing
 from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import Point

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from proxy.controller.calls.held_call import Handle, HeldCall, Hold
+from proxy.calls.held_call import Handle, HeldCall, Hold
 from proxy.frontends.hook_bridge.dispatch import Decided, HookDispatcher
 from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Answers, Outcome

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.controller.calls.call_flow import CallFlow
-from proxy.controller.calls.held_call import HeldCall, ResourceUpdate
+from proxy.calls.call_flow import CallFlow
+from proxy.calls.held_call import HeldCall, ResourceUpdate
 from proxy.frontends.hookserver.messages import (
     ContainerReply,
     KoordinatorCreateRequest,
@@ -127,7 +127,7 @@ class ForeignCall:
 
 
 class SandboxCall(ForeignCall):
-    """RunPodSandbox; see ``proxy.controller.calls.held_call.HeldCall``."""
+    """RunPodSandbox; see ``proxy.calls.held_call.HeldCall``."""
 
     __slots__ = ("_asked",)
 

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from proxy.allocation.memory.page_sizes import SIZES_LIMIT, huge_pages
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.controller.calls.held_call import NO_DEVICES
+from proxy.calls.held_call import NO_DEVICES
 from proxy.controller.ports import DeviceFacts
 from proxy.model.idset import CpuSet, Mask, plausible
 from proxy.model.machine import Bounds
@@ -142,7 +142,7 @@ def request_of(resources: pb.LinuxContainerResources) -> Request:
 
 
 class KoordinatorCreateRequest:
-    """A create; see ``proxy.controller.calls.held_call.CreateRequest``."""
+    """A create; see ``proxy.calls.held_call.CreateRequest``."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from proxy.model.errors import TopoproxyError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from proxy.controller.calls.call_flow import CallFlow
+    from proxy.calls.call_flow import CallFlow
     from proxy.controller.controller import Keeper
     from proxy.controller.start_update import StartUpdate
 

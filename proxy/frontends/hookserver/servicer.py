@@ -8,8 +8,8 @@ refused. Those after a call only have us look at the runtime, as the peer sends 
 from __future__ import annotations
 
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.controller.calls.call_flow import CallFlow
-from proxy.controller.calls.held_call import Trip
+from proxy.calls.call_flow import CallFlow
+from proxy.calls.held_call import Trip
 from proxy.controller.controller import Keeper
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.quotas import CONTAINER

@@ -15,8 +15,8 @@ import pytest
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.calls.call_flow import CallFlow
 from proxy.config.load import parse
-from proxy.controller.calls.call_flow import CallFlow
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from proxy.controller.calls.container_calls import ContainerCalls
-from proxy.controller.calls.create_calls import CreateCalls
-from proxy.controller.calls.held_call import HeldCall, Trip
-from proxy.controller.calls.hook_gateway import HookGateway
-from proxy.controller.calls.pod_calls import PodCalls
+from proxy.calls.container_calls import ContainerCalls
+from proxy.calls.create_calls import CreateCalls
+from proxy.calls.held_call import HeldCall, Trip
+from proxy.calls.hook_gateway import HookGateway
+from proxy.calls.pod_calls import PodCalls
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate

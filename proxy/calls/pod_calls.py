@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.controller.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
-from proxy.controller.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
+from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
+from proxy.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
 from proxy.controller.controller import Keeper
 from proxy.engine.admit import decides_pod
 from proxy.model.grpc_status import GrpcStatus

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.controller.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip
-from proxy.controller.calls.hook_gateway import NO_HOOKS, HookGateway
+from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip
+from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
 from proxy.controller.controller import Keeper
 from proxy.controller.exited_siblings import holders, see_ended
 from proxy.controller.ports import DeviceFacts

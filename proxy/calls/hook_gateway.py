@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.controller.calls.held_call import Handle, HeldCall
+from proxy.calls.held_call import Handle, HeldCall
 from proxy.model.workload import Container, Pod
 
 
