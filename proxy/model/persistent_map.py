@@ -28,27 +28,20 @@ class PersistentMap(Mapping[str, V]):
     def put(self, key: str, value: V) -> PersistentMap[V]:
         """Return the table with an entry added or replaced."""
         at = hash(key) % _BUCKETS
-        bucket = self._buckets[at]
-        new = self._with(at, {**bucket, key: value})
-        new._size = self._size + (key not in bucket)
-        return new
+        buckets = self._buckets.copy()
+        bucket = buckets[at]
+        buckets[at] = {**bucket, key: value}
+        return _of(buckets, self._size if key in bucket else self._size + 1)
 
     def drop(self, key: str) -> PersistentMap[V]:
         """Return the table without an entry; the same table where it has none."""
         at = hash(key) % _BUCKETS
-        bucket = self._buckets[at]
-        if key not in bucket:
+        if key not in self._buckets[at]:
             return self
-        new = self._with(at, {k: v for k, v in bucket.items() if k != key})
-        new._size = self._size - 1
-        return new
-
-    def _with(self, at: int, bucket: dict[str, V]) -> PersistentMap[V]:
-        new = PersistentMap.__new__(PersistentMap)
         buckets = self._buckets.copy()
-        buckets[at] = bucket
-        new._buckets = buckets
-        return new
+        buckets[at] = bucket = buckets[at].copy()
+        del bucket[key]
+        return _of(buckets, self._size - 1)
 
     def __getitem__(self, key: str) -> V:
         return self._buckets[hash(key) % _BUCKETS][key]
@@ -76,3 +69,13 @@ class PersistentMap(Mapping[str, V]):
     def items(self) -> list[tuple[str, V]]:  # type: ignore[override]  # the same
         """Return all pairs."""
         return [pair for bucket in self._buckets for pair in bucket.items()]
+
+
+_new = PersistentMap.__new__
+
+
+def _of(buckets: list[dict[str, V]], size: int) -> PersistentMap[V]:
+    table: PersistentMap[V] = _new(PersistentMap)
+    table._buckets = buckets
+    table._size = size
+    return table
