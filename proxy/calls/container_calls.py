@@ -130,7 +130,7 @@ class ContainerCalls:
             return
         want = self.keeper.state.wanted(container)
         self._note_asked(container, asked)
-        flight = self.keeper.flights.depart(container.id, want)
+        flight = self.keeper.calls.depart(container.id, want)
         self.keeper.lasting.fencing.bind(flight, fence)
         call.state = Trip(container.id, flight=flight)
         quota = self.keeper.quotas.requested(container, asked.cpu_quota)

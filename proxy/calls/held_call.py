@@ -18,7 +18,7 @@ from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
 
 if TYPE_CHECKING:
-    from proxy.controller.inflight import Flight
+    from proxy.engine.inflight import InflightCall
 
 NO_DEVICES = DeviceFacts()
 """Stands for devices that were not looked for, as they could change nothing."""
@@ -149,7 +149,7 @@ class Trip:
     pod: Pod | None = None
     token: str = ""
     sent: CpuSet | None = None
-    flight: Flight | None = None
+    flight: InflightCall | None = None
     named: bool = False
     body: Any = None
 

@@ -1,7 +1,7 @@
 """Starts that hang: the container is confined, and owners of CPUs can be created meanwhile.
 
 Theory. A start that has left for the runtime carries the set that was right when it left. A create that gives
-some of these CPUs away waits for it (``flights``), because the runtime may write that set at any moment. An
+some of these CPUs away waits for it (``engine.inflight``): the runtime may write that set at any moment. An
 ordinary start lands within ``PATIENCE_S``. One that does not may hang for minutes, for example in a mount
 whose server does not answer, and must not hold up every owner of the node. What can be done about it follows
 from when runc writes a cpuset (opencontainers/runc, libcontainer/process_linux.go, ``initProcess.start``):
@@ -45,12 +45,13 @@ from proxy.controller.context import NodeContext
 from proxy.controller.drift.detection import Drift
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
+from proxy.engine.node_events import CallConfined
 from proxy.engine.write_errors import PAUSE_S, TRIES
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Phase
 
 if TYPE_CHECKING:
-    from proxy.controller.inflight import Flight
+    from proxy.engine.inflight import InflightCall
 
 PATIENCE_S = 0.5
 """A start that has been in flight for so long is not waited for where that can be avoided."""
@@ -72,7 +73,7 @@ class Wait(Struct, frozen=True):
         passed: How many calls are still in flight and are not in the way, as their containers are confined.
     """
 
-    late: tuple[Flight, ...] = ()
+    late: tuple[InflightCall, ...] = ()
     seconds: float | None = None
     passed: int = 0
 
@@ -109,7 +110,7 @@ class Confinement:
         context = self._context
         state, seconds = context.state, context.options.call_timeout
         limits = ((c.id, state.wanted(c)) for c in state.containers.values() if state.shares(c))
-        flights = context.flights.beyond(limits, mine)
+        flights = context.state.inflight.beyond(limits, mine)
         if not flights:
             return NOT_AT_ALL
         clock = asyncio.get_running_loop().time
@@ -117,23 +118,23 @@ class Confinement:
         while True:
             ripe = [f for f in flights if clock() - f.departed >= PATIENCE_S and self._can_confine(f)]
             passed = await self.confine(ripe, mine)
-            left = [f for f in flights if not f.landed.done() and f not in passed]
+            left = [f for f in flights if not context.calls.has_landed(f) and f not in passed]
             if not left or clock() - began >= seconds:
-                there = sum(not flight.landed.done() for flight in passed)
+                there = sum(not context.calls.has_landed(flight) for flight in passed)
                 return Wait(tuple(left), clock() - began, there)
-            waits = [flight.landed for flight in left]
-            await asyncio.wait(waits, timeout=self._next(left, began + seconds))
+            await context.calls.wait(left, self._next(left, began + seconds))
 
-    def _next(self, left: list[Flight], deadline: float) -> float:
+    def _next(self, left: list[InflightCall], deadline: float) -> float:
         """Give the seconds until calls are to be looked at again, in whole milliseconds."""
         now = asyncio.get_running_loop().time()
         ages = [now - flight.departed for flight in left if self._can_confine(flight)]
         due = [PATIENCE_S - age if age < PATIENCE_S else LOOK_S for age in ages]
         return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
 
-    def _can_confine(self, flight: Flight) -> bool:
+    def _can_confine(self, flight: InflightCall) -> bool:
         """Report whether there is a way to confine the container of a call."""
-        if flight.landed.done() or (flight.suspected and not flight.confined):
+        call = self._context.state.inflight.current(flight)
+        if call is None or (call.suspected and not call.confined):
             return False  # most of those that are suspected do not exist: they are over soon
         return flight.is_start or self._has_fence(flight.container_id)
 
@@ -143,7 +144,7 @@ class Confinement:
         v2 = context.enforcer.cgroups.version == 2
         return v2 and container is not None and self._fencing.can_confine(container)
 
-    async def confine(self, flights: Collection[Flight], mine: CpuSet) -> set[Flight]:
+    async def confine(self, flights: Collection[InflightCall], mine: CpuSet) -> set[InflightCall]:
         """Confine the containers of some calls in flight to what they are to have now.
 
         A container that is confined already is confined again: it may be entitled to less by now.
@@ -156,13 +157,13 @@ class Confinement:
         done = {flight for flight in flights if await self._fence(flight, mine)}
         done |= await self._narrow([flight for flight in flights if flight.is_start])
         for flight in flights:
-            self._context.flights.confine(flight, confined=flight in done and not flight.landed.done())
+            self._context.store.handle(CallConfined(flight, flight in done))
         if done and not self._attends:
             self._attends = True
             self._context.spawn(self._attend())
         return done
 
-    async def _fence(self, flight: Flight, mine: CpuSet) -> bool:
+    async def _fence(self, flight: InflightCall, mine: CpuSet) -> bool:
         """Limit the group of a container's pod while a call is in flight, where that is possible."""
         context = self._context
         container = context.state.containers.get(flight.container_id)
@@ -170,13 +171,13 @@ class Confinement:
             return False
         return await self._fencing.confine(flight, container, mine)
 
-    async def _narrow(self, flights: list[Flight]) -> set[Flight]:
+    async def _narrow(self, flights: list[InflightCall]) -> set[InflightCall]:
         """Narrow the groups of containers whose starts are in flight; gives those that have a group."""
         context, ids = self._context, [flight.container_id for flight in flights]
         there = await context.kernel.run(self._with_group, ids) if ids else set[str]()
         for flight in flights:
-            if flight.container_id in there and not flight.landed.done():
-                context.flights.confine(flight, confined=True)  # else it is not written
+            if flight.container_id in there:
+                context.store.handle(CallConfined(flight, confined=True))  # else it is not written
         there -= await self._follow(there)
         self._absent.difference_update(there)
         self._absent.update(container_id for container_id in ids if container_id not in there)
@@ -216,11 +217,11 @@ class Confinement:
         Returns:
             Whether any container is confined: then the next reports must not wait.
         """
-        flights = self._context.flights
-        confined = [i for i in ids if flights.is_confined(i)]
+        inflight = self._context.state.inflight
+        confined = [i for i in ids if inflight.is_confined(i)]
         if confined:
             self._context.spawn(self._narrow_again(confined))
-        return bool(flights.confined())
+        return bool(inflight.confined)
 
     async def _narrow_again(self, ids: list[str]) -> None:
         await self._follow(ids)
@@ -229,16 +230,16 @@ class Confinement:
         """Look at confined containers until there are none: a group may be gone, a report may be missing."""
         context = self._context
         try:
-            while ids := context.flights.confined():
+            while ids := context.state.inflight.confined:
                 watched = self._drift.watch.covers(i for i in ids if i not in self._absent)
                 await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
-                starts = (f for i in ids for f in context.flights.of(i) if f.is_start and f.confined)
+                starts = (f for i in ids for f in context.state.inflight.of(i) if f.is_start and f.confined)
                 await self._look([flight for flight in starts if flight.container_id not in self._absent])
             self._absent.clear()
         finally:
             self._attends = False
 
-    async def _look(self, starts: list[Flight]) -> None:
+    async def _look(self, starts: list[InflightCall]) -> None:
         """Narrow the groups of confined containers again, and confine none whose group is gone."""
         context = self._context
         there = await self._narrow(starts)
@@ -246,7 +247,7 @@ class Confinement:
             if flight not in there:
                 self._drift.watch.drop(flight.container_id)
                 fenced = self._fencing.is_fenced(flight)
-                context.flights.confine(flight, confined=fenced and not flight.landed.done())
+                context.store.handle(CallConfined(flight, fenced))
 
     # -- calls without a waiting client --------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ class Confinement:
         """Confine created containers that have a group and may be at a start without a waiting client."""
         context = self._context
         there = context.state.containers
-        strays = [f for f in context.flights.strays() if f.is_start and not f.confined]
+        strays = [f for f in context.state.inflight.strays() if f.is_start and not f.confined]
         strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
         if strays:
             found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
@@ -262,12 +263,14 @@ class Confinement:
             strays = [flight for flight in strays if flight.container_id in found]
             await self.confine(strays, CpuSet.from_bits(owned))
 
-    def holds(self, flight: Flight) -> bool:
+    def holds(self, flight: InflightCall) -> bool:
         """Report whether a start without a waiting client is not over by time alone.
 
         As long as the group is there, the runtime may go on with the start.
         """
-        return flight.is_start and flight.confined and flight.container_id not in self._absent
+        call = self._context.state.inflight.current(flight)
+        is_confined = call is not None and call.confined
+        return flight.is_start and is_confined and flight.container_id not in self._absent
 
     # -- words --------------------------------------------------------------------------------------------
 
@@ -278,7 +281,7 @@ class Confinement:
         more = f", and {len(wait.late) - MANY} more" if len(wait.late) > MANY else ""
         return f"the runtime is still busy with {', '.join(named)}{more}"
 
-    def _named(self, flight: Flight, now: float) -> str:
+    def _named(self, flight: InflightCall, now: float) -> str:
         container = self._context.state.containers.get(flight.container_id)
         ref = container.ref if container is not None else f"container {flight.container_id}"
         if flight.suspected:

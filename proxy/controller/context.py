@@ -30,7 +30,7 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: What is true about the node. ``state``, ``flights``, ``synced``, ``attention``, ``to_settle``
+        store: What is true about the node. ``state``, ``calls``, ``synced``, ``attention``, ``to_settle``
             and ``journal`` are its own.
         options: How to behave.
         clock: Seconds that never jump.
@@ -81,7 +81,7 @@ class NodeContext(BackgroundTasks):
             options.call_timeout,
         )
         self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken, options.mode)
-        self.flights = store.flights
+        self.calls = store.calls
         self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
@@ -89,8 +89,8 @@ class NodeContext(BackgroundTasks):
         self.enforcer = Enforcer(
             cgroups,
             lambda: store.state,
-            self.flights.busy,
-            self.flights.is_confined,
+            lambda container_id: store.state.inflight.is_busy(container_id),
+            lambda container_id: store.state.inflight.is_confined(container_id),
             lambda: store.mode.is_leaving,
             options.quirks,
         )

@@ -168,14 +168,11 @@ class Keeper(NodeContext):
         self.launch = launch = StartUpdate(
             self,
             writes,
-            lifecycle,
             quotas,
             mems,
             reservations,
             self.confinement,
-            drift,
             lasting.fencing,
-            lasting.changed,
         )
         self.settler = Settler(self, launch, quotas, mems, lasting)
         self.sync = Sync(

@@ -4,7 +4,7 @@ The order of a create that gives CPUs away:
 
     decide (the state already says that the CPUs are taken)
     -> ledger: the placement, in flight
-    -> wait for calls in flight that carry wider sets (flights)
+    -> wait for calls in flight that carry wider sets (confinement)
     -> kernel: others leave the CPUs, read back
     -> the request goes on; the runtime's id arrives -> ledger: the placement, for good
 

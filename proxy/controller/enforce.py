@@ -241,9 +241,14 @@ class Enforcer:
                 same = sets[key] = want, has if has != want else None, [], []
             same[2].append(container_id)
             same[3].append(path)
-        newest = self._state
+
+        def is_same() -> bool:
+            newest = self._state()
+            same = newest.containers is state.containers and newest.pools is state.pools
+            return same and newest.node is state.node
+
         for want, has, ids, paths in sets.values():
-            results = self.cgroups.write_all(paths, want, has, lambda: newest() is state)
+            results = self.cgroups.write_all(paths, want, has, is_same)
             for container_id, written in zip(ids, results, strict=True):
                 if written is None:
                     left.append(container_id)

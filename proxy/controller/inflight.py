@@ -1,171 +1,107 @@
-"""Calls in flight that may write a container's cpuset at any moment.
-
-A StartContainer or UpdateContainerResources that has left for the runtime carries the set that was right when
-it left. If a pool shrinks meanwhile, a kernel write of ours could be undone when the runtime gets to it. So a
-shrink first waits until such calls have landed, and only then writes and reads back.
-
-A call that gets no answer (its client went away, its deadline passed, the runtime was lost), and a start
-that was refused, may still be executed by the runtime, or be so already: it stays in flight, as a *stray*,
-until the runtime's list tells, or the runtime has answered others for long enough. A runtime that hangs
-answers nobody, so its strays stay. When two calls for one container overlap, nobody knows which the runtime
-executed last: neither tells what the runtime has saved.
-
-A start that hangs need not hold up anything once its container's group exists: the container is *confined*,
-see ``confinement``. Its flight stays registered until it lands.
-"""
+"""Waiting for calls in flight (``proxy.engine.inflight``), which the state holds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node_events import CallDeparted, CallLanded
 from proxy.model.idset import CpuSet
 
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One call in flight.
-
-    Attributes:
-        container_id: Whom it is about.
-        carries: The set that it brings.
-        is_start: A start, not an update.
-        overlapped: Another call for the container was in flight at the same time.
-        stray_since: When it became a stray; None while its answer is waited for.
-        seen: When the runtime first answered something that was asked after that.
-        refused: It is a start that the runtime has answered with an error: its next list is right about it.
-        tell: When it is over, the runtime is told today's set.
-        departed: When it left, by the loop's clock.
-        suspected: It is not known to exist: a daemon before us may have let it go.
-        confined: The container is kept within its current set while the call is in flight.
-    """
-
-    container_id: str
-    carries: CpuSet
-    is_start: bool
-    landed: asyncio.Future[None]
-    overlapped: bool = False
-    stray_since: float | None = None
-    seen: float | None = None
-    refused: bool = False
-    tell: bool = True
-    departed: float = 0.0
-    suspected: bool = False
-    confined: bool = False
+if TYPE_CHECKING:
+    from proxy.engine.node_effects import CallOver
+    from proxy.engine.node_events import NodeEvent
+    from proxy.engine.state import NodeState
 
 
-class InflightCalls:
-    """The calls in flight, by container id."""
+class CallWaits:
+    """Registers calls in flight, and wakes what waits for their end."""
 
-    def __init__(self) -> None:
-        self._flying: dict[str, list[Flight]] = {}
-        self._confined: dict[str, int] = {}
+    def __init__(self, state: Callable[[], NodeState], handle: Callable[[NodeEvent], object]) -> None:
+        """Begin with no call.
 
-    def depart(self, container_id: str, carries: CpuSet, *, is_start: bool = False) -> Flight:
-        """Register a call that carries a set to a container; give the result to ``land``."""
-        loop = asyncio.get_running_loop()
-        landed: asyncio.Future[None] = loop.create_future()
-        flight = Flight(container_id, carries, is_start, landed, departed=loop.time())
-        others = self._flying.setdefault(container_id, [])
-        if others:
-            flight.overlapped = True
-            for other in others:
-                other.overlapped = True
-        others.append(flight)
-        return flight
-
-    def land(self, flight: Flight) -> bool:
-        """The call has been answered, or is lost.
-
-        Returns:
-            False where it had landed before.
+        Args:
+            state: The node as it is now.
+            handle: Has something happen to the node.
         """
-        if flight.landed.done():
-            return False
-        flight.landed.set_result(None)
-        self.confine(flight, confined=False)
-        others = self._flying[flight.container_id]
-        others.remove(flight)
-        if not others:
-            del self._flying[flight.container_id]
-        return True
+        self._state = state
+        self._handle = handle
+        self._number = 0
+        self._waits: dict[int, asyncio.Future[None]] = {}
 
-    def of(self, container_id: str) -> list[Flight]:
-        """Give the calls in flight for a container."""
-        return list(self._flying.get(container_id, ()))
+    def depart(
+        self,
+        container_id: str,
+        carries: CpuSet,
+        *,
+        is_start: bool = False,
+        suspected_at: float | None = None,
+    ) -> InflightCall:
+        """Register a call that carries a cpuset to a container; its end is an event with the result.
 
-    def busy(self, container_id: str) -> bool:
-        """Tell whether a call for the container is in flight; callable from any thread."""
-        return container_id in self._flying
+        Args:
+            container_id: The container.
+            carries: The cpuset.
+            is_start: A start, not an update.
+            suspected_at: When it was found that an earlier run of the daemon may have let it go; None where
+                it leaves now.
+        """
+        loop, is_known = asyncio.get_running_loop(), suspected_at is None
+        self._number += 1
+        call = InflightCall(
+            self._number,
+            container_id,
+            carries,
+            is_start,
+            loop.time(),
+            stray_since=suspected_at,
+            resend=is_known,
+            suspected=not is_known,
+        )
+        self._waits[call.number] = loop.create_future()
+        self._handle(CallDeparted(call))
+        return call
 
-    def starting(self, container_id: str) -> bool:
-        """Tell whether a start of the container is in flight."""
-        return any(flight.is_start for flight in self._flying.get(container_id, ()))
+    def land(self, call: InflightCall) -> None:
+        """A call is over, and says nothing about its container."""
+        self._handle(CallLanded(call))
 
-    def strays(self) -> list[Flight]:
-        """Give the calls that nobody waits for any more."""
-        return [f for flights in self._flying.values() for f in flights if f.stray_since is not None]
+    def over(self, effect: CallOver) -> None:
+        """Wake what waits for a call."""
+        self._waits.pop(effect.number).set_result(None)
 
-    def awaited(self, container_id: str) -> bool:
-        """Tell whether a call is in flight for a container whose answer will be followed."""
-        return any(flight.stray_since is None for flight in self._flying.get(container_id, ()))
+    def has_landed(self, call: InflightCall) -> bool:
+        """Report whether a call is over."""
+        return call.number not in self._waits
 
-    def known(self, container_id: str) -> bool:
-        """Tell whether a call is in flight for a container that is not only suspected to be."""
-        flying = self._flying.get(container_id, ())
-        return any(flight.stray_since is None or flight.tell for flight in flying)
+    def then(self, call: InflightCall, done: Callable[[], None]) -> None:
+        """Have something done once a call in flight is over."""
+        self._waits[call.number].add_done_callback(lambda _: done())
+
+    async def wait(self, calls: Iterable[InflightCall], timeout: float) -> None:
+        """Wait until calls are over.
+
+        Args:
+            calls: The calls.
+            timeout: Seconds to wait at most.
+        """
+        waits = [wait for call in calls if (wait := self._waits.get(call.number)) is not None]
+        if waits:
+            await asyncio.wait(waits, timeout=timeout)
 
     async def updated(self, container_id: str, cpus: CpuSet, timeout: float) -> bool:
-        """Wait until no update is in flight that carries another set to a container.
+        """Wait until no update is in flight that carries another cpuset to a container.
 
         Args:
             container_id: Which container.
-            cpus: The set that it is to have.
+            cpus: The cpuset that it is to have.
             timeout: Seconds to wait at most.
 
         Returns:
             False where one is in flight still.
         """
-        waits = [flight.landed for flight in self.others(container_id, cpus)]
-        return not waits or not (await asyncio.wait(waits, timeout=timeout))[1]
-
-    def others(self, container_id: str, cpus: CpuSet) -> list[Flight]:
-        """Give the updates in flight that carry another set to a container."""
-        flying = self._flying.get(container_id, ())
-        return [flight for flight in flying if not flight.is_start and flight.carries != cpus]
-
-    def beyond(self, wanted: Iterable[tuple[str, CpuSet]], mine: CpuSet) -> list[Flight]:
-        """Give the calls in flight that carry some CPUs to a container that is not to have them.
-
-        Args:
-            wanted: Container ids with the sets that they must not exceed.
-            mine: The CPUs that it is about.
-        """
-        return [
-            flight
-            for container_id, cpus in wanted
-            for flight in self._flying.get(container_id, ())
-            if (flight.carries - cpus) & mine
-        ]
-
-    # -- confined containers ------------------------------------------------------------------------------
-
-    def confine(self, flight: Flight, *, confined: bool) -> None:
-        """Mark a flight whose container is kept within its current set, or no longer is."""
-        if flight.confined is confined:
-            return
-        flight.confined = confined
-        count = self._confined.get(flight.container_id, 0) + (1 if confined else -1)
-        if count:
-            self._confined[flight.container_id] = count
-        else:
-            self._confined.pop(flight.container_id, None)
-
-    def is_confined(self, container_id: str) -> bool:
-        """Tell whether a container is confined; callable from any thread."""
-        return container_id in self._confined
-
-    def confined(self) -> list[str]:
-        """Give the ids of the containers that are confined."""
-        return list(self._confined)
+        calls = self._state().inflight.others(container_id, cpus)
+        await self.wait(calls, timeout)
+        return all(map(self.has_landed, calls))

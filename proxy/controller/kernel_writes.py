@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from proxy.controller.context import NodeContext
 from proxy.controller.enforce import Enforced
 from proxy.controller.observer import Observer
-from proxy.engine.node_effects import Change, Follow
+from proxy.engine.node_effects import Change, Follow, WriteCpusets
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 
@@ -29,6 +29,7 @@ class KernelWrites(Observer):
         self._write: Write = context.enforcer.enforce
         self._noted: list[Callable[[Enforced], None]] = []
         self._put_off = set[str]()
+        context.store.perform_by(WriteCpusets, lambda effect: self.later(list(effect.ids)))
 
     def write_with(self, write: Write) -> None:
         """Have containers written by a function that does more than the enforcer (``drift``)."""
@@ -63,8 +64,8 @@ class KernelWrites(Observer):
 
     async def follow(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, now."""
-        context, flights = self._context, self._context.flights
-        ids = [i for i in ids if not flights.awaited(i) or flights.is_confined(i)]
+        context, inflight = self._context, self._context.state.inflight
+        ids = [i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i)]
         if not ids:
             return
         done = await context.kernel.run(self._write, ids)

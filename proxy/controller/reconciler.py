@@ -186,7 +186,7 @@ class Sync:
             except Exception as error:  # noqa: BLE001  whatever it is, the next pass must come
                 self._failed(error)
                 wait = min(wait, again.next())
-            if context.state.runtime.lost or context.flights.strays():
+            if context.state.runtime.lost or context.state.inflight.strays():
                 wait = min(wait, GRACE_S)
             try:
                 # Not wait_for: in Python 3.11 it may swallow a cancellation.
@@ -408,7 +408,7 @@ class Sync:
             if (
                 ours is None
                 or not context.state.runtime.changes.is_unchanged(container_id, began)
-                or context.flights.of(container_id)
+                or context.state.inflight.of(container_id)
             ):
                 continue
             if ours.phase is Phase.EXITED and phase is not Phase.EXITED:

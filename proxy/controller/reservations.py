@@ -348,11 +348,9 @@ class Reservations:
     async def _await_own_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
         """Wait for calls that carry other CPUs to the containers; those that leave from now on do not."""
         context, confinement = self._context, self._confinement
-        calls = [f for i in one.containers for f in context.flights.of(i) if not f.carries <= cpus]
-        if calls:
-            landed = [call.landed for call in calls]
-            await asyncio.wait(landed, timeout=context.options.call_timeout)
-        late = Wait(tuple(call for call in calls if not call.landed.done()))
+        calls = [f for i in one.containers for f in context.state.inflight.of(i) if not f.carries <= cpus]
+        await context.calls.wait(calls, context.options.call_timeout)
+        late = Wait(tuple(call for call in calls if not context.calls.has_landed(call)))
         if not late.late:
             return seen.InflightLanded()
         return seen.InflightLate(confinement.words(late), confinement.public_words(late), late.cpus)
@@ -362,8 +360,8 @@ class Reservations:
         if one.kind is ReservationKind.MOVE:
             return self._written(one, await context.kernel.run(context.enforcer.enforce, one.containers))
         # A call in flight would undo the write for a moment; the containers are written when it lands.
-        flights = context.flights
-        ids = [i for i in one.containers if not flights.awaited(i) or flights.is_confined(i)]
+        inflight = context.state.inflight
+        ids = [i for i in one.containers if not inflight.is_awaited(i) or inflight.is_confined(i)]
         return self._written(one, await context.kernel.run(self._drift.enforce, ids))
 
     def _written(self, one: Reservation, done: Enforced) -> Event:

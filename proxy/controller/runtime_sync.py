@@ -3,7 +3,8 @@
 A kernel write is at once but not for ever: runc's saved state undoes it at the next update of anything, and
 systemd at the next daemon-reload. So a container that was moved is also told to the runtime, a few a second.
 A call on its way counts as in flight, so that a shrink that needs the same container waits for it. One that
-got no answer may still be carried out, and goes on to count: see ``flights``. Nobody is told anew meanwhile.
+got no answer may still be carried out, and goes on to count (``engine.inflight``). Nothing is sent again
+meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import SavedCpusLearned, SettlingBegan
+from proxy.engine.node_events import ResendWanted, SavedCpusLearned, SettlingBegan
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -88,7 +89,7 @@ class Settler:
             await self._lasting.fencing.drop(fence)
             return asked
         want, quota = context.state.wanted(container), self._quotas.carried(container)
-        flight = context.flights.depart(container_id, want)
+        flight = context.calls.depart(container_id, want)
         self._lasting.fencing.bind(flight, fence)
         refused = ""
         try:
@@ -134,7 +135,7 @@ class Settler:
         What it does not tell stays unknown, and is told once.
         """
         context = self._context
-        flights = context.flights.of(container_id)
+        calls = context.state.inflight.of(container_id)
         try:
             detail = await self._worker.run(context.runtime.detail, container_id)
         except UnavailableError:
@@ -143,18 +144,17 @@ class Settler:
             return True
         saved = saved_cpus(detail.cpuset_cpus)
         new = container_id not in context.state.runtime.saved
-        if saved and new and not flights and not context.flights.of(container_id):
+        if saved and new and not calls and not context.state.inflight.of(container_id):
             context.store.handle(SavedCpusLearned(container_id, saved))
         return True
 
     def _waits(self, container_id: str) -> bool:
         """Tell whether a container is not to be told now; it comes again by itself then."""
         context = self._context
-        strays = [f for f in context.flights.of(container_id) if f.stray_since is not None]
+        strays = [f for f in context.state.inflight.of(container_id) if f.stray_since is not None]
         unsent = self._quotas.known.unsent
-        if any(flight.tell for flight in strays) or (strays and container_id not in unsent):
-            for flight in strays:
-                flight.tell = True
+        if any(call.resend for call in strays) or (strays and container_id not in unsent):
+            context.store.handle(ResendWanted(container_id))
             return True
         left = self._silent.left(container_id, context.clock())
         if not left:

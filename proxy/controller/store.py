@@ -21,9 +21,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from proxy.controller.inflight import InflightCalls
+from proxy.controller.inflight import CallWaits
 from proxy.controller.journal import Journal
 from proxy.controller.observer import Observer
 from proxy.engine import node_effects as to_do
@@ -50,6 +50,7 @@ from proxy.engine.node_events import (
 from proxy.engine.state import NodeState
 from proxy.model.mode import NodeMode
 
+E = TypeVar("E", to_do.WriteCpusets, to_do.CompareCpusets, to_do.CompareUnits)
 _NOTICES: dict[type[Notice], Callable[..., None]] = {
     Change: Observer.changed,
     to_do.NotifyCreated: Observer.created,
@@ -73,7 +74,7 @@ class NodeStore:
 
     Attributes:
         journal: Has changes written to the ledger.
-        flights: Calls at the runtime that may write a container's cpuset.
+        calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
         synced: Set once all running containers are known. Until then, free-looking CPUs may have an owner.
         attention: Set to have the runtime's lists compared soon.
         to_settle: Set when there are more unsettled containers.
@@ -101,7 +102,7 @@ class NodeStore:
         self._handlers: dict[type[Notice], tuple[Callable[..., None], ...]] = {}
         self._due: deque[Notice] = deque()
         self._notifies = False
-        self.flights = InflightCalls()
+        self.calls = CallWaits(lambda: self._state, self.handle)
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
         self.to_settle = asyncio.Event()
@@ -110,6 +111,8 @@ class NodeStore:
             PutRecord: self._put_record,
             RequestReconcile: lambda effect: self.attention.set(),
             to_do.SettleSoon: lambda effect: self.to_settle.set(),
+            to_do.CallOver: self.calls.over,
+            to_do.StrayOver: _answer,
             PlanDecided: _answer,
             PodDecided: _answer,
         }
@@ -138,6 +141,10 @@ class NodeStore:
     def admit(self, event: SandboxRequested) -> PodAdmission:
         """Have a pod decided about; returns the answer."""
         return next(e.admission for e in self.handle(event) if type(e) is PodDecided)
+
+    def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:
+        """Have effects of a kind performed by a part, from now on."""
+        self._perform[kind] = perform
 
     def subscribe(self, observer: Observer) -> None:
         """Notify an observer from now on, after those that have subscribed before."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from proxy.engine import decisions, lifecycle, sandboxes
+from proxy.engine import call_ends, decisions, lifecycle, sandboxes
 from proxy.engine import node_events as events
 from proxy.engine.adoption import with_unrecorded_grants
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
@@ -45,7 +45,8 @@ def _settling_began(state: NodeState, event: events.SettlingBegan) -> Handled:
 def _ledger_read(state: NodeState, event: events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
     runtime = state.runtime._replace(lost=dict.fromkeys(event.lost, event.at))
-    after = with_unrecorded_grants(found._replace(runtime=runtime, mode=state.mode))
+    found = found._replace(runtime=runtime, mode=state.mode, inflight=state.inflight)
+    after = with_unrecorded_grants(found)
     return after, followed(state, after, "ledger read")
 
 
@@ -107,6 +108,16 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     events.SandboxStopped: sandboxes.sandbox_stopped,
     events.SandboxRemoved: sandboxes.sandbox_removed,
     events.CpusHeld: _cpus_held,
+    events.CallDeparted: call_ends.call_departed,
+    events.CallLanded: call_ends.call_landed,
+    events.CallStrayed: call_ends.call_strayed,
+    events.StartRefused: call_ends.start_refused,
+    events.StartEnded: call_ends.start_ended,
+    events.UpdateEnded: call_ends.update_ended,
+    events.ResendWanted: call_ends.resend_wanted,
+    events.CallConfined: call_ends.call_confined,
+    events.StrayListed: call_ends.stray_listed,
+    events.StrayEnded: call_ends.stray_ended,
     events.RuntimeListed: _runtime_listed,
     events.NodeRulesChanged: _node_rules_changed,
     events.HardwareChanged: _machine_changed,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from proxy.engine.admit import PodAdmission
 from proxy.engine.create import Plan
 from proxy.engine.effects import RequestReconcile
+from proxy.engine.inflight import InflightCall
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
 from proxy.model.workload import Container, Phase, Pod
@@ -69,6 +70,58 @@ class Change(NamedTuple):
 
 class SettleSoon(NamedTuple):
     """Have the runtime sent CPUs of containers that are unsettled."""
+
+
+class CallOver(NamedTuple):
+    """A call is in flight no more: what waits for that goes on.
+
+    Attributes:
+        number: Which call.
+    """
+
+    number: int
+
+
+class StrayOver(NamedTuple):
+    """A stray is over: ``StrayEnded`` follows once systemd has what is right for its container.
+
+    Attributes:
+        call: The stray.
+        phase: The phase that its container is in.
+    """
+
+    call: InflightCall
+    phase: Phase
+
+
+class WriteCpusets(NamedTuple):
+    """Write the cpusets of containers in the kernel, in the background.
+
+    Attributes:
+        ids: The containers.
+    """
+
+    ids: tuple[str, ...]
+
+
+class CompareCpusets(NamedTuple):
+    """Compare the cpusets of containers with the kernel, in the background.
+
+    Attributes:
+        ids: The containers.
+    """
+
+    ids: tuple[str, ...]
+
+
+class CompareUnits(NamedTuple):
+    """Compare the systemd units of containers, in the background.
+
+    Attributes:
+        ids: The containers.
+    """
+
+    ids: tuple[str, ...]
 
 
 class NotifyCreated(NamedTuple):
@@ -191,7 +244,19 @@ Notice = (
     | NotifyListed
 )
 """What observers are notified of."""
-NodeEffect = PutRecord | SettleSoon | RequestReconcile | PlanDecided | PodDecided | Notice
+NodeEffect = (
+    PutRecord
+    | SettleSoon
+    | RequestReconcile
+    | CallOver
+    | StrayOver
+    | WriteCpusets
+    | CompareCpusets
+    | CompareUnits
+    | PlanDecided
+    | PodDecided
+    | Notice
+)
 NodeEffects = tuple[NodeEffect, ...]
 
 

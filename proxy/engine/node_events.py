@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from proxy.engine.effects import AbortReason
+from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
 from proxy.engine.node_effects import Follow
 from proxy.engine.owners import CpuHold
@@ -271,6 +272,129 @@ class CpusHeld(NamedTuple):
     placed: tuple[Container, ...] = ()
 
 
+# -- calls in flight ----------------------------------------------------------------------------------------
+
+
+class CallDeparted(NamedTuple):
+    """A call has left for the runtime, or may have left with an earlier run of the daemon.
+
+    Attributes:
+        call: The call.
+    """
+
+    call: InflightCall
+
+
+class CallLanded(NamedTuple):
+    """A call is over, and says nothing about its container.
+
+    Attributes:
+        call: The call.
+    """
+
+    call: InflightCall
+
+
+class CallStrayed(NamedTuple):
+    """The answer to a call is not waited for any more.
+
+    Attributes:
+        call: The call.
+        at: When.
+    """
+
+    call: InflightCall
+    at: float
+
+
+class StartRefused(NamedTuple):
+    """The runtime has answered a start with an error, and the container is still starting.
+
+    Attributes:
+        call: The call.
+        at: When.
+    """
+
+    call: InflightCall
+    at: float
+
+
+class StartEnded(NamedTuple):
+    """A start is over.
+
+    Attributes:
+        call: The call.
+        phase: The phase that its container is in; None where that is not known.
+    """
+
+    call: InflightCall
+    phase: Phase | None
+
+
+class UpdateEnded(NamedTuple):
+    """An update has been answered.
+
+    Attributes:
+        call: The call.
+        saved: The CPUs that the runtime has saved by it; None where it has saved none.
+    """
+
+    call: InflightCall
+    saved: CpuSet | None
+
+
+class ResendWanted(NamedTuple):
+    """The runtime is to be sent the CPUs of a container once the calls in flight for it are over.
+
+    Attributes:
+        container_id: The container.
+    """
+
+    container_id: str
+
+
+class CallConfined(NamedTuple):
+    """The container of a call is kept within its current cpuset while the call is in flight, or no longer is.
+
+    Attributes:
+        call: The call.
+        confined: Whether it is.
+    """
+
+    call: InflightCall
+    confined: bool
+
+
+class StrayListed(NamedTuple):
+    """The runtime has listed what it has, while a stray was in flight.
+
+    Attributes:
+        call: The stray.
+        phase: The phase that the list shows for its container; None where it says nothing.
+        asked: When the list was asked for.
+        now: When it came.
+        held: Time alone does not end the stray.
+    """
+
+    call: InflightCall
+    phase: Phase | None
+    asked: float
+    now: float
+    held: bool
+
+
+class StrayEnded(NamedTuple):
+    """A stray is over.
+
+    Attributes:
+        call: The stray.
+        phase: The phase that its container is in.
+    """
+
+    call: InflightCall
+    phase: Phase
+
+
 # -- what is known of the runtime ---------------------------------------------------------------------------
 
 
@@ -416,6 +540,16 @@ NodeEvent = (
     | SandboxStopped
     | SandboxRemoved
     | CpusHeld
+    | CallDeparted
+    | CallLanded
+    | CallStrayed
+    | StartRefused
+    | StartEnded
+    | UpdateEnded
+    | ResendWanted
+    | CallConfined
+    | StrayListed
+    | StrayEnded
     | RuntimeListed
     | NodeRulesChanged
     | HardwareChanged

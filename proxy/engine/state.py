@@ -17,6 +17,7 @@ from proxy.allocation.memory.state import MemoryState
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider
 from proxy.engine.admission import assigned_cpus, sum_requests
+from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
 from proxy.engine.owners import CpuHold, owners_of
 from proxy.engine.pool_placement import pool_cpus, without_hook_limits
@@ -34,6 +35,7 @@ from proxy.pools.pools import CpuPools, Owner, pools_of
 _NOTHING_HELD: Held = {}
 _NO_HOLDS: Mapping[str, CpuHold] = {}
 _NOTHING_KNOWN = RuntimeKnowledge()
+_NO_CALLS = InflightCalls()
 
 
 class NodeState(NamedTuple):
@@ -50,6 +52,7 @@ class NodeState(NamedTuple):
         holds: What reservations hold for owners beside their placements, by reservation.
         runtime: What is known of the runtime beside its containers.
         mode: What is done with the node.
+        inflight: Calls at the runtime that may write a container's cpuset.
     """
 
     node: Node
@@ -63,6 +66,7 @@ class NodeState(NamedTuple):
     holds: Mapping[str, CpuHold] = _NO_HOLDS
     runtime: RuntimeKnowledge = _NOTHING_KNOWN
     mode: NodeMode = NodeMode.ENFORCE
+    inflight: InflightCalls = _NO_CALLS
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -103,7 +107,7 @@ class NodeState(NamedTuple):
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
         after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
-        return after._replace(runtime=self.runtime, mode=self.mode)
+        return after._replace(runtime=self.runtime, mode=self.mode, inflight=self.inflight)
 
     def on(self, machine: Machine) -> NodeState:
         """Return the state after CPUs came or went."""
@@ -229,6 +233,7 @@ class NodeState(NamedTuple):
             self.holds,
             runtime,
             self.mode,
+            self.inflight,
         )
 
     def _accounted(

@@ -104,7 +104,7 @@ class Telling:
                 self.progress.reported[container_id] = due
                 await keeper.lasting.give(container_id, due.cpus, due.mems)
                 return False
-        flight = keeper.flights.depart(container_id, due.cpus)
+        flight = keeper.calls.depart(container_id, due.cpus)
         try:
             keeper.store.handle(SavedCpusLearned(container_id, None))
             await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
@@ -112,11 +112,11 @@ class Telling:
             keeper.quotas.saved(container_id, quota)
             await keeper.lasting.give(container_id, due.cpus, due.mems)
         finally:
-            keeper.flights.land(flight)
+            keeper.calls.land(flight)
         self.progress.reported[container_id] = due
         keeper.telemetry.count(metrics.RELEASE_UPDATES)
         return True
 
     def is_flying(self, container: Container) -> bool:
         """Return whether a call is at the runtime that may bring a container a set."""
-        return container.phase is Phase.CREATING or self._keeper.flights.known(container.id)
+        return container.phase is Phase.CREATING or self._keeper.state.inflight.is_known(container.id)

@@ -91,7 +91,7 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(live: Callable
         await w.until(lambda: w.on(start.id) == "6-15")
         await start.land()
         w.check()
-        assert not w.keeper.flights.confined()
+        assert not w.keeper.state.inflight.confined
         assert start.id in w.keeper.state.runtime.unsettled, "what the runtime has saved is wider"
         assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
             "what a call in flight brings is no drift"
@@ -107,7 +107,7 @@ def test_a_start_that_lands_soon_is_waited_for(live: Callable[..., None]) -> Non
         await w.until(lambda: w.keeper.state.owners)
         await w.quiet()
         assert not create.done()
-        assert not w.keeper.flights.confined()
+        assert not w.keeper.state.inflight.confined
         await start.land()
         assert (await create).refused is None
         assert count(w) == {"owners_cleared": 1, "creates_waited": 1, "creates_past_calls": 0}
@@ -170,7 +170,7 @@ def test_the_start_of_an_owner_names_no_other_pod(live: Callable[..., None]) -> 
     async def day(w: Any) -> None:
         own = w.finish(await owner(w), "own")
         secret = await w.create(await w.pod("secret", "LS"))
-        flight = w.keeper.flights.depart(secret, CpuSet.parse("0-15"))
+        flight = w.keeper.calls.depart(secret, CpuSet.parse("0-15"))
         refused = (await w.start(own)).refused
         assert refused is not None
         assert "one is being updated" in refused[1]
@@ -178,7 +178,7 @@ def test_the_start_of_an_owner_names_no_other_pod(live: Callable[..., None]) -> 
         assert any(
             "cannot start a container pod=ns/lse" in note and "of ns/secret/c" in note for note in notes(w)
         )
-        w.keeper.flights.land(flight)
+        w.keeper.calls.land(flight)
 
     live(day, rules=TENANTS, call_timeout=0.3)
 
@@ -210,7 +210,7 @@ def test_a_group_that_is_gone_confines_nothing(live: Callable[..., None], monkey
         start = await HangingStart.of(w)
         assert (await owner(w)).refused is None
         del w.cgroups.sets[start.id]
-        await w.until(lambda: not w.keeper.flights.confined())
+        await w.until(lambda: not w.keeper.state.inflight.confined)
         assert (await owner(w, "4", "lse2")).refused is not None, "it may be made again, with the old set"
 
     live(day, call_timeout=0.7)
@@ -233,13 +233,13 @@ def test_a_start_without_its_client_is_confined_while_its_group_exists(
         assert (await owner(w)).refused is None
         w.wire.finished(start.call, None)
         await passes(w)
-        assert w.keeper.flights.is_confined(start.id)
+        assert w.keeper.state.inflight.is_confined(start.id)
         start.write(writes)
         await w.until(lambda: w.on(start.id) == "4-15")
         del w.cgroups.sets[start.id]
-        await w.until(lambda: not w.keeper.flights.confined())
+        await w.until(lambda: not w.keeper.state.inflight.confined)
         await passes(w)
-        assert not w.keeper.flights.of(start.id)
+        assert not w.keeper.state.inflight.of(start.id)
         assert w.keeper.state.containers[start.id].phase is Phase.CREATED
 
     live(day)
@@ -260,7 +260,7 @@ def test_the_next_daemon_confines_a_start_that_it_does_not_know(live: Callable[.
         for _ in range(2):
             w.now += 3
             await w.sync.once()
-        assert w.keeper.flights.is_confined(start.id), "the runtime may go on with it at any time"
+        assert w.keeper.state.inflight.is_confined(start.id), "the runtime may go on with it at any time"
         start.write(writes)
         await w.until(lambda: w.on(start.id) == "4-15")
         assert (await owner(w, "4-5", "lse2")).refused is None
@@ -268,7 +268,7 @@ def test_the_next_daemon_confines_a_start_that_it_does_not_know(live: Callable[.
         w._state(start.id, "RUNNING")
         await w.sync.once()
         await w.quiet()
-        assert not w.keeper.flights.of(start.id)
+        assert not w.keeper.state.inflight.of(start.id)
         w.check()
 
     live(day)
@@ -282,7 +282,7 @@ def test_a_created_container_without_a_group_is_not_held_after_a_restart(live: C
         for _ in range(3):
             await w.sync.once()
             w.now += 3
-        assert not w.keeper.flights.of(ls)
+        assert not w.keeper.state.inflight.of(ls)
         assert not w.keeper.enforcer._missed
 
     live(day)
@@ -339,7 +339,7 @@ def test_on_v2_a_hanging_update_is_kept_off_by_its_pod(live: Callable[..., None]
     async def day(w: Any) -> None:
         limits, pod = Limits(w), "kubepods/podls"
         ls = await w.run(await w.pod("ls", "LS"))
-        flight = w.keeper.flights.depart(ls, CpuSet.parse("0-15"))
+        flight = w.keeper.calls.depart(ls, CpuSet.parse("0-15"))
         assert (await owner(w)).refused is None
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         assert str(limits.effective(w, ls, pod)) == "4-15"
@@ -355,9 +355,9 @@ def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(live: Callable[...,
     async def day(w: Any) -> None:
         limits = Limits(w)
         ls = await w.run(await w.pod("ls", "LS"))
-        flight = w.keeper.flights.depart(ls, CpuSet.parse("0-15"))
+        flight = w.keeper.calls.depart(ls, CpuSet.parse("0-15"))
         assert (await owner(w)).refused is None
-        w.keeper.flights.land(flight)
+        w.keeper.calls.land(flight)
         await w.until(lambda: str(limits.lists["kubepods/podls"]) == "0-15")
         assert not w.keeper.lasting.fencing._standing
 
@@ -405,7 +405,7 @@ def test_a_daemon_that_is_leaving_confines_nothing(live: Callable[..., None]) ->
     async def day(w: Any) -> None:
         start = await HangingStart.of(w)
         w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
-        flights = w.keeper.flights.of(start.id)
+        flights = w.keeper.state.inflight.of(start.id)
         assert await w.keeper.confinement.confine(flights, CpuSet.parse("0-3")) == set()
         assert w.on(start.id) == "0-15"
 

@@ -115,7 +115,7 @@ def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(live: Callable[
     async def day(w: Any) -> None:
         writes = told(w)
         ls, _ = await two(w)
-        flight = w.keeper.flights.depart(ls, CpuSet.parse("4-15"))
+        flight = w.keeper.calls.depart(ls, CpuSet.parse("4-15"))
         scribble(w, writes, ls)
         await asyncio.sleep(0.1)
         await w.quiet()

@@ -554,11 +554,11 @@ class Day:
                 f.overlapped,
                 f.stray_since is None,
                 f.refused,
-                f.tell,
+                f.resend,
                 f.confined,
                 self.loop.time() - f.departed >= confinement.PATIENCE_S,
             )
-            for f in itertools.chain.from_iterable(keeper.flights._flying.values())
+            for f in itertools.chain.from_iterable(keeper.state.inflight.calls.values())
         )
         jobs = [[(job.__name__, repr(args)) for _, job, args in pool.jobs] for pool in self.pools]
         entries = sorted((key, str(value.get("phase"))) for key, value in world.ledger.entries.items())

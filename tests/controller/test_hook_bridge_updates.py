@@ -142,7 +142,7 @@ def test_failed_updates_are_reported_with_the_hooks_name(live) -> None:
                 lack(f"pod=ns/lse container=c containerID={lse}", "CPUs 4 are not among those it has"),
             ]
             assert (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3")
-            assert not w.keeper.flights.of(ls)
+            assert not w.keeper.state.inflight.of(ls)
 
     live(day)
 
@@ -160,7 +160,7 @@ def test_calls_of_the_client_are_not_raced(live) -> None:
             w.wire.finished(call, 0)
             await done(w, h)
             assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
-            assert (w.keeper.state.runtime.saved[one], w.keeper.flights.of(one)) == (cpus("0-15"), [])
+            assert (w.keeper.state.runtime.saved[one], w.keeper.state.inflight.of(one)) == (cpus("0-15"), ())
             call = await w.call("UpdateContainerResources", request)
             take(h, one, cpu_shares=10)
             await asyncio.sleep(0.1)
@@ -181,7 +181,7 @@ def test_a_runtime_that_is_away_is_tried_again_for_a_while(live, monkeypatch) ->
             one = await w.run(await w.pod("ls", "LS"))
             w.runtime.update_error = UnavailableError("cannot reach it")
             take(h, one, cpu_shares=9)
-            await w.until(lambda: w.keeper.flights.strays())
+            await w.until(lambda: w.keeper.state.inflight.strays())
             w.runtime.update_error = None
             w.now += 3
             await w.sync.once()

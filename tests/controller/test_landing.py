@@ -28,7 +28,7 @@ def test_updates_that_land_together_are_read_together(live: Callable[..., None])
         ids = [await w.run(await w.pod(f"ls{number}", "LS")) for number in range(MANY)]
         await w.quiet()
         jobs = jobs_of(w)
-        flights = [w.keeper.flights.depart(i, CpuSet.parse("0-15")) for i in ids]
+        flights = [w.keeper.calls.depart(i, CpuSet.parse("0-15")) for i in ids]
         for flight in flights:
             w.cgroups.sets[flight.container_id] = CpuSet.parse(
                 "0-3"
@@ -49,12 +49,12 @@ def test_a_container_with_a_newer_set_does_not_wait(live: Callable[..., None]) -
         jobs = jobs_of(w)
         w.keeper.drift._looks = True  # as if one were under way, and the next far off
         for carried in (CpuSet.parse("0-3"), None):
-            flight = w.keeper.flights.depart(ids[0], carried or CpuSet.parse("0-15"))
+            flight = w.keeper.calls.depart(ids[0], carried or CpuSet.parse("0-15"))
             w.cgroups.sets[ids[0]] = CpuSet.parse("0-3")
             w.launch.landed(flight, carried)
             await w.until(lambda: str(w.on(ids[0])) == "0-15")
         assert jobs == [[ids[0]]] * 2
-        flight = w.keeper.flights.depart(ids[1], CpuSet.parse("0-15"))
+        flight = w.keeper.calls.depart(ids[1], CpuSet.parse("0-15"))
         w.launch.landed(flight, flight.carries)
         await w.quiet()
         assert jobs == [[ids[0]]] * 2

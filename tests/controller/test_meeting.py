@@ -77,18 +77,18 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(live: Liv
         ls, units = await scope(w)
         await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         units.cpus = REST
-        flight = w.keeper.flights.depart(ls, REST)
-        ours = w.keeper.flights.depart(ls, REST)
-        w.keeper.flights.land(ours)
+        flight = w.keeper.calls.depart(ls, REST)
+        ours = w.keeper.calls.depart(ls, REST)
+        w.keeper.calls.land(ours)
         lasting = w.keeper.lasting
         lasting.begin()
         await lasting.put_right(ls, "ls.scope", flight, REST)
         assert lasting.page()["systemd"]["runtime_tells"] == "not known"
-        w.keeper.flights.land(flight)
-        alone = w.keeper.flights.depart(ls, REST)
+        w.keeper.calls.land(flight)
+        alone = w.keeper.calls.depart(ls, REST)
         await lasting.put_right(ls, "ls.scope", alone, REST)
         assert lasting.page()["systemd"]["runtime_tells"] == "right"
-        w.keeper.flights.land(alone)
+        w.keeper.calls.land(alone)
 
     live(day)
 
@@ -96,12 +96,12 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(live: Liv
 def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
-        fencing, flight = w.keeper.lasting.fencing, w.keeper.flights.depart(ls, ALL)
+        fencing, flight = w.keeper.lasting.fencing, w.keeper.calls.depart(ls, ALL)
         fencing._standing = {"slice": StandingFence(CpuSet())}
         fencing.bind(flight, Fence("slice", ALL))
         w.keeper.enforcer.do_first(lambda: 1 / 0)
         w.launch.landed(flight, ALL)
-        await w.until(lambda: not w.keeper.flights.of(ls))
+        await w.until(lambda: not w.keeper.state.inflight.of(ls))
         w.keeper.enforcer.do_first(lambda: None)
         assert not fencing._standing
         assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS)
@@ -134,9 +134,9 @@ def test_a_container_settled_during_a_lost_start_is_updated_afterwards(live: Liv
         w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.settle_later(ls)
         await settler.finish(60)
-        assert w.keeper.flights.strays()
+        assert w.keeper.state.inflight.strays()
         await w.sync.once()
-        assert not w.keeper.flights.strays()
+        assert not w.keeper.state.inflight.strays()
         assert ls in w.keeper.state.runtime.unsettled
         settler.close()
 
@@ -167,7 +167,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(live: Live) -> N
 def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        flight = w.keeper.flights.depart(ls, ALL)
+        flight = w.keeper.calls.depart(ls, ALL)
 
         async def told() -> None:
             async with w.launch.under_way(flight):
@@ -177,7 +177,7 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert w.keeper.flights.strays() == [flight]
+        assert w.keeper.state.inflight.strays() == [flight]
 
     live(day)
 

@@ -45,7 +45,7 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable
         w.runtime.update_error = LATE
         w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.settle_later(ls)
-        await w.until(w.keeper.flights.strays)
+        await w.until(lambda: w.keeper.state.inflight.strays())
         w.runtime.update_error = None
         create = await waits(w, await w.pod("lse", "LSE", "", "0-3"))
         w.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime gets to it
@@ -78,10 +78,10 @@ def test_no_second_update_while_the_last_may_be_in_flight(live: Callable[..., No
         assert not [line for line in w.log if line.startswith("runtime")]
         w.now += 100
         await w.sync.once()
-        assert w.keeper.flights.strays(), "a runtime that hung may have been at it until now"
+        assert w.keeper.state.inflight.strays(), "a runtime that hung may have been at it until now"
         w.now += 3
         await w.sync.once()
-        assert not w.keeper.flights.strays()
+        assert not w.keeper.state.inflight.strays()
         assert ls in w.keeper.state.runtime.unsettled, "it is told by itself when that is over"
         await settler.finish(60)
         assert [line for line in w.log if line.startswith("runtime")] == [f"runtime {ls} 0-15"]

@@ -7,7 +7,6 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.codec import dump, load_container, load_pod
-from proxy.controller.inflight import InflightCalls
 from proxy.controller.journal import Journal
 from proxy.controller.status_data import node_page
 from proxy.controller.worker import Worker
@@ -56,42 +55,6 @@ def test_invalid_records_are_not_read() -> None:
     for broken in ({}, {**dump(OWNER), "phase": "flying"}, {**dump(OWNER), "placement": {"own": "x"}}):
         assert load_container(broken) is None
     assert load_pod({"uid": 3}) is None
-
-
-def test_flights() -> None:
-    async def day() -> None:
-        flights = InflightCalls()
-        wide, narrow = CpuSet.parse("0-7"), CpuSet.parse("4-7")
-        old = flights.depart("a", wide)
-        assert not old.overlapped
-        new = flights.depart("a", narrow, is_start=True)
-        assert old.overlapped
-        assert new.overlapped
-        assert flights.of("a") == [old, new]
-        assert flights.starting("a")
-        assert not flights.starting("b")
-        assert not flights.beyond([("b", narrow)], wide)
-        assert not flights.beyond([("a", wide)], wide), "nothing in flight exceeds it"
-        assert not flights.beyond([("a", narrow)], narrow), "what it carries is not asked for"
-        assert flights.beyond([("a", narrow)], CpuSet.parse("3-5")) == [old]
-        flights.confine(old, confined=True)
-        flights.confine(old, confined=True)
-        flights.confine(new, confined=True)
-        assert flights.confined() == ["a"]
-        flights.confine(new, confined=False)
-        assert flights.is_confined("a")
-        assert flights.land(old)
-        assert not flights.is_confined("a"), "a call that has landed confines nothing"
-        assert not flights.beyond([("a", narrow)], wide)
-        assert not flights.land(old), "twice is harmless"
-        assert flights.strays() == []
-        new.stray_since = 1.0
-        assert flights.strays() == [new]
-        flights.land(new)
-        assert flights.of("a") == []
-        assert not flights.depart("a", wide).overlapped
-
-    asyncio.run(day())
 
 
 def test_problems_are_reported_once_and_bounded() -> None:
@@ -286,13 +249,13 @@ def test_settling_survives_errors(live) -> None:
         w.keeper.store.handle(ContainersUnsettled((ls,)))
         w.keeper.store.handle(SavedCpusLearned(ls, None))
         w.keeper.to_settle.set()
-        await w.until(w.keeper.flights.strays)
+        await w.until(lambda: w.keeper.state.inflight.strays())
         w.runtime.update_error = None
         settled = w.keeper.telemetry.value(metrics.RUNTIME_UPDATES)
         for _ in range(2):
             await w.sync.once()
             w.now += 3
-        assert not w.keeper.flights.of(ls)
+        assert not w.keeper.state.inflight.of(ls)
         w.now += 3
         w.keeper.settle_later(ls)
         await w.until(lambda: w.keeper.telemetry.value(metrics.RUNTIME_UPDATES) > settled)

@@ -387,7 +387,7 @@ class Play:
             keeper.state.runtime.unsettled,
             keeper.quotas.known.records,
             keeper.quotas.known.unsent,
-            keeper.flights._flying,
+            keeper.state.inflight.calls,
             keeper.sandboxes.arriving,
             self.w.ledger.entries,
         ):

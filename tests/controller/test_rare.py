@@ -105,12 +105,12 @@ def test_a_start_waits_no_longer_than_agreed_for_a_runtime_that_hangs(live) -> N
         w.runtime.on_update = lambda _: gate.wait(60)
         call = await w.start(ls)
         hung = not gate.is_set()
-        assert w.keeper.flights.of(ls), "the runtime may still take it"
+        assert w.keeper.state.inflight.of(ls), "the runtime may still take it"
         gate.set()
         assert hung
         assert call.refused is not None
         assert "does not answer" in call.refused[1]
-        await w.until(lambda: not w.keeper.flights.of(ls))
+        await w.until(lambda: not w.keeper.state.inflight.of(ls))
         w.runtime.on_update = None
         assert (await w.start(ls)).refused is None
         assert w.on(ls) == "4-15"

@@ -172,8 +172,9 @@ def test_a_create_behind_a_slow_start_is_placed_elsewhere(live: Callable[..., No
     async def day(w: Any) -> None:
         slow = await w.create(await w.pod("slow", "LS"))
         start = await w.call("StartContainer", pb.StartContainerRequest(container_id=slow))
-        for flight in w.keeper.flights.of(slow):
-            flight.carries = CpuSet.parse("0-3,8-11")
+        (left,) = w.keeper.state.inflight.of(slow)
+        w.keeper.calls.land(left)
+        w.keeper.calls.depart(slow, CpuSet.parse("0-3,8-11"), is_start=True)
         call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is None
         assert CpuSet.parse(carried(call)).isdisjoint(CpuSet.parse("0-3,8-11"))

@@ -255,7 +255,7 @@ async def calm(world: Any) -> None:
     await world.until(
         lambda: (
             not lasting._dirty
-            and not any(world.keeper.flights.of(i) for i in world.keeper.state.containers)
+            and not any(world.keeper.state.inflight.of(i) for i in world.keeper.state.containers)
             and not lasting.fencing._standing
         )
     )
@@ -320,9 +320,9 @@ def test_a_call_is_in_flight_until_all_is_right(live: Any) -> None:
         call = await update(world, ls, cpu_shares=100)
         systemd.away = True
         world.wire.finished(call, 0)
-        assert world.keeper.flights.of(ls)
+        assert world.keeper.state.inflight.of(ls)
         world.cgroups.sets[ls] = reversed_mask(REST)
-        await world.until(lambda: not world.keeper.flights.of(ls))
+        await world.until(lambda: not world.keeper.state.inflight.of(ls))
         assert world.cgroups.sets[ls] == REST, "by a write of ours where systemd cannot be asked"
         await world.until(lambda: not world.keeper.lasting.fencing._standing)
         systemd.away = False
@@ -363,7 +363,7 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any)
         systemd.runc(second, cpus_of(OWNED))
         world._state(second, "RUNNING")
         world.wire.finished(calls[0], 0)
-        await world.until(lambda: not world.keeper.flights.of(second))
+        await world.until(lambda: not world.keeper.state.inflight.of(second))
         assert world.scopes.slices[slice_of("lse")] == cpus_of(OWNED), "another call is under way"
         world.wire.finished(calls[1], 0)
         await calm(world)
@@ -466,7 +466,7 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) 
         systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
         world.keeper.lasting.changed([shared])
         await world.until(lambda: systemd.slow)
-        assert [flight.carries for flight in world.keeper.flights.of(shared)] == [cpus_of(ALL)]
+        assert [flight.carries for flight in world.keeper.state.inflight.of(shared)] == [cpus_of(ALL)]
 
         owner = await pod(world, "lse", qos="LSE", cpus=OWNED)
         creating = asyncio.create_task(world.create(owner, **SHARES))
@@ -479,7 +479,7 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) 
             systemd.set(*call)
         await asyncio.wait_for(creating, 30)
         await has(world, shared, REST)
-        assert not world.keeper.flights.of(shared)
+        assert not world.keeper.state.inflight.of(shared)
 
     on_systemd(live, day, wrong=False)
 

@@ -72,7 +72,7 @@ class Attribution:
         self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
         self._due &= context.state.containers.keys()
         wanted = dict.fromkeys((*ids, *self._due))
-        some = [i for i in wanted if i not in self._asked and not context.flights.of(i)][:AT_ONCE]
+        some = [i for i in wanted if i not in self._asked and not context.state.inflight.of(i)][:AT_ONCE]
         self._asked.update(dict.fromkeys(some, now))
         self._due = wanted.keys() - some
         if self._due and not self._is_asking_later:
@@ -82,7 +82,7 @@ class Attribution:
         saved = await self._worker.run(_saved, context.runtime, some)
         for container_id, cpus in saved.items():
             container = context.state.containers.get(container_id)
-            if container is None or context.flights.of(container_id):
+            if container is None or context.state.inflight.of(container_id):
                 continue
             is_known = context.state.runtime.saved.get(container_id) == cpus
             if context.state.runtime.changes.is_unchanged(container_id, began) and not is_known:

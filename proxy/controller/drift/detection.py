@@ -31,6 +31,7 @@ from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.engine import write_conflicts as conflicts
 from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.node_effects import CompareCpusets
 from proxy.engine.write_conflicts import DriftEvent, WriteConflicts
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -78,6 +79,7 @@ class Drift:
         self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
         self.known = WriteConflicts()
         self._suspected: set[str] = set()
+        context.store.perform_by(CompareCpusets, lambda effect: self.suspect(UNKNOWN, effect.ids))
         self._looks = False
         for author in Author:
             context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)

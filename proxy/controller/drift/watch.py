@@ -148,7 +148,7 @@ class WriteWatch:
             return
         groups = writes.taken()
         some = None if groups is None else self._affected(writes, groups)
-        if not self._first(some if some is not None else self._context.flights.confined()):
+        if not self._first(some if some is not None else self._context.state.inflight.confined):
             loop.remove_reader(writes)
             self._later = loop.call_later(MOMENT_S, self._listen)
         if some is None:

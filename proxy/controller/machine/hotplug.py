@@ -193,7 +193,7 @@ class Hotplug:
         ids = [container.id for container in short.containers]
         done = await context.kernel.run(context.enforcer.enforce, ids)
         self._writes.moved(done)
-        if done.refused or any(context.flights.of(container_id) for container_id in ids):
+        if done.refused or any(context.state.inflight.of(container_id) for container_id in ids):
             return
         changed = with_replacement(self._living(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))

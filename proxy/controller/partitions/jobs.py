@@ -87,7 +87,7 @@ class PartitionJobs:
         container = context.state.containers.get(container_id)
         cpus = partition_cpus(context.state, container_id)
         path = None if container is None else context.enforcer.path_of(container)
-        if path is None or not cpus or not kind or context.flights.of(container_id):
+        if path is None or not cpus or not kind or context.state.inflight.of(container_id):
             return None
         if any(record.cpus & cpus for record in self.known.records.values()):
             return None  # what has not been ended yet

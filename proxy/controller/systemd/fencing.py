@@ -9,13 +9,14 @@ what systemd writes meanwhile is the scope's file, not the slice's.
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from proxy.controller.context import NodeContext
-from proxy.controller.inflight import Flight
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.ports import Fences
+from proxy.engine.inflight import InflightCall
 from proxy.engine.pod_fence import (
     Fence,
     StandingFences,
@@ -64,7 +65,7 @@ class UnitRepairs(Protocol):
         """A unit could not be read or set."""
 
     async def put_right(
-        self, container_id: str, path: str, flight: Flight | None = None, carried: CpuSet | None = None
+        self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
     ) -> bool:
         """Make a unit's properties what its container is to have; report whether they were set."""
 
@@ -86,7 +87,7 @@ class Fencing:
         self._context = context
         self._writes = writes
         self._lasting = lasting
-        self._fenced: dict[Flight, Fence] = {}
+        self._fenced: dict[InflightCall, Fence] = {}
         self.fences = fences
         self._standing: StandingFences = {}
         """For the kernel worker."""
@@ -99,7 +100,7 @@ class Fencing:
         """Report whether a container's pod has a group of its own that can be narrowed."""
         return self.fences is not None and has_group(container.pod)
 
-    async def confine(self, flight: Flight, container: Container, mine: CpuSet) -> bool:
+    async def confine(self, flight: InflightCall, container: Container, mine: CpuSet) -> bool:
         """Put a fence around the pod of a container while a call for it is in flight.
 
         A fence that stands for the call already is replaced. It is taken away when the call has landed.
@@ -117,7 +118,8 @@ class Fencing:
         fence = await self.put(container)
         if fence is None:
             return False
-        if fence.cpus & mine or flight.landed.done():  # another container of the pod owns them
+        calls = self._context.calls
+        if fence.cpus & mine or calls.has_landed(flight):  # another container of the pod owns them
             await self.take(fence)
             return False
         before = self._fenced.get(flight)
@@ -125,16 +127,16 @@ class Fencing:
         if before is not None:
             await self.take(before)  # one of two: the list stays as it is now
         else:
-            flight.landed.add_done_callback(lambda _: self._left_behind(flight))
+            calls.then(flight, functools.partial(self._left_behind, flight))
         return True
 
-    def _left_behind(self, flight: Flight) -> None:
+    def _left_behind(self, flight: InflightCall) -> None:
         """A call is over of which ``landed`` was not informed: its fence is taken away here."""
         fence = self._fenced.pop(flight, None)
         if fence is not None:
             self._context.spawn(self.take(fence))
 
-    def is_fenced(self, flight: Flight) -> bool:
+    def is_fenced(self, flight: InflightCall) -> bool:
         """Report whether a fence stands for a call."""
         return flight in self._fenced
 
@@ -213,12 +215,12 @@ class Fencing:
         if fence is not None:
             await self.take(fence)
 
-    def bind(self, flight: Flight, fence: Fence | None) -> None:
+    def bind(self, flight: InflightCall, fence: Fence | None) -> None:
         """A call leaves in a fence."""
         if fence is not None:
             self._fenced[flight] = fence
 
-    def landed(self, flight: Flight, carried: CpuSet | None, then: Callable[[], None]) -> None:
+    def landed(self, flight: InflightCall, carried: CpuSet | None, then: Callable[[], object]) -> None:
         """A call has been answered, or is lost.
 
         Args:
@@ -236,7 +238,7 @@ class Fencing:
         self._lasting.landed(flight.container_id)
 
     async def _mend(
-        self, flight: Flight, carried: CpuSet | None, fence: Fence, then: Callable[[], None]
+        self, flight: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
     ) -> None:
         """Put a unit right, then its file, then take the fence away."""
         context, container_id, again = self._context, flight.container_id, list[str]()

@@ -29,12 +29,13 @@ import errno
 from collections.abc import Callable, Iterable
 
 from proxy.controller.context import NodeContext
-from proxy.controller.inflight import Flight
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.systemd.ports import Fences, UnitNews, Units, UnitSets
 from proxy.controller.worker import Worker
+from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import Author
+from proxy.engine.node_effects import CompareUnits
 from proxy.engine.systemd_masks import MaskOrder, learned
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -91,7 +92,8 @@ class UnitProperties:
         self._known: dict[str, CpuSet] = {}
         self._dirty: dict[str, None] = {}
         self._put_off: set[str] = set()
-        self._late: list[Flight] = []
+        self._late: list[InflightCall] = []
+        context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
         """What systemd was asked to set and has not answered."""
         self._wake = asyncio.Event()
 
@@ -220,7 +222,7 @@ class UnitProperties:
         container = context.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
-        if any(flight not in self._late for flight in context.flights.of(container_id)):
+        if any(flight not in self._late for flight in context.state.inflight.of(container_id)):
             self._put_off.add(container_id)  # until that has landed
             return False
         path = await context.kernel.run(context.enforcer.path_of, container)
@@ -229,7 +231,7 @@ class UnitProperties:
         return await self.put_right(container_id, path)
 
     async def put_right(
-        self, container_id: str, path: str, flight: Flight | None = None, carried: CpuSet | None = None
+        self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
     ) -> bool:
         """Make a unit's properties what its container is to have.
 
@@ -254,7 +256,8 @@ class UnitProperties:
             return False
         want = context.state.wanted(container)
         # Where a call of ours was on its way too, it may be ours that is read.
-        alone = flight is None or not flight.overlapped
+        call = flight and (context.state.inflight.current(flight) or flight)
+        alone = call is None or not call.overlapped
         self._learn(has.cpus, carried or want, sent=carried is not None and alone)
         self._known[container_id] = has.cpus
         cpus = None if has.cpus == want or self._is_passing(container, has.cpus) else want
@@ -265,19 +268,19 @@ class UnitProperties:
         own = (
             None
             if flight is not None and want <= flight.carries
-            else context.flights.depart(container_id, want)
+            else context.calls.depart(container_id, want)
         )
         try:
             await self._worker.run(self._set, path, cpus, mems or None)
             self._known[container_id] = want if cpus else has.cpus
             context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
         except UnavailableError:  # it may be done all the same: a reload can take longer than the deadline
-            self._late.append(own or context.flights.depart(container_id, want))
+            self._late.append(own or context.calls.depart(container_id, want))
             own = None
             raise
         finally:
             if own is not None:
-                context.flights.land(own)
+                context.calls.land(own)
                 self._writes.later([container_id])
         return True
 
@@ -285,7 +288,7 @@ class UnitProperties:
         """What systemd was asked before is done, as it has answered: it does one thing after the other."""
         late, self._late = self._late, []
         for flight in late:
-            self._context.flights.land(flight)
+            self._context.calls.land(flight)
             self._writes.later([flight.container_id])
 
     def _is_passing(self, container: Container, has: CpuSet) -> bool:

@@ -151,7 +151,7 @@ class Updates:
         if not wanted.fields and not wanted.unified:
             return False
         late = keeper.clock() - wanted.since > PATIENCE_S
-        if keeper.flights.of(container_id):
+        if keeper.state.inflight.of(container_id):
             if late:
                 self._lack(container_id, wanted.by, "the runtime is still busy with it")
             return not late
@@ -190,12 +190,12 @@ class Updates:
         fencing = keeper.lasting.fencing
         fence = await fencing.fitting(container_id)
         container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or keeper.flights.of(container_id):
+        if container is None or container.phase is Phase.EXITED or keeper.state.inflight.of(container_id):
             await fencing.drop(fence)
             raise UnavailableError("it is being changed, or has ended")
         want, limits = keeper.state.wanted(container), self._limits(container, wanted)
         cpus: CpuSet | None = None if keeper.state.node.erases(container.placement) else want
-        flight = keeper.flights.depart(container_id, want)
+        flight = keeper.calls.depart(container_id, want)
         fencing.bind(flight, fence)
         async with self._launch.under_way(flight):
             mems = keeper.mems.renewed(container)

@@ -67,7 +67,7 @@ def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., No
         container = node.keeper.state.containers[lse.container_id]
         assert container.request.cpuset_cpus == ""
         assert node.keeper.quotas.known.records[f"qc/{lse.container_id}"].quota == 50_000
-        await node.until(lambda: not node.keeper.flights.of(lse.container_id))
+        await node.until(lambda: not node.keeper.state.inflight.of(lse.container_id))
 
     live(day)
 

@@ -155,7 +155,7 @@ def test_a_failed_start_leaves_the_container_where_it_is(live: Callable[..., Non
         node.runtime.fail_next("StartContainer", "no such file")
         with pytest.raises(RuntimeCallError, match="no such file"):
             await beside(node.peer.start, created)
-        await node.until(lambda: not node.keeper.flights.of(created))
+        await node.until(lambda: not node.keeper.state.inflight.of(created))
         assert node.keeper.state.containers[created].phase is Phase.CREATED
         await beside(node.peer.start, created)
         assert node.cpus(created) == "2-3"
@@ -182,7 +182,7 @@ def test_a_start_without_a_reported_end_is_found(live: Callable[..., None], besi
     async def day(node: Any) -> None:
         node.peer.skips.add("PostStartContainer")
         lse = await beside(node.peer.launch, LSE)
-        await node.until(lambda: not node.keeper.flights.of(lse.container_id))
+        await node.until(lambda: not node.keeper.state.inflight.of(lse.container_id))
         assert node.keeper.state.containers[lse.container_id].phase is Phase.RUNNING
 
     live(day, SLOW)
@@ -474,7 +474,7 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
         assert containers[created].request.cpu_quota == quota  # the client's, not our answer to the peer
         assert containers[created].request.cpuset_cpus == ""
         await beside(peer.start, created)
-        await node.until(lambda: not node.keeper.flights.of(created))
+        await node.until(lambda: not node.keeper.state.inflight.of(created))
         assert containers.keys() == node.keeper.state.containers.keys()
         assert node.keeper.state.containers[created].phase is Phase.RUNNING
         assert node.cpus(created) == str(node.keeper.state.wanted(containers[created]))

@@ -1,0 +1,191 @@
+"""What calls in flight do and leave behind, as rules of ``proxy.engine.handle``.
+
+What the runtime would use if it started or updated a container now is what the last update has brought
+(``RuntimeKnowledge.saved``), as long as calls for the container do not overlap. A container that is created
+has no cgroup yet: runc makes it at the start, from the cpuset that was saved last.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from proxy.engine.effects import RequestReconcile
+from proxy.engine.lifecycle import phase_changed
+from proxy.engine.node_effects import (
+    CallOver,
+    CompareCpusets,
+    CompareUnits,
+    NodeEffect,
+    NodeEffects,
+    SettleSoon,
+    StrayOver,
+    WriteCpusets,
+)
+from proxy.engine.node_events import (
+    CallConfined,
+    CallDeparted,
+    CallLanded,
+    CallStrayed,
+    PhaseChanged,
+    ResendWanted,
+    StartEnded,
+    StartRefused,
+    StrayEnded,
+    StrayListed,
+    UpdateEnded,
+)
+from proxy.engine.state import NodeState
+from proxy.model.workload import Phase
+
+STRAY_GRACE_S = 2.0
+"""How long a runtime that answers may still be at a call whose answer is not waited for."""
+
+Handled = tuple[NodeState, NodeEffects]
+
+
+def call_departed(state: NodeState, event: CallDeparted) -> Handled:
+    """Count a call as in flight; a container that it starts is starting."""
+    call = event.call
+    after = state._replace(inflight=state.inflight.departed(call))
+    container = state.containers.get(call.container_id) if call.is_start and not call.suspected else None
+    if container is not None and container.phase is Phase.CREATED:
+        runtime = state.runtime.touched(container.id)
+        after = after.changed(put=(container.in_phase(Phase.STARTING),), runtime=runtime)
+    return after, () if call.stray_since is None else (RequestReconcile(),)
+
+
+def call_landed(state: NodeState, event: CallLanded) -> Handled:
+    """Count a call as in flight no more."""
+    call = event.call
+    if state.inflight.current(call) is None:
+        return state, ()
+    return state._replace(inflight=state.inflight.landed(call)), (CallOver(call.number),)
+
+
+def call_strayed(state: NodeState, event: CallStrayed) -> Handled:
+    """Note that the answer to a call is not waited for any more; the runtime may still execute it."""
+    call = state.inflight.current(event.call)
+    if call is None:
+        return state, ()
+    stray = replace(call, stray_since=event.at)
+    return state._replace(inflight=state.inflight.updated(stray)), (RequestReconcile(),)
+
+
+def start_refused(state: NodeState, event: StartRefused) -> Handled:
+    """Have the next list show whether a container still exists, runs all the same, or has run and exited."""
+    call = state.inflight.current(event.call)
+    state = state.knowing(state.runtime.touched(event.call.container_id))
+    if call is None:
+        return state, ()
+    stray = replace(call, refused=True, stray_since=event.at)
+    return state._replace(inflight=state.inflight.updated(stray)), (RequestReconcile(),)
+
+
+def call_confined(state: NodeState, event: CallConfined) -> Handled:
+    """Mark a call whose container is kept within its current cpuset, or no longer is."""
+    call = state.inflight.current(event.call)
+    if call is None or call.confined is event.confined:
+        return state, ()
+    return state._replace(inflight=state.inflight.updated(replace(call, confined=event.confined))), ()
+
+
+def start_ended(state: NodeState, event: StartEnded) -> Handled:
+    """End a start; its container is in the phase that the runtime has reported, if it has."""
+    call, phase = event
+    before = state.inflight.current(call)
+    state, over = call_landed(state, CallLanded(call))
+    container = state.containers.get(call.container_id)
+    if container is None or phase is None:
+        return state, over
+    if phase is Phase.CREATED and (
+        container.phase is not Phase.STARTING or state.inflight.is_starting(container.id)
+    ):
+        return state, over
+    state, entered = phase_changed(state, PhaseChanged(container.id, phase))
+    if phase is not Phase.RUNNING:
+        return state, (*over, *entered)
+    written = WriteCpusets((container.id,))
+    if before is None or not before.confined:
+        return state, (*over, *entered, written)
+    # The runtime has saved the cpuset that the start has left with.
+    return _unsettled(state, container.id), (*over, *entered, written, SettleSoon())
+
+
+def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
+    """End an update; learn from it what the runtime has saved, unless it met another call."""
+    call, saved = state.inflight.current(event.call), event.saved
+    if call is None:
+        return state, ()
+    container_id = call.container_id
+    state, over = call_landed(state, CallLanded(call))
+    container = state.containers.get(container_id)
+    if container is None:
+        return state, over
+    is_alone, effects = not call.overlapped, list[NodeEffect](over)
+    state = state.knowing(state.runtime.saving(container_id, saved if is_alone else None))
+    if saved is not None and not is_alone:
+        # Whichever came last, the CPUs that are right are sent after all of them.
+        if state.inflight.is_busy(container_id):
+            state, _ = resend_wanted(state, ResendWanted(container_id))
+        else:
+            state = _unsettled(state, container_id)
+            effects.append(SettleSoon())
+    if saved == state.wanted(container) and is_alone:
+        effects.append(CompareCpusets((container_id,)))  # it should hold that, and many may land together
+    else:
+        effects.append(WriteCpusets((container_id,)))
+    return state, tuple(effects)
+
+
+def resend_wanted(state: NodeState, event: ResendWanted) -> Handled:
+    """Have the runtime sent a container's CPUs once the calls in flight for it are over."""
+    inflight = state.inflight
+    for call in inflight.of(event.container_id):
+        if not call.resend:
+            inflight = inflight.updated(replace(call, resend=True))
+    return state._replace(inflight=inflight), ()
+
+
+def stray_listed(state: NodeState, event: StrayListed) -> Handled:
+    """Find out whether a stray is over, by the runtime's list, or by the time that it has had."""
+    call = state.inflight.current(event.call)
+    if call is None or call.stray_since is None:
+        return state, ()  # it is over, or another comparison ends it just now
+    phase, asked = event.phase, event.asked
+    if call.seen is None and asked >= call.stray_since:
+        call = replace(call, seen=event.now)
+    is_late = call.seen is not None and asked - call.seen >= STRAY_GRACE_S and not event.held
+    end: Phase = Phase.CREATED
+    if phase is Phase.EXITED or (call.is_start and phase is Phase.RUNNING):
+        end = phase
+    elif not is_late and not (call.refused and phase is Phase.CREATED):
+        return state._replace(inflight=state.inflight.updated(call)), ()
+    ending = replace(call, stray_since=None)
+    return state._replace(inflight=state.inflight.updated(ending)), (StrayOver(ending, end),)
+
+
+def stray_ended(state: NodeState, event: StrayEnded) -> Handled:
+    """End a stray. The comparison that found it over writes the kernel after this."""
+    call, phase = event
+    effects, container_id = list[NodeEffect](), call.container_id
+    was = state.inflight.current(call) or call
+    if call.is_start:
+        state, ended = start_ended(state, StartEnded(call, phase))
+        effects += ended
+    elif state.inflight.current(call) is not None:
+        state, over = call_landed(state, CallLanded(call))
+        effects += over
+        if container_id in state.containers:
+            state = state.knowing(state.runtime.saving(container_id, None))
+            effects.append(CompareUnits((container_id,)))  # the runtime may have sent systemd something
+    if phase is Phase.EXITED:
+        state, entered = phase_changed(state, PhaseChanged(container_id, phase))
+        effects += entered
+    elif was.resend and container_id in state.containers:
+        state = _unsettled(state, container_id)
+        effects.append(SettleSoon())
+    return state, tuple(effects)
+
+
+def _unsettled(state: NodeState, container_id: str) -> NodeState:
+    return state.knowing(state.runtime.unsettling((container_id,)))

@@ -1,0 +1,164 @@
+"""Calls in flight that may write a container's cpuset at any moment, as values.
+
+A StartContainer or UpdateContainerResources that has left for the runtime carries the cpuset that was right
+when it left. If a pool shrinks meanwhile, a kernel write could be undone when the runtime gets to it. So a
+shrink first waits until such calls have landed, and only then writes and reads back.
+
+A call that gets no answer (its client went away, its deadline passed, the runtime was lost), and a start that
+was refused, may still be executed by the runtime, or be so already. It stays in flight as a *stray*, until
+the runtime's list shows its end, or the runtime has answered other calls for long enough. A runtime that
+hangs answers nothing, so its strays stay. When two calls for one container overlap, it is not known which one
+the runtime executed last: neither shows what the runtime has saved.
+
+A start that hangs need not delay anything once its container's cgroup exists: the container is *confined*
+(``proxy.controller.confinement``). Its call stays in flight until it lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.model.idset import CpuSet
+from proxy.model.persistent_map import PersistentMap
+
+
+class InflightCall(Struct, frozen=True, eq=False):
+    """One call in flight. Two values are equal where they are the same call, at whatever time.
+
+    Attributes:
+        number: Which call it is.
+        container_id: The container that it is for.
+        carries: The cpuset that it brings.
+        is_start: A start, not an update.
+        departed: When it left, by the loop's clock.
+        overlapped: Another call for the container was in flight at the same time.
+        stray_since: When it became a stray; None while its answer is waited for.
+        seen: When the runtime first answered something that was asked after that.
+        refused: It is a start that the runtime has answered with an error: its next list is right about it.
+        resend: When it is over, the runtime is sent the CPUs that are right then.
+        suspected: It is not known to exist: an earlier run of the daemon may have let it go.
+        confined: The container is kept within its current cpuset while the call is in flight.
+    """
+
+    number: int
+    container_id: str
+    carries: CpuSet
+    is_start: bool = False
+    departed: float = 0.0
+    overlapped: bool = False
+    stray_since: float | None = None
+    seen: float | None = None
+    refused: bool = False
+    resend: bool = True
+    suspected: bool = False
+    confined: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InflightCall) and self.number == other.number
+
+    def __ne__(self, other: object) -> bool:  # a struct has its own
+        return not self == other
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+_NO_CALLS: PersistentMap[tuple[InflightCall, ...]] = PersistentMap()
+
+
+class InflightCalls(NamedTuple):
+    """All calls in flight.
+
+    Attributes:
+        calls: The calls by container id, in the order in which they left.
+        confined: Ids of the containers that are confined.
+    """
+
+    calls: PersistentMap[tuple[InflightCall, ...]] = _NO_CALLS
+    confined: frozenset[str] = frozenset()
+
+    # -- changes ------------------------------------------------------------------------------------------
+
+    def departed(self, call: InflightCall) -> InflightCalls:
+        """Return the calls after one has left."""
+        others = self.of(call.container_id)
+        if others:
+            overlapped = replace(call, overlapped=True)
+            return self._with((*(replace(other, overlapped=True) for other in others), overlapped))
+        return InflightCalls(self.calls.put(call.container_id, (call,)), self.confined)
+
+    def landed(self, call: InflightCall) -> InflightCalls:
+        """Return the calls without one that was answered, or is lost."""
+        left = tuple(other for other in self.of(call.container_id) if other != call)
+        if left:
+            return self._with(left)
+        return InflightCalls(self.calls.drop(call.container_id), self.confined - {call.container_id})
+
+    def updated(self, call: InflightCall) -> InflightCalls:
+        """Return the calls with the newest value of one; one that has landed stays so."""
+        calls = tuple(call if other == call else other for other in self.of(call.container_id))
+        return self._with(calls) if calls else self
+
+    def _with(self, calls: tuple[InflightCall, ...]) -> InflightCalls:
+        container_id, confined = calls[0].container_id, self.confined
+        if any(call.confined for call in calls) is not (container_id in confined):
+            confined ^= {container_id}
+        return InflightCalls(self.calls.put(container_id, calls), confined)
+
+    # -- questions ----------------------------------------------------------------------------------------
+
+    def of(self, container_id: str) -> tuple[InflightCall, ...]:
+        """Return the calls in flight for a container."""
+        return self.calls.get(container_id) or ()
+
+    def current(self, call: InflightCall) -> InflightCall | None:
+        """Return the newest value of a call; None where it has landed."""
+        return next((other for other in self.of(call.container_id) if other == call), None)
+
+    def is_busy(self, container_id: str) -> bool:
+        """Return whether a call for the container is in flight."""
+        return container_id in self.calls
+
+    def is_starting(self, container_id: str) -> bool:
+        """Return whether a start of the container is in flight."""
+        return any(call.is_start for call in self.of(container_id))
+
+    def is_awaited(self, container_id: str) -> bool:
+        """Return whether a call is in flight for a container whose answer will be followed."""
+        return any(call.stray_since is None for call in self.of(container_id))
+
+    def is_known(self, container_id: str) -> bool:
+        """Return whether a call is in flight for a container that is not only suspected to be."""
+        return any(call.stray_since is None or call.resend for call in self.of(container_id))
+
+    def is_confined(self, container_id: str) -> bool:
+        """Return whether a container is confined."""
+        return container_id in self.confined
+
+    def strays(self) -> list[InflightCall]:
+        """Return the calls whose answers are not waited for any more."""
+        return [call for calls in self.calls.values() for call in calls if call.stray_since is not None]
+
+    def others(self, container_id: str, cpus: CpuSet) -> list[InflightCall]:
+        """Return the updates in flight that carry another cpuset to a container."""
+        return [call for call in self.of(container_id) if not call.is_start and call.carries != cpus]
+
+    def beyond(self, wanted: Iterable[tuple[str, CpuSet]], cpus: CpuSet) -> list[InflightCall]:
+        """Return the calls in flight that carry some CPUs to a container that is not to have them.
+
+        Args:
+            wanted: Container ids with the cpusets that they must not exceed.
+            cpus: The CPUs.
+        """
+        if not len(self.calls):
+            return []
+        return [
+            call
+            for container_id, limit in wanted
+            for call in self.of(container_id)
+            if (call.carries - limit) & cpus
+        ]
