@@ -14,6 +14,7 @@ from proxy.engine.adoption import with_unrecorded_grants
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.state import NodeState
+from proxy.model.workload import Phase
 
 Handled = tuple[NodeState, NodeEffects]
 
@@ -29,7 +30,8 @@ def handle(state: NodeState, event: NodeEvent) -> Handled:
 
 
 def _saved_cpus_learned(state: NodeState, event: events.SavedCpusLearned) -> Handled:
-    if event.container_id not in state.containers and event.cpus is not None:
+    container = state.containers.get(event.container_id)
+    if (container is None or container.phase is Phase.CREATING) and event.cpus is not None:
         return state, ()  # nothing would forget it any more
     return state.knowing(state.runtime.saving(event.container_id, event.cpus)), ()
 

@@ -19,13 +19,14 @@ def violations(state: NodeState) -> list[str]:
     Checked: no container's CPUs are empty or offline; no CPU has two owners; no container without CPUs of
     its own runs on owned CPUs (BE may run on those of LSR, and a container on those that a hook was allowed
     to give it); an LSE or LSR pod that owns CPUs owns exactly those that were named or chosen for it; owners
-    and pools, which a state carries along, follow from its containers. A node of a thousand containers takes
-    milliseconds.
+    and pools, which a state carries along, follow from its containers; nothing is known of containers that
+    are gone. A node of a thousand containers takes milliseconds.
     """
     live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
     return [
         *_shared_exclusive_cpus(state),
         *_stale_books(state),
+        *_stale_knowledge(state),
         *itertools.chain.from_iterable(_of(state, live)),
     ]
 
@@ -54,6 +55,19 @@ def _stale_books(state: NodeState) -> list[str]:
     pools = pools_of(node.shareable, state.owners.values(), system, state.be_limit)
     if pools != state.pools:
         found.append(f"pools are {_words(state.pools)}, and what is left is {_words(pools)}")
+    return found
+
+
+def _stale_knowledge(state: NodeState) -> list[str]:
+    """Return what is known of containers that are gone, and of calls that have landed."""
+    found = [
+        f"it is known what the runtime has saved for {container_id}, which does not exist"
+        for container_id in state.runtime.saved
+        if container_id not in state.containers
+    ]
+    confined = {i for i in state.inflight.calls if any(call.confined for call in state.inflight.of(i))}
+    if confined != state.inflight.confined:
+        found.append(f"{sorted(confined ^ state.inflight.confined)} are confined by no call, or not by one")
     return found
 
 

@@ -39,7 +39,7 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
     """Give a container the id that the runtime has given it."""
     token, container_id, sent = event
     container = state.containers.get(token)
-    if container is None:
+    if container is None or container.phase is not Phase.CREATING:
         return state, NOTHING
     container = container.in_phase(Phase.CREATED, container_id)
     after = state.renamed(token, container, state.runtime.created(container, sent).finding(token))

@@ -21,17 +21,19 @@ from proxy.controller.journal import Journal
 from proxy.controller.observer import Observer as ObserverBase
 from proxy.controller.store import NodeStore
 from proxy.controller.worker import Worker
+from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
 from proxy.engine.node_effects import Change, Follow
 from proxy.engine.node_events import CpusHeld, NodeRulesChanged
 from proxy.engine.owners import CpuHold
+from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described
 
 ALL = CpuSet.parse("0-15")
 MACHINE = described(2, 1, 4, 2)
-HOLDERS = ("keeper", "_keeper", "store", "_store")
+HOLDERS = ("keeper", "_keeper", "store", "_store", "context", "_context")
 """Names under which the code has what holds the state."""
 
 
@@ -163,15 +165,36 @@ def test_a_change_without_effect_on_pools_and_rules_is_not_notified() -> None:
 # -- nothing else assigns the state -----------------------------------------------------------------------
 
 
+MUTATING = ("add", "append", "clear", "discard", "extend", "pop", "popitem", "remove", "setdefault", "update")
+FIELDS = {*NodeState._fields, *RuntimeKnowledge._fields, *InflightCalls._fields}
+
+
 def assignments(source: str) -> Iterator[tuple[int, str]]:
-    """Give line and text of each assignment of the state that a module makes from outside of the store."""
+    """Give line and text of each assignment of the state that a module makes from outside of the store.
+
+    Also of what is in the state: its fields, the entries of these, and calls that change them in place.
+    """
     for tree in ast.walk(ast.parse(source)):
-        if not (isinstance(tree, ast.Attribute) and isinstance(tree.ctx, ast.Store | ast.Del)):
-            continue
-        holder = tree.value
-        name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
-        if tree.attr in ("state", "_state") and name in HOLDERS:
+        changed: ast.expr | None = None
+        if isinstance(tree, ast.Attribute | ast.Subscript) and isinstance(tree.ctx, ast.Store | ast.Del):
+            changed = tree
+        elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute):
+            changed = tree.func.value if tree.func.attr in MUTATING else None
+        if changed is not None and is_of_the_state(changed):
             yield tree.lineno, ast.unparse(tree)
+
+
+def is_of_the_state(tree: ast.expr) -> bool:
+    """Whether an expression is the state of a holder, or a field of it, or an entry of a field."""
+    while isinstance(tree, ast.Attribute | ast.Subscript):
+        if isinstance(tree, ast.Attribute) and tree.attr in ("state", "_state"):
+            holder = tree.value
+            name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
+            return name in HOLDERS
+        if isinstance(tree, ast.Attribute) and tree.attr not in FIELDS:
+            return False
+        tree = tree.value
+    return False
 
 
 def test_the_state_is_replaced_by_the_store_alone() -> None:
@@ -191,6 +214,17 @@ def test_the_state_is_replaced_by_the_store_alone() -> None:
     assert writers == ["__init__", "handle"]
 
 
+def test_the_store_alone_has_the_engine_handle_events() -> None:
+    root = Path(proxy.__file__).parent
+    importing = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        for tree in ast.walk(ast.parse(path.read_text()))
+        if isinstance(tree, ast.ImportFrom) and tree.module == "proxy.engine.handle"
+    }
+    assert importing == {"controller/store.py"}
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -199,6 +233,12 @@ def test_the_state_is_replaced_by_the_store_alone() -> None:
         "before, keeper.state = keeper.state, after",
         "self.store._state = after",
         "keeper.store.state: object = after",
+        "self._context.state.runtime.saved[container_id] = cpus",
+        "del keeper.state.runtime.unsettled[container_id]",
+        "keeper.state.runtime.lost.pop(token, None)",
+        "self._store.state.inflight.calls.clear()",
+        "context.state.mode = mode",
+        "keeper.state.holds.update(more)",
     ],
 )
 def test_an_assignment_from_outside_is_found(line: str) -> None:

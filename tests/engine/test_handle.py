@@ -1,0 +1,543 @@
+"""What happens to a node, as playbooks: each event with its effects, and the state after it."""
+
+from __future__ import annotations
+
+import typing
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine import handle as engine
+from proxy.engine import runtime_knowledge
+from proxy.engine.call_ends import STRAY_GRACE_S
+from proxy.engine.change_sequence import ChangeSequence
+from proxy.engine.effects import AbortReason, RequestReconcile
+from proxy.engine.handle import handle
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node import Node
+from proxy.engine.node_effects import (
+    CallOver,
+    Change,
+    CompareCpusets,
+    CompareUnits,
+    Follow,
+    NotifyCreated,
+    NotifyEntered,
+    NotifyFailed,
+    NotifyGiven,
+    NotifyGone,
+    NotifyListed,
+    NotifyPodGone,
+    NotifyPodStopped,
+    PlanDecided,
+    PodDecided,
+    PutRecord,
+    SettleSoon,
+    StrayOver,
+    WriteCpusets,
+)
+from proxy.engine.node_events import (
+    BeLimited,
+    CallConfined,
+    CallDeparted,
+    CallLanded,
+    CallStrayed,
+    ContainerCreated,
+    ContainerFound,
+    ContainerIsBack,
+    ContainersRemoved,
+    ContainersUnsettled,
+    ContainersUpdated,
+    ContainerTouched,
+    CpusGiven,
+    CpusHeld,
+    CpusNotFreed,
+    CreateFailed,
+    CreateLost,
+    CreateRequested,
+    HardwareChanged,
+    KubeletAssigned,
+    LedgerRead,
+    ModeChanged,
+    NodeEvent,
+    NodeRulesChanged,
+    PhaseChanged,
+    PodLearned,
+    ResendWanted,
+    RuntimeListed,
+    SandboxFailed,
+    SandboxRemoved,
+    SandboxRequested,
+    SandboxRunning,
+    SandboxStopped,
+    SavedCpusLearned,
+    SettlingBegan,
+    StartEnded,
+    StartRefused,
+    StrayEnded,
+    StrayListed,
+    UpdateEnded,
+)
+from proxy.engine.owners import CpuHold
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
+from tests.testkit.playbook import Playbook
+
+if typing.TYPE_CHECKING:
+    import pytest
+
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+SMALLER = changed_copy(MACHINE, cpus=tuple(cpu for cpu in MACHINE.cpus if cpu.id != 3))
+ALL, REST, OWN = CpuSet.parse("0-15"), CpuSet.parse("4-15"), CpuSet.parse("0-3")
+LS = Pod("s-ls", "ls", "ns", "ls", qos=QosClass.LS, kube_qos=KubeQos.BURSTABLE)
+LSE = Pod("s-lse", "lse", "ns", "lse", qos=QosClass.LSE, kube_qos=KubeQos.GUARANTEED, cpuset=OWN)
+FOUR = Request(cpu_shares=4096, cpu_quota=400_000, cpu_period=100_000)
+SHARER = Container("ls", "c", LS, Request(), Placement(Pool.SHARED, CpuSet(), Mask((0, 1))), Phase.RUNNING)
+OWNER = Container(
+    "lse", "c", LSE, FOUR, Placement(Pool.OWN, OWN, Mask((0,)), excludes_be=True), Phase.RUNNING, 0, "lse"
+)
+EMPTY = NodeState.empty(NODE)
+SHARED = NodeState.of(NODE, [LS], [SHARER])
+OWNED = NodeState.of(NODE, [LS, LSE], [SHARER, OWNER])
+
+
+class Felt:
+    """A change of the pools, whatever the states are that it names."""
+
+    def __init__(self, reason: str, follow: Follow = Follow.MOVED, moved: str = "ls") -> None:
+        self.wanted = reason, follow, moved
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Change) and (other.reason, other.follow, ",".join(other.moved)) == self.wanted
+        )
+
+    def __repr__(self) -> str:
+        return f"Felt{self.wanted}"
+
+
+class AnyPlan:
+    """The answer to a request: which container is placed, or none."""
+
+    def __init__(self, token: str = "") -> None:
+        self.token = token
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PlanDecided):
+            return False
+        return (other.plan.container.id if other.plan.container else "") == self.token
+
+
+def story(state: NodeState) -> Playbook[NodeState]:
+    return Playbook(state, handle)
+
+
+def creating(token: str = "t", pod: Pod = LS) -> NodeState:
+    """A node on which a create is in flight."""
+    return handle(SHARED.with_pod(pod), CreateRequested(pod, "d", 0, FOUR, token))[0]
+
+
+def number(state: NodeState) -> int:
+    return state.runtime.changes.number
+
+
+# -- creates ------------------------------------------------------------------------------------------------
+
+
+def test_a_create_of_a_container_that_shares() -> None:
+    play = story(SHARED)
+    assert play >> CreateRequested(LS, "d", 0, Request(cpu_shares=2), "t") << AnyPlan("t")
+    made = changed_copy(play.state.containers["t"], id="d", phase=Phase.CREATED)
+    assert play >> ContainerCreated("t", "d", ALL) << PutRecord("c/d", made) << NotifyCreated("t", made)
+    assert (set(play.state.containers), play.state.runtime.saved["d"]) == ({"ls", "d"}, ALL)
+    assert not play.state.runtime.changes.is_unchanged("d", 0)
+
+
+def test_a_create_of_an_owner() -> None:
+    play = story(SHARED.with_pod(LSE))
+    change = Felt("container placed", Follow.CALLER)
+    assert play >> CreateRequested(LSE, "c", 0, FOUR, "t") << change << AnyPlan("t")
+    assert play.state.pools.shared == REST
+    made = changed_copy(play.state.containers["t"], id="o", phase=Phase.CREATED)
+    play >> ContainerCreated("t", "o")
+    assert play << PutRecord("c/o", made) << PutRecord("i/t", None) << NotifyCreated("t", made)
+    assert "o" not in play.state.runtime.saved, "what the request brought is not known"
+
+
+def test_a_create_that_is_refused_changes_nothing() -> None:
+    taken = changed_copy(LSE, uid="other", sandbox_id="s-other")
+    play = story(OWNED.with_pod(taken))
+    before = play.state
+    assert play >> CreateRequested(taken, "c", 0, FOUR, "t") << AnyPlan()
+    assert play.state is before
+
+
+def test_a_create_that_fails_gives_its_cpus_back() -> None:
+    play = story(creating(pod=LSE))
+    play >> CreateFailed("t")
+    assert play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
+    assert play.state.pools.shared == ALL
+    assert play >> CreateFailed("t"), "once is enough"
+
+
+def test_what_a_container_gets_after_a_create_that_failed_is_not_known() -> None:
+    play = story(handle(creating(), CreateFailed("t"))[0])
+    play >> CreateRequested(LS, "d", 0, FOUR, "u") << AnyPlan("u")
+    state, _ = handle(play.state, ContainerCreated("u", "d", ALL))
+    assert "d" not in state.runtime.saved
+    again, _ = handle(
+        handle(state, CreateRequested(LS, "d", 0, FOUR, "v"))[0], ContainerCreated("v", "e", ALL)
+    )
+    assert again.runtime.saved["e"] == ALL, "the failed create was remembered for one answer"
+
+
+def test_only_the_newest_failed_creates_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_knowledge, "REMEMBERED_FAILURES", 2)
+    known = EMPTY.runtime
+    for name in "abc":
+        known = known.failing(changed_copy(SHARER, name=name))
+    assert [name for _, name, _ in known.failed] == ["b", "c"]
+
+
+def test_a_create_that_lost_its_client() -> None:
+    play = story(creating())
+    assert play >> CreateLost("t", 5.0) << RequestReconcile()
+    assert dict(play.state.runtime.lost) == {"t": 5.0}
+    made = changed_copy(play.state.containers["t"], id="d", phase=Phase.CREATED)
+    assert play >> ContainerCreated("t", "d") << PutRecord("c/d", made) << NotifyCreated("t", made)
+    assert dict(play.state.runtime.lost) == {}
+    assert play >> CreateLost("t", 6.0), "it is known what has become of it"
+    assert play >> ContainerCreated("t", "d"), "an answer that comes twice changes nothing"
+
+
+def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
+    pod = changed_copy(LSE, cpuset=None)
+    play = story(creating(pod=pod))
+    first = play.state.containers["t"].placement.exclusive
+    play >> CpusNotFreed("t", AbortReason("stuck", first), "u")
+    play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
+    assert play << Felt("container placed", Follow.CALLER) << AnyPlan("u")
+    assert play.state.containers["u"].placement.exclusive.isdisjoint(first)
+    assert "t" not in play.state.containers
+    assert play >> CpusNotFreed("t", AbortReason("stuck", first), "v"), "it is gone"
+
+
+def test_a_create_on_named_cpus_cannot_be_placed_elsewhere() -> None:
+    play = story(creating(pod=LSE))
+    before = play.state
+    assert play >> CpusNotFreed("t", AbortReason("stuck", OWN), "u")
+    assert play.state is before
+
+
+def test_a_container_that_is_found_keeps_what_it_runs_on() -> None:
+    play = story(SHARED.with_pod(LSE))
+    request = changed_copy(FOUR, cpuset_cpus="0-3")
+    play >> ContainerFound("o", LSE, "c", 0, request, Phase.RUNNING, OWN)
+    assert play << PutRecord("c/o", play.state.containers["o"]) << Felt("container adopted") << AnyPlan("o")
+    assert (play.state.pools.shared, play.state.runtime.saved["o"]) == (REST, OWN)
+
+
+# -- phases -------------------------------------------------------------------------------------------------
+
+
+def test_a_container_that_exits_gives_its_cpus_back_for_good() -> None:
+    play, gone = story(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
+    play >> PhaseChanged("lse", Phase.EXITED) << PutRecord("c/lse", gone)
+    assert play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
+    assert play.state.pools.shared == ALL
+    assert play >> PhaseChanged("lse", Phase.RUNNING), "a container that has exited stays so"
+    began = number(play.state)
+    assert play >> PhaseChanged("unknown", Phase.EXITED)
+    assert not play.state.runtime.changes.is_unchanged("unknown", began), "a list from before is stale"
+    assert play >> PhaseChanged("unknown", Phase.RUNNING)
+
+
+def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
+    state = handle(OWNED, SavedCpusLearned("lse", OWN))[0]
+    play = story(handle(state, ContainersUnsettled(("lse", "ls")))[0])
+    play >> ContainersRemoved(("lse", "unknown")) << PutRecord("c/lse", None)
+    assert play << Felt("container removed") << NotifyGone(OWNER)
+    assert not play.state.runtime.saved
+    assert list(play.state.runtime.unsettled) == ["ls"]
+    assert not play.state.runtime.changes.is_unchanged("unknown", 0)
+
+
+def test_containers_get_another_placement_or_cgroup() -> None:
+    located, token = changed_copy(SHARER, cgroup="here"), changed_copy(SHARER, id="t", phase=Phase.CREATING)
+    play = story(SHARED)
+    assert play >> ContainersUpdated((located,), "cgroup located") << PutRecord("c/ls", located)
+    assert play >> ContainersUpdated((token,), "narrowed") << PutRecord("i/t", token)
+    assert play >> ContainersUpdated((SHARER,), "narrowed", recorded=False)
+    assert play.state.containers["ls"] == SHARER
+
+
+def test_observers_are_notified_of_cpus_that_were_given() -> None:
+    assert story(SHARED) >> CpusGiven(("ls", "unknown")) << NotifyGiven(SHARER)
+
+
+def test_changes_date_lists() -> None:
+    play = story(SHARED)
+    assert play >> ContainerTouched("ls")
+    began = number(play.state)
+    assert play.state.runtime.changes.is_unchanged("ls", began)
+    assert not play.state.runtime.changes.is_unchanged("ls", began - 1)
+    assert play >> ContainerIsBack("ls")
+    assert play.state.runtime.changes.is_unchanged("ls", 0)
+
+
+def test_a_list_that_is_older_than_all_changes_that_are_remembered_says_nothing() -> None:
+    changes = ChangeSequence()
+    for turn in range(3 * 2048):
+        changes = changes.touched(f"id-{turn % 2048}")
+    assert changes.is_unchanged("id-0", changes.number)
+    assert changes.is_unchanged("other", changes.number - 1024)
+    assert not changes.is_unchanged("other", 0), "what happened first is not remembered"
+    assert len(changes.recent) + len(changes.older) <= 2 * 2048
+
+
+# -- sandboxes ----------------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_for_which_nothing_is_set_aside() -> None:
+    play = story(EMPTY)
+    play >> SandboxRequested(LS, Request())
+    (decided,) = play._unnamed
+    assert isinstance(decided, PodDecided)
+    assert decided.admission.verdict.admitted
+    assert play << decided
+    assert play >> SandboxRunning(LS) << PutRecord("p/s-ls", LS)
+    assert play.state.pods["s-ls"] == LS
+
+
+def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
+    play = story(OWNED.with_pod(changed_copy(LSE, sandbox_id="token")))
+    new, gone = changed_copy(LSE, sandbox_id="s-new", attempt=1), changed_copy(OWNER, phase=Phase.EXITED)
+    play >> SandboxRunning(new, "token") << PutRecord("p/token", None) << PutRecord("c/lse", gone)
+    play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
+    assert play << PutRecord("p/s-new", new)
+    assert set(play.state.pods) == {"s-ls", "s-lse", "s-new"}
+
+
+def test_a_sandbox_that_fails() -> None:
+    play = story(SHARED.with_pod(changed_copy(LSE, sandbox_id="token")))
+    assert play >> SandboxFailed("token") << PutRecord("p/token", None)
+    assert set(play.state.pods) == {"s-ls"}
+
+
+def test_a_sandbox_that_stops() -> None:
+    play, gone = story(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
+    play >> SandboxStopped("s-lse") << PutRecord("c/lse", gone) << Felt("container exited")
+    play << NotifyEntered(gone, Phase.EXITED) << PutRecord("p/s-lse", None)
+    assert play << NotifyPodStopped(LSE)
+    assert not play.state.runtime.changes.is_unchanged("s-lse", 0)
+    assert play >> SandboxStopped("s-lse"), "once is enough"
+
+
+def test_a_sandbox_that_is_removed() -> None:
+    play = story(handle(OWNED, CreateRequested(LSE, "d", 0, Request(), "t"))[0])
+    play >> SandboxRemoved("s-lse") << PutRecord("c/lse", None) << Felt("container removed", moved="")
+    play << NotifyGone(OWNER) << PutRecord("p/s-lse", None) << NotifyPodStopped(LSE)
+    assert play << NotifyPodGone("s-lse")
+    assert "t" in play.state.containers, "the create of it ends by itself"
+    assert play >> SandboxRemoved("s-lse") << NotifyPodGone("s-lse")
+
+
+def test_more_is_learned_about_a_pod() -> None:
+    play, more = story(SHARED), changed_copy(LS, source="kubelet")
+    assert play >> PodLearned(more, "described", recorded=False)
+    assert play >> PodLearned(LS, "described") << PutRecord("p/s-ls", LS)
+
+
+# -- reservations, rules, machine ---------------------------------------------------------------------------
+
+
+def test_a_reservation_holds_cpus() -> None:
+    play = story(SHARED)
+    assert play >> CpusHeld("r", CpuHold("o", OWN, True), "reserved") << Felt("reserved", Follow.CALLER)
+    assert play.state.pools.shared == REST
+    assert play >> CpusHeld("r", None, "released") << Felt("released")
+    assert play.state.pools.shared == ALL
+    assert play >> CpusHeld("r", CpuHold("o", CpuSet(), True), "moved", (OWNER,)) << Felt("moved")
+    assert play.state.pools.shared == REST
+
+
+def test_other_rules_and_another_machine() -> None:
+    play = story(handle(SHARED, SavedCpusLearned("ls", ALL))[0])
+    reserved = changed_copy(NODE, reservation=CpuSet.parse("0"))
+    assert play >> NodeRulesChanged(reserved, "rules", Follow.ALL) << Felt("rules", Follow.ALL)
+    assert play >> NodeRulesChanged(reserved, "rules"), "the same rules"
+    assert play >> HardwareChanged(SMALLER) << Felt("machine changed", Follow.ALL)
+    assert play.state.runtime.saved["ls"] == ALL, "what is known of the runtime stays"
+    assert play >> KubeletAssigned({"g": {"c": CpuSet.parse("4-5")}}) << Felt("kubelet's CPU manager changed")
+    assert play >> BeLimited(CpuSet.parse("6")) << Felt("BE pool suppressed", Follow.CALLER, "")
+    assert play >> BeLimited(CpuSet.parse("6"))
+
+
+def test_the_mode_survives_all_that_builds_the_state_again() -> None:
+    play = story(SHARED)
+    assert play >> ModeChanged(NodeMode.RELEASING)
+    read = LedgerRead((LS, LSE), (SHARER, OWNER), {}, ("lse",), 3.0)
+    assert play >> read << Felt("ledger read")
+    assert (play.state.mode, dict(play.state.runtime.lost)) == (NodeMode.RELEASING, {"lse": 3.0})
+    assert play.state.on(SMALLER).mode is NodeMode.RELEASING
+
+
+def test_observers_are_notified_of_lists() -> None:
+    assert story(SHARED) >> RuntimeListed(["p"], ["c"], 4) << NotifyListed(["p"], ["c"], 4)
+
+
+def test_containers_are_settled_in_their_order() -> None:
+    play = story(SHARED)
+    assert play >> ContainersUnsettled(("a", "b")) << SettleSoon()
+    assert play >> ContainersUnsettled(("a",)) << SettleSoon()
+    assert play >> SettlingBegan("a")
+    assert list(play.state.runtime.unsettled) == ["b"]
+    assert play >> SettlingBegan("a")
+
+
+def test_nothing_is_kept_of_what_is_saved_for_a_container_that_is_not_there() -> None:
+    play = story(SHARED)
+    assert play >> SavedCpusLearned("unknown", ALL) >> SavedCpusLearned("ls", REST)
+    assert dict(play.state.runtime.saved) == {"ls": REST}
+    assert play >> SavedCpusLearned("ls", None)
+    assert not play.state.runtime.saved
+
+
+# -- calls in flight ----------------------------------------------------------------------------------------
+
+MADE = changed_copy(SHARER, phase=Phase.CREATED)
+STARTABLE = NodeState.of(NODE, [LS], [MADE])
+START, UPDATE = InflightCall(1, "ls", ALL, is_start=True), InflightCall(2, "ls", ALL)
+
+
+def flying(state: NodeState, *calls: InflightCall) -> Playbook[NodeState]:
+    """A story that begins with calls in flight."""
+    for call in calls:
+        state, effects = handle(state, CallDeparted(call))
+        assert effects == ()
+    return story(state)
+
+
+def test_a_start_that_succeeds() -> None:
+    play = flying(STARTABLE, START)
+    assert play.state.containers["ls"].phase is Phase.STARTING
+    play >> StartEnded(START, Phase.RUNNING) << CallOver(1) << PutRecord("c/ls", SHARER)
+    assert play << NotifyEntered(SHARER, Phase.RUNNING) << WriteCpusets(("ls",))
+    assert not play.state.inflight.calls
+
+
+def test_a_start_of_a_confined_container_has_saved_what_it_left_with() -> None:
+    play = flying(STARTABLE, START)
+    assert play >> CallConfined(START, confined=True) >> CallConfined(START, confined=True)
+    assert play.state.inflight.is_confined("ls")
+    play >> StartEnded(START, Phase.RUNNING) << CallOver(1) << PutRecord("c/ls", SHARER)
+    assert play << NotifyEntered(SHARER, Phase.RUNNING) << WriteCpusets(("ls",)) << SettleSoon()
+    assert list(play.state.runtime.unsettled) == ["ls"]
+    assert play >> CallConfined(START, confined=True), "it has landed"
+
+
+def test_a_start_that_is_refused_is_over_with_the_next_list() -> None:
+    play = flying(STARTABLE, START)
+    assert play >> StartRefused(START, 5.0) << RequestReconcile()
+    (stray,) = play.state.inflight.strays()
+    assert play >> StrayListed(stray, None, 6.0, 6.1, held=False), "the list says nothing"
+    assert play >> StrayListed(stray, Phase.CREATED, 6.0, 6.1, held=False) << StrayOver(stray, Phase.CREATED)
+    assert play >> StrayListed(stray, Phase.CREATED, 6.0, 6.1, held=False), "it is being ended"
+    play >> StrayEnded(stray, Phase.CREATED) << CallOver(1) << PutRecord("c/ls", MADE)
+    assert play << NotifyEntered(MADE, Phase.CREATED) << SettleSoon()
+    assert play >> StartRefused(START, 7.0), "it has landed"
+
+
+def test_a_start_of_a_container_that_is_gone() -> None:
+    play = flying(STARTABLE, START)
+    handled, _ = handle(play.state, ContainersRemoved(("ls",)))
+    assert story(handled) >> StartEnded(START, None) << CallOver(1)
+    assert story(handled) >> StartEnded(START, Phase.RUNNING) << CallOver(1)
+
+
+def test_a_container_stays_starting_as_long_as_another_start_is_in_flight() -> None:
+    second = InflightCall(3, "ls", ALL, is_start=True)
+    play = flying(STARTABLE, START, second)
+    assert play >> StartEnded(START, Phase.CREATED) << CallOver(1)
+    assert play.state.containers["ls"].phase is Phase.STARTING
+    gone = changed_copy(SHARER, phase=Phase.EXITED)
+    play >> StartEnded(second, Phase.EXITED) << CallOver(3) << PutRecord("c/ls", gone)
+    assert play << NotifyEntered(gone, Phase.EXITED)
+
+
+def test_an_update_shows_what_the_runtime_has_saved() -> None:
+    play = flying(SHARED, UPDATE)
+    assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << CompareCpusets(("ls",))
+    assert play.state.runtime.saved["ls"] == ALL
+    narrow = InflightCall(4, "ls", REST)
+    assert flying(play.state, narrow) >> UpdateEnded(narrow, REST) << CallOver(4) << WriteCpusets(("ls",))
+    failed = flying(play.state, narrow)
+    assert failed >> UpdateEnded(narrow, None) << CallOver(4) << WriteCpusets(("ls",))
+    assert not failed.state.runtime.saved
+    assert failed >> UpdateEnded(narrow, REST), "it has landed"
+
+
+def test_updates_that_overlap_show_nothing_and_are_followed_by_another() -> None:
+    other = InflightCall(4, "ls", REST, resend=False)
+    play = flying(SHARED, UPDATE, other)
+    assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << WriteCpusets(("ls",))
+    assert play.state.inflight.of("ls")[0].resend
+    assert play >> UpdateEnded(other, REST) << CallOver(4) << SettleSoon() << WriteCpusets(("ls",))
+    assert not play.state.runtime.saved
+    assert list(play.state.runtime.unsettled) == ["ls"]
+
+
+def test_an_update_of_a_container_that_is_gone() -> None:
+    gone, _ = handle(flying(SHARED, UPDATE).state, ContainersRemoved(("ls",)))
+    assert story(gone) >> UpdateEnded(UPDATE, ALL) << CallOver(2)
+    assert story(gone) >> CallLanded(UPDATE) << CallOver(2) >> CallLanded(UPDATE)
+
+
+def test_an_update_without_an_answer_is_over_when_the_runtime_has_answered_others_for_long_enough() -> None:
+    play = flying(SHARED, UPDATE)
+    assert play >> CallStrayed(UPDATE, 5.0) << RequestReconcile()
+    assert play >> ResendWanted("ls")
+    first = InflightCall(2, "ls", ALL)
+    assert play >> StrayListed(first, Phase.RUNNING, 4.0, 4.1, held=False), "it was asked before"
+    assert play >> StrayListed(first, Phase.RUNNING, 6.0, 6.1, held=False)
+    late = 6.1 + STRAY_GRACE_S
+    assert play >> StrayListed(first, Phase.RUNNING, late, late, held=True), "a confined start goes on"
+    assert (
+        play >> StrayListed(first, Phase.RUNNING, late, late, held=False) << StrayOver(first, Phase.CREATED)
+    )
+    play >> StrayEnded(first, Phase.CREATED) << CallOver(2) << CompareUnits(("ls",))
+    assert play << SettleSoon()
+    assert play >> CallStrayed(UPDATE, 9.0), "it has landed"
+
+
+def test_a_stray_of_a_container_that_has_exited() -> None:
+    gone = changed_copy(SHARER, phase=Phase.EXITED)
+    play = flying(SHARED, UPDATE)
+    play >> CallStrayed(UPDATE, 5.0) << RequestReconcile()
+    assert play >> StrayListed(UPDATE, Phase.EXITED, 6.0, 6.1, held=True) << StrayOver(UPDATE, Phase.EXITED)
+    play >> StrayEnded(UPDATE, Phase.EXITED) << CallOver(2) << CompareUnits(("ls",))
+    assert play << PutRecord("c/ls", gone) << NotifyEntered(gone, Phase.EXITED)
+
+
+def test_a_call_that_is_only_suspected_changes_no_phase_and_is_not_resent() -> None:
+    suspected = InflightCall(5, "ls", ALL, is_start=True, stray_since=1.0, resend=False, suspected=True)
+    play = story(STARTABLE)
+    assert play >> CallDeparted(suspected) << RequestReconcile()
+    assert play.state.containers["ls"].phase is Phase.CREATED
+    assert play >> StrayEnded(suspected, Phase.CREATED) << CallOver(5)
+    assert not play.state.runtime.unsettled
+
+
+# -- all of them --------------------------------------------------------------------------------------------
+
+
+def test_every_event_has_one_rule() -> None:
+    assert set(engine._RULES) == set(typing.get_args(NodeEvent))
+
+
+def test_every_event_is_in_a_playbook() -> None:
+    named = {name for name, value in globals().items() if isinstance(value, type)}
+    assert {event.__name__ for event in typing.get_args(NodeEvent)} <= named

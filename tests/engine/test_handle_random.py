@@ -1,0 +1,202 @@
+"""Events in random orders: what must be true of a node is true after each of them."""
+
+from __future__ import annotations
+
+import random
+import typing
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine import node_events as events
+from proxy.engine.effects import AbortReason
+from proxy.engine.handle import handle
+from proxy.engine.inflight import InflightCall
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.node_effects import Change, NodeEffect, NodeEffects, Notice, PutRecord
+from proxy.engine.node_events import NodeEvent
+from proxy.engine.owners import CpuHold
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
+from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
+from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
+
+MACHINE = described(2, 1, 4, 2)
+SMALLER = changed_copy(MACHINE, cpus=tuple(cpu for cpu in MACHINE.cpus if cpu.id != 7))
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+PHASES = (Phase.CREATED, Phase.RUNNING, Phase.EXITED)
+CLASSES = (
+    (QosClass.LS, KubeQos.BURSTABLE),
+    (QosClass.LSR, KubeQos.GUARANTEED),
+    (QosClass.LSE, KubeQos.GUARANTEED),
+)
+LENGTH = 120
+"""Events of a life."""
+
+
+class Life:
+    """A node, and what may happen to it next: also what is late, doubled, or about something that is gone."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.state = NodeState.empty(NODE)
+        self.calls: list[InflightCall] = [InflightCall(0, "none", CpuSet((1,)))]
+        self.ids, self.clock, self.count = ["none"], 0.0, 0
+        self.pods: list[Pod] = []
+
+    def event(self) -> NodeEvent:
+        """Choose what happens next."""
+        self.clock += self.dice.random()
+        self.count += 1
+        choices = (self.pod_event, self.create_event, self.phase_event, self.call_event, self.node_event)
+        return self.dice.choice(choices)()
+
+    def known(self) -> str:
+        """An id, mostly of a container that is there."""
+        there = list(self.state.containers)
+        return self.dice.choice(there if there and self.dice.random() < 0.8 else self.ids)
+
+    def pod_event(self) -> NodeEvent:
+        dice, number = self.dice, self.count
+        if not self.pods or dice.random() < 0.4:
+            qos, kube = dice.choice(CLASSES)
+            self.pods.append(Pod(f"s-{number}", f"u-{number}", "ns", f"p-{number}", qos=qos, kube_qos=kube))
+            return events.SandboxRunning(self.pods[-1])
+        pod = dice.choice(self.pods)
+        return dice.choice(
+            (
+                events.SandboxStopped(pod.sandbox_id),
+                events.SandboxRemoved(pod.sandbox_id),
+                events.SandboxRequested(changed_copy(pod, sandbox_id=f"token-{number}"), Request()),
+                events.SandboxFailed(f"token-{number - 1}"),
+                events.PodLearned(pod, "described"),
+                events.SandboxRunning(changed_copy(pod, sandbox_id=f"s-{number}", attempt=pod.attempt + 1)),
+            )
+        )
+
+    def create_event(self) -> NodeEvent:
+        dice, new = self.dice, f"c-{self.count}"
+        pod = dice.choice(self.pods) if self.pods else Pod("s", "u", "ns", "p")
+        name, attempt = dice.choice("ab"), dice.randrange(3)
+        request = dice.choice((Request(cpu_shares=2), Request(2048, 200_000, 100_000)))
+        self.ids.append(new)
+        stuck = CpuSet((dice.randrange(16),))
+        return dice.choice(
+            (
+                events.CreateRequested(pod, name, attempt, request, new),
+                events.CreateRequested(pod, name, attempt, request, new),
+                events.ContainerCreated(self.known(), new, stuck),
+                events.ContainerCreated(self.known(), new),
+                events.CreateFailed(self.creating()),
+                events.CreateLost(self.creating(), self.clock),
+                events.CpusNotFreed(self.creating(), AbortReason("stuck", stuck), new),
+                events.ContainerFound(new, pod, name, attempt, request, dice.choice(PHASES), None),
+            )
+        )
+
+    def creating(self) -> str:
+        there = [c.id for c in self.state.containers.values() if c.phase is Phase.CREATING]
+        return self.dice.choice(there or ["none"])
+
+    def made(self) -> str:
+        there = [c.id for c in self.state.containers.values() if c.phase is not Phase.CREATING]
+        return self.dice.choice(there or ["none"])
+
+    def phase_event(self) -> NodeEvent:
+        some, other = self.known(), self.known()
+        return self.dice.choice(
+            (
+                events.PhaseChanged(some, self.dice.choice(PHASES)),
+                events.ContainersRemoved((some, other)),
+                events.ContainerTouched(some),
+                events.ContainerIsBack(some),
+                events.CpusGiven((some, other)),
+                events.SavedCpusLearned(some, self.dice.choice((None, CpuSet((2, 3))))),
+                events.ContainersUnsettled((some, other)),
+                events.SettlingBegan(some),
+            )
+        )
+
+    def call_event(self) -> NodeEvent:
+        dice, call = self.dice, self.dice.choice(self.calls[-6:])
+        if dice.random() < 0.4:
+            stray = dice.choice((None, None, self.clock))
+            carries = dice.choice((CpuSet((dice.randrange(16),)), self.state.pools.shared))
+            is_start = dice.random() < 0.5
+            call = InflightCall(self.count, self.made(), carries, is_start, stray_since=stray)
+            self.calls.append(call)
+            return events.CallDeparted(call)
+        phase = dice.choice((None, *PHASES))
+        return dice.choice(
+            (
+                events.CallLanded(call),
+                events.CallStrayed(call, self.clock),
+                events.StartRefused(call, self.clock),
+                events.StartEnded(call, phase),
+                events.UpdateEnded(call, dice.choice((None, call.carries))),
+                events.ResendWanted(call.container_id),
+                events.CallConfined(call, dice.random() < 0.5),
+                events.StrayListed(call, phase, self.clock - 1, self.clock, dice.random() < 0.5),
+                events.StrayEnded(call, phase or Phase.CREATED),
+            )
+        )
+
+    def node_event(self) -> NodeEvent:
+        dice, free = self.dice, list(self.state.pools.shared)
+        cpus = CpuSet(free[: dice.randrange(1, 3)]) if len(free) > 4 else CpuSet()
+        return dice.choice(
+            (
+                events.HardwareChanged(dice.choice((MACHINE, SMALLER))),
+                events.ModeChanged(dice.choice(list(NodeMode))),
+                events.BeLimited(dice.choice((None, CpuSet((dice.randrange(16),))))),
+                events.CpusHeld("r", CpuHold("o", cpus, True) if cpus else None, "reserved"),
+                events.CpusHeld("r", None, "released"),
+                events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
+                events.NodeRulesChanged(self.state.node, "rules"),
+            )
+        )
+
+
+def in_order(effects: NodeEffects) -> bool:
+    """Whether nothing is recorded after the observers of the same thing were notified."""
+    change = next((at for at, effect in enumerate(effects) if isinstance(effect, Change)), None)
+    if change is None or sum(isinstance(effect, Change) for effect in effects) > 1:
+        return True
+    return any(isinstance(effect, PutRecord) for effect in effects[:change]) or not any(
+        isinstance(effect, PutRecord) for effect in effects
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_must_be_true_is_true_after_each_event(seed: int) -> None:
+    life = Life(seed)
+    for _ in range(LENGTH):
+        event, before = life.event(), life.state
+        after, effects = handle(before, event)
+        assert violations(after) == [], f"after {event}"
+        assert in_order(effects), effects
+        again, same = handle(before, event)
+        assert [type(effect) for effect in same] == [type(effect) for effect in effects]
+        assert (again.containers.items(), again.pools, again.runtime.unsettled) == (
+            after.containers.items(),
+            after.pools,
+            after.runtime.unsettled,
+        )
+        felt = [effect for effect in effects if isinstance(effect, Change)]
+        assert bool(felt) or (after.pools == before.pools), "a change of the pools that nobody is notified of"
+        assert after.runtime.changes.number >= before.runtime.changes.number
+        life.state = after
+
+
+def test_all_kinds_of_effects_come_up() -> None:
+    seen = set[type[object]]()
+    for seed in range(60):
+        life = Life(seed)
+        for _ in range(LENGTH):
+            life.state, effects = handle(life.state, life.event())
+            seen |= {type(effect) for effect in effects}
+    notices, others = typing.get_args(Notice), typing.get_args(NodeEffect)
+    assert set(others) | set(notices) == seen
