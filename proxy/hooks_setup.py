@@ -176,13 +176,11 @@ class Hooking:
             keeper.telemetry.event,
             marks=self._marks,
         )
-        adopt = self._sync.adoption.adopt_one
-        hold = self._flow.hold
-        way = HookDispatcher(keeper, engine, updates, hold, owned_cpus=owned)
-        hooked = Hooked(keeper, way, following, adopt, hold, learning.in_call)
+        adopt, learn, hold = self._sync.adoption.adopt_one, learning.in_call, self._flow.hold
+        way = HookDispatcher(keeper, engine, updates, following, hold, adopt, learn, owned_cpus=owned)
         self._parts = _Parts(engine, library, following, updates, learning)
         keeper.store.subscribe(following)
-        self._flow.hook(hooked)
+        self._flow.hook(Hooked(way))
 
     # -- for people ---------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, ResourceUpdate, Trip
-from proxy.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
+from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import Keeper
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
@@ -30,8 +30,8 @@ class ContainerCalls:
         self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
             "UpdateContainerResources": self._update,
-            "StopContainer": self._container_ref,
-            "RemoveContainer": self._container_ref,
+            "StopContainer": self._leave,
+            "RemoveContainer": self._leave,
         }
         self.finished: Mapping[str, Finished] = {
             "StartContainer": self._start_done,
@@ -162,13 +162,8 @@ class ContainerCalls:
             if status == GrpcStatus.OK and self.hooked.active:
                 self.hooked.updated(trip.target, call)
 
-    def _container_ref(self, call: HeldCall) -> None:
-        container_id = call.target()
-        call.state = Trip(target=container_id)
-        if LEAVING[call.method] in self.hooked.points:
-            self.hooked.leave(call, container_id, let_go)
-        else:
-            call.release()
+    def _leave(self, call: HeldCall) -> None:
+        leave(call, self.hooked)
 
     def _stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.calls.held_call import Handle, HeldCall
+from proxy.calls.held_call import Handle, HeldCall, Trip
 from proxy.model.workload import Container, Pod
 
 
@@ -52,7 +52,7 @@ class HookGateway(Protocol):
     def updated(self, container_id: str, call: HeldCall) -> None:
         """A container's resources have been changed by a call."""
 
-    def leave(self, call: HeldCall, target: str, go: Handle) -> None:
+    def leave(self, call: HeldCall, target: str) -> None:
         """A container or a sandbox is to be stopped or removed, whatever hooks answer."""
 
 
@@ -73,6 +73,11 @@ LEAVING: Final = {
 """Calls that cannot be refused, and the point at which hooks are called before them."""
 
 
-def let_go(call: HeldCall) -> None:
-    """Let a call go on as it is by now."""
-    call.release()
+def leave(call: HeldCall, hooked: HookGateway) -> None:
+    """Let a call that stops or removes something go on, after hooks where there are any."""
+    target = call.target()
+    call.state = Trip(target=target)
+    if LEAVING[call.method] in hooked.points:
+        hooked.leave(call, target)
+    else:
+        call.release()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
-from proxy.calls.hook_gateway import LEAVING, NO_HOOKS, HookGateway, let_go
+from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import Keeper
 from proxy.engine.admit import decides_pod
 from proxy.model.grpc_status import GrpcStatus
@@ -23,8 +23,8 @@ class PodCalls:
         self._hold = hold
         self.requests: Mapping[str, Handle] = {
             "RunPodSandbox": self._run_pod,
-            "StopPodSandbox": self._pod_ref,
-            "RemovePodSandbox": self._pod_ref,
+            "StopPodSandbox": self._leave,
+            "RemovePodSandbox": self._leave,
         }
         self.finished: Mapping[str, Finished] = {
             "RunPodSandbox": self._run_pod_done,
@@ -84,13 +84,8 @@ class PodCalls:
         elif trip.token:
             self.keeper.sandboxes.failed(trip.token)
 
-    def _pod_ref(self, call: HeldCall) -> None:
-        sandbox_id = call.target()
-        call.state = Trip(target=sandbox_id)
-        if LEAVING[call.method] in self.hooked.points:
-            self.hooked.leave(call, sandbox_id, let_go)
-        else:
-            call.release()
+    def _leave(self, call: HeldCall) -> None:
+        leave(call, self.hooked)
 
     def _pod_stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):

@@ -18,12 +18,12 @@ from proxy.api.koordinator import hook_pb2 as hook
 from proxy.frontends.cri import decode
 from proxy.frontends.hook_bridge.facts import existing_facts, remembered_pod_facts
 from proxy.frontends.hook_bridge.object_cache import ObjectCache
-from proxy.frontends.hookserver.hook_view import ContainerHookView, SandboxHookView
 from proxy.frontends.hookserver.messages import (
-    KoordinatorCreateRequest,
+    SandboxReply,
     container_reply,
     pod_echo,
-    sandbox_pod,
+    pod_of,
+    request_of,
 )
 from proxy.hooks.facts import ContainerFacts, PodFacts
 from proxy.model.idset import CpuSet, Mask
@@ -86,12 +86,12 @@ def _request_of(resources: cri.LinuxContainerResources) -> Request:
 
 def told_container(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, ContainerFacts]:
     """Make facts of a container from the request that a server got."""
-    view = ContainerHookView(entry, container_reply(entry))
-    return view.pod(_created(entry).pod(ANY_MACHINE)), view.container()
+    view = container_reply(entry)
+    return view.pod(_pod_of_entry(entry)), view.container()
 
 
-def _created(entry: hook.ContainerResourceHookRequest) -> KoordinatorCreateRequest:
-    return KoordinatorCreateRequest(entry, entry.container_resources, "", entry.pod_meta.attempt)
+def _pod_of_entry(entry: hook.ContainerResourceHookRequest) -> Pod:
+    return pod_of(entry, "", entry.pod_meta.attempt, ANY_MACHINE)
 
 
 def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, ContainerFacts]:
@@ -101,9 +101,9 @@ def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, C
 
 def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: str) -> PodFacts | None:
     """Have a sandbox remembered, and give the one of that name."""
-    memory, answer = ObjectCache(), pod_echo(entry)
-    pod = changed_copy(sandbox_pod(entry, answer, ANY_MACHINE), sandbox_id=lookup)
-    memory.ran(sandbox_id, SandboxHookView(entry, answer).sandbox(pod)[0])
+    memory, view = ObjectCache(), SandboxReply(entry, pod_echo(entry))
+    pod = changed_copy(view.read(ANY_MACHINE), sandbox_id=lookup)
+    memory.ran(sandbox_id, view.sandbox(pod)[0])
     known = memory.pod(lookup)
     return None if known is None else remembered_pod_facts(pod, known)
 
@@ -112,14 +112,14 @@ def remembered_container(
     entry: hook.ContainerResourceHookRequest, container_id: str, lookup: str
 ) -> tuple[PodFacts, ContainerFacts] | None:
     """Have a container remembered, and give the one of that name."""
-    memory, view, made = ObjectCache(), ContainerHookView(entry, container_reply(entry)), _created(entry)
+    memory, view, meta = ObjectCache(), container_reply(entry), entry.container_meta
     memory.created(container_id, view.remembered())
     known = memory.container(lookup)
     if known is None:
         return None
-    pod = made.pod(ANY_MACHINE)
+    pod, asked = _pod_of_entry(entry), request_of(entry.container_resources)
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
-    one = Container(lookup, made.name, pod, made.resources, placement, Phase.CREATED, made.attempt)
+    one = Container(lookup, meta.name, pod, asked, placement, Phase.CREATED, meta.attempt)
     return view.pod(pod), existing_facts(one, known)
 
 

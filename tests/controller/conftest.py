@@ -21,7 +21,7 @@ from proxy.controller.runtime_ports import Limits, RuntimeContainer, RuntimeDeta
 from proxy.controller.runtime_sync import Settler
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.frontends.cri.call import CriCall
+from proxy.frontends.cri.call import InterceptedCall
 from proxy.frontends.cri.interceptors import Interceptors
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -285,7 +285,7 @@ class PlayedRuntime:
         pass
 
 
-class PlayedCall(CriCall):
+class PlayedCall(InterceptedCall):
     """A held call."""
 
     def __init__(self, method: str, message: Any, log: list[str]) -> None:

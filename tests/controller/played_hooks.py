@@ -28,9 +28,17 @@ class Hooks:
         self.following = LifecycleEvents(
             keeper, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus
         )
-        way = HookDispatcher(keeper, self.engine, self.updates, world.wire.hold, owned_cpus=owned_cpus)
-        adopt, hold = world.sync.adoption.adopt_one, world.wire.hold
-        self.hooked = Hooked(keeper, way, self.following, adopt, hold, self._learn)
+        self.way = HookDispatcher(
+            keeper,
+            self.engine,
+            self.updates,
+            self.following,
+            world.wire.hold,
+            world.sync.adoption.adopt_one,
+            self._learn,
+            owned_cpus=owned_cpus,
+        )
+        self.hooked = Hooked(self.way)
         keeper.store.subscribe(self.following)
         world.wire.hook(self.hooked)
         self.told: list[Any] = []

@@ -563,9 +563,7 @@ def test_answers_that_come_too_late_to_apply_are_reported(live) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))
             late = Outcome(Adjustment(mems=Mask((7,))), {"mems": "10-x"})
-            dispatch.HookDispatcher(w.keeper, h.engine, h.updates, w.wire.hold).narrow(
-                one, late, cpus("0-15")
-            )
+            h.way.narrow(one, late, cpus("0-15"))
             assert (
                 "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
                 in (w.keeper.telemetry.problems()[0]["what"])

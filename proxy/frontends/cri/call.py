@@ -1,7 +1,6 @@
 """An intercepted call: a CRI message in, a decision written into it.
 
-``CriCall`` is the CRI as the code that decides sees it (``proxy.calls.held_call.HeldCall``).
-``InterceptedCall`` is such a call on a connection.
+It is what the code that decides sees of the CRI (``proxy.calls.held_call.HeldCall``).
 """
 
 from __future__ import annotations
@@ -24,22 +23,67 @@ from proxy.wire.lenient_text import text
 
 if TYPE_CHECKING:
     from proxy.frontends.cri.hook_view import CriHookView
+    from proxy.frontends.cri.link import Link
 
 
-class CriCall:
-    """Reads and rewrites the CRI message of a call; what a call is on, its subclasses know."""
+class InterceptedCall:
+    """One intercepted call.
 
-    __slots__ = ()
+    Attributes:
+        path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``, perhaps without its first slash.
+        method: The part behind the last slash.
+        body: The request message as the client sent it, or as it has been changed.
+        state: Free for the interceptor.
+        done: The call is over.
+    """
+
+    __slots__ = (
+        "_changed", "_link", "_stream", "body", "decided", "done", "method", "path", "state",
+    )  # fmt: skip
+
     unreadable: ClassVar[tuple[type[Exception], ...]] = (DecodeError,)
-    if TYPE_CHECKING:
-        method: str
-        body: bytes
 
-        def change(self, body: bytes) -> None:
-            """Have another message from now on."""
+    def __init__(self, link: Link, stream: int, path: str, body: bytes) -> None:
+        self._link = link
+        self._stream = stream
+        self.path = path
+        self.method = path.rpartition("/")[2]
+        self.body = body
+        self._changed = False
+        self.state: object | None = None
+        self.decided = False
+        self.done = False
 
-        def release(self, body: bytes | None = None) -> None:
-            """Let the call go on, with another message where one is given."""
+    def __repr__(self) -> str:
+        return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
+
+    def change(self, body: bytes) -> None:
+        """Have another message from now on."""
+        self.body, self._changed = body, True
+
+    def release(self, body: bytes | None = None) -> None:
+        """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
+
+        Args:
+            body: The message instead of the call's own; None: its own, byte for byte the original one unless
+                it was changed.
+        """
+        if not self.decided:
+            self.decided = True
+            if body is None and self._changed:
+                body = self.body
+            self._link.release(self._stream, body)
+
+    def refuse(self, code: int, message: str) -> None:
+        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes first.
+
+        Args:
+            code: The status.
+            message: Its text, which may quote input: it is escaped, and cut to 2,000 bytes.
+        """
+        if not self.decided:
+            self.decided = True
+            self._link.refuse(self._stream, code, fit(message))
 
     # -- reading; see ``HeldCall`` ------------------------------------------------------------------------
 
@@ -98,74 +142,6 @@ class CriCall:
         """Let a CreateContainer or an UpdateContainerResources go on with a decision."""
         suffix = create_suffix if self.method == "CreateContainer" else update_suffix
         self.release(self.body + suffix(cpus, mems, quota))
-
-
-class _Owner(Protocol):
-    """The link that a call belongs to."""
-
-    def release(self, stream: int, body: bytes | None) -> None: ...
-
-    def refuse(self, stream: int, code: int, message: str) -> None: ...
-
-
-class InterceptedCall(CriCall):
-    """One intercepted call.
-
-    Attributes:
-        path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``, perhaps without its first slash.
-        service: The part before the last slash, without the leading one.
-        method: The part behind it.
-        body: The request message as the client sent it, or as it has been changed.
-        state: Free for the interceptor.
-        done: The call is over.
-    """
-
-    __slots__ = (
-        "_changed", "_link", "_stream", "body", "decided", "done", "method", "path", "service", "state",
-    )  # fmt: skip
-
-    def __init__(self, link: _Owner, stream: int, path: str, body: bytes) -> None:
-        self._link = link
-        self._stream = stream
-        self.path = path
-        service, _, self.method = path.rpartition("/")
-        self.service = service.removeprefix("/")
-        self.body = body
-        self._changed = False
-        self.state: object | None = None
-        self.decided = False
-        self.done = False
-
-    def __repr__(self) -> str:
-        return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
-
-    def change(self, body: bytes) -> None:
-        """Have another message from now on."""
-        self.body, self._changed = body, True
-
-    def release(self, body: bytes | None = None) -> None:
-        """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
-
-        Args:
-            body: The message instead of the call's own; None: its own, byte for byte the original one unless
-                it was changed.
-        """
-        if not self.decided:
-            self.decided = True
-            if body is None and self._changed:
-                body = self.body
-            self._link.release(self._stream, body)
-
-    def refuse(self, code: int, message: str) -> None:
-        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes first.
-
-        Args:
-            code: The status.
-            message: Its text, which may quote input: it is escaped, and cut to 2,000 bytes.
-        """
-        if not self.decided:
-            self.decided = True
-            self._link.refuse(self._stream, code, fit(message))
 
 
 class Interceptor(Protocol):

@@ -128,15 +128,9 @@ def _read(body: bytes) -> ContainerFacts:
     except DecodeError:
         config = pb.ContainerConfig()
     meta = config.metadata
-    return unread_container_facts(
-        "",
-        meta.name,
-        meta.attempt,
-        "creating",
-        image_of(config.image),
-        Unread(pb.ContainerConfig, b"", config),
-        resources_of(config.linux.resources),
-    )
+    identity = "", meta.name, meta.attempt, "creating"
+    unread, asked = Unread(pb.ContainerConfig, b"", config), resources_of(config.linux.resources)
+    return unread_container_facts(identity, image_of(config.image), unread, asked)
 
 
 def _remembered(body: bytes) -> RememberedContainer:

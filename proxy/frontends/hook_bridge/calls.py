@@ -13,12 +13,13 @@ Stops and removals cannot be refused, and go on whatever becomes of the hooks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.calls.held_call import Handle, HeldCall, Hold, Trip
+from proxy.calls.held_call import Handle, HeldCall, Trip
 from proxy.calls.hook_gateway import LEAVING
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
@@ -40,9 +41,7 @@ from proxy.model.workload import Container, Phase, Pod, Verdict
 from proxy.wire.lenient_message import TooManyFieldsError
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import Keeper
     from proxy.engine.state import NodeState
-    from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.hook_bridge.view import HookView
 
 STARTABLE = (Phase.CREATED, Phase.STARTING)
@@ -53,33 +52,12 @@ class Hooked:
 
     active = True
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        way: HookDispatcher,
-        following: LifecycleEvents,
-        adopt: Callable[[str], Awaitable[bool]],
-        hold: Hold,
-        learn: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """Prepare; no hook is called yet.
-
-        Args:
-            keeper: The node.
-            way: Calls hooks.
-            following: Has the facts that hooks are called with.
-            adopt: Adopts a container that a call names and that is not known; returns whether it is known
-                then.
-            hold: Holds a call while a coroutine decides on it.
-            learn: Looks up the facts of a container or sandbox that are missing.
-        """
-        self._keeper = keeper
+    def __init__(self, way: HookDispatcher) -> None:
+        """Prepare; no hook is called yet."""
         self._way = way
-        self._following = following
-        self._adopt = adopt
-        self._hold = hold
-        self._learn = learn
-        self.update = UpdateQueue(keeper, way, following, adopt, hold, learn).update
+        self._keeper = way.keeper
+        self._following = way.following
+        self.update = UpdateQueue(way).update
 
     @property
     def points(self) -> frozenset[str]:
@@ -100,16 +78,12 @@ class Hooked:
             return
 
         def decided(outcome: Outcome) -> None:
-            outcome, body = self._way.written(call, outcome)
-            if self._way.refuses(call, outcome):
-                self._keeper.overrides.refused_pod(pod, outcome.refusal)
-                return
-            seen = pod
-            if body is not call.body:
-                call.change(body)
-                seen = _renewed(pod, call.sandbox(bounds))
-            if not self._way.relays(call):
-                go(call, seen)
+            before = call.body
+            if self._way.apply(call, outcome, refused) is not None and not self._way.relays(call):
+                go(call, pod if call.body is before else _renewed(pod, call.sandbox(bounds)))
+
+        def refused(words: str) -> None:
+            self._keeper.overrides.refused_pod(pod, words)
 
         self._way.ask(call, event, decided)
 
@@ -170,16 +144,15 @@ class Hooked:
             outcome: What hooks want.
         """
         keeper, token = self._keeper, placed.id
-        outcome, body = self._way.written(call, outcome)
-        if outcome.refusal:
-            verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
-            keeper.history.refused(token, verdict)
+
+        def refused(words: str) -> None:
+            keeper.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
             keeper.lifecycle.failed(token)
-        if self._way.refuses(call, outcome):
+
+        applied = self._way.apply(call, outcome, refused)
+        if applied is None:
             return None
-        self._way.narrow(token, outcome, offered)
-        if body is not call.body:
-            call.change(body)
+        self._way.narrow(token, applied, offered)
         if keeper.state is state and not keeper.store.mode.is_leaving:
             return placed  # nothing has happened since
         container = keeper.state.containers.get(token)
@@ -192,18 +165,20 @@ class Hooked:
 
     def start(self, call: HeldCall, container_id: str, go: Handle) -> None:
         """See ``HookGateway``."""
-        if container_id in self._keeper.state.containers and not self._following.lacks(container_id):
+        if self._way.knows(container_id):
             self._start(call, container_id, go)
         else:
-            self._hold(call, self._start_unknown(call, container_id, go))
+            self._way.hold(
+                call,
+                self._later(call, container_id, partial(self._start, call, container_id, go), adopt=True),
+            )
 
-    async def _start_unknown(self, call: HeldCall, container_id: str, go: Handle) -> None:
-        if container_id not in self._keeper.state.containers:
-            await self._adopt(container_id)
-        if self._following.lacks(container_id):
-            await self._learn(container_id)
+    async def _later(
+        self, call: HeldCall, target: str, step: Callable[[], None], *, adopt: bool = False
+    ) -> None:
+        await self._way.look_up(target, adopt=adopt)
         if not call.done:
-            self._start(call, container_id, go)
+            step()
 
     def _start(self, call: HeldCall, container_id: str, go: Handle) -> None:
         container, following = self._keeper.state.containers.get(container_id), self._following
@@ -222,27 +197,22 @@ class Hooked:
         """See ``HookGateway``."""
         self._following.updated(container_id, call.seen_by_hooks())
 
-    def leave(self, call: HeldCall, target: str, go: Handle) -> None:
+    def leave(self, call: HeldCall, target: str) -> None:
         """See ``HookGateway``."""
         if self._following.lacks(target):
-            self._hold(call, self._leave_unknown(call, target, go))
+            self._way.hold(call, self._later(call, target, partial(self._leave, call, target)))
         else:
-            self._leave(call, target, go)
+            self._leave(call, target)
 
-    async def _leave_unknown(self, call: HeldCall, target: str, go: Handle) -> None:
-        await self._learn(target)
-        if not call.done:
-            self._leave(call, target, go)
-
-    def _leave(self, call: HeldCall, target: str, go: Handle) -> None:
+    def _leave(self, call: HeldCall, target: str) -> None:
         event = self._leaving(call, target)
         if event is None:
-            go(call)
+            call.release()
             return
 
         def decided(outcome: Outcome) -> None:
             self._way.update(outcome)
-            go(call)
+            call.release()
 
         self._way.ask(call, event, decided)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from proxy.calls.held_call import HeldCall, Hold
@@ -18,6 +18,7 @@ from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.controller.controller import Keeper
+    from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.hook_bridge.updates import Updates
     from proxy.hooks.hook import Asking
 
@@ -25,13 +26,23 @@ _MARGIN_S = 5.0
 
 Decided = Callable[[Outcome], None]
 """Goes on with a call when the hooks have answered."""
+LookUp = Callable[[str], Awaitable[object]]
 
 
 class HookDispatcher:
     """Takes a call through the hooks."""
 
     def __init__(
-        self, keeper: Keeper, asking: Asking, updates: Updates, hold: Hold, *, owned_cpus: bool = False
+        self,
+        keeper: Keeper,
+        asking: Asking,
+        updates: Updates,
+        following: LifecycleEvents,
+        hold: Hold,
+        adopt: LookUp,
+        learn: LookUp,
+        *,
+        owned_cpus: bool = False,
     ) -> None:
         """Prepare; no hook is called yet.
 
@@ -39,21 +50,38 @@ class HookDispatcher:
             keeper: The node.
             asking: Calls the hooks.
             updates: Does what hooks want of other containers.
+            following: Has the facts that hooks are called with.
             hold: Holds a call while a coroutine decides on it.
+            adopt: Adopts a container that a call names and that is not known.
+            learn: Looks up the facts of a container or sandbox that are missing.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self.asking = asking
-        self._keeper = keeper
+        self.keeper = keeper
+        self.following = following
+        self.hold = hold
         self._updates = updates
-        self._hold = hold
+        self._adopt = adopt
+        self._learn = learn
         self._owned_cpus = owned_cpus
+
+    def knows(self, container_id: str) -> bool:
+        """Return whether a container and its facts are known."""
+        return container_id in self.keeper.state.containers and not self.following.lacks(container_id)
+
+    async def look_up(self, target: str, *, adopt: bool = True) -> None:
+        """Have a container (or a sandbox, which is never adopted) and its facts known, if that can be."""
+        if adopt and target not in self.keeper.state.containers:
+            await self._adopt(target)
+        if self.following.lacks(target):
+            await self._learn(target)
 
     def answers(self, event: Point) -> Answers:
         """Call the hooks of an event's point."""
         try:
             return self.asking.ask(event)
         except Exception as error:  # noqa: BLE001  a fault of ours costs the hooks, never the call
-            self._keeper.broken(error)
+            self.keeper.broken(error)
             return _NONE
 
     async def outcome(self, answers: Answers) -> Outcome:
@@ -64,7 +92,7 @@ class HookDispatcher:
             async with asyncio.timeout(LONGEST_S + _MARGIN_S):
                 return await answers.wait()
         except TimeoutError as error:
-            self._keeper.broken(error)
+            self.keeper.broken(error)
             return AS_IT_IS
 
     def ask(self, call: HeldCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
@@ -88,13 +116,13 @@ class HookDispatcher:
             else:
                 go(outcome)
 
-        self._hold(call, later())
+        self.hold(call, later())
 
     def refuses(self, call: HeldCall, outcome: Outcome) -> bool:
         """Refuse the call where hooks do; else start what they want of other containers."""
         if outcome.refusal:
-            self._keeper.telemetry.count(metrics.REFUSED_BY_HOOKS)
-            self._keeper.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
+            self.keeper.telemetry.count(metrics.REFUSED_BY_HOOKS)
+            self.keeper.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
         self.update(outcome)
@@ -102,7 +130,7 @@ class HookDispatcher:
 
     def relays(self, call: HeldCall) -> bool:
         """Let a call go where the node was released meanwhile: nothing is decided here any more."""
-        if not self._keeper.store.mode.is_leaving:
+        if not self.keeper.store.mode.is_leaving:
             return False
         call.release()
         return True
@@ -112,7 +140,29 @@ class HookDispatcher:
         if outcome.adjustment.updates:
             self._updates.take(outcome.adjustment.updates, outcome.owners)
 
-    def written(self, call: HeldCall, outcome: Outcome) -> tuple[Outcome, Any]:
+    def apply(
+        self, call: HeldCall, outcome: Outcome, refused: Callable[[str], None] = lambda words: None
+    ) -> Outcome | None:
+        """Have a call's message be as hooks want it.
+
+        Args:
+            call: The call.
+            outcome: What hooks want.
+            refused: Called with the reason before the call is refused.
+
+        Returns:
+            What counts of the outcome; None where the call is refused.
+        """
+        outcome, body = self._written(call, outcome)
+        if outcome.refusal:
+            refused(outcome.refusal)
+        if self.refuses(call, outcome):
+            return None
+        if body is not call.body:
+            call.change(body)
+        return outcome
+
+    def _written(self, call: HeldCall, outcome: Outcome) -> tuple[Outcome, Any]:
         """Write what hooks want into a call's message.
 
         Returns:
@@ -125,7 +175,7 @@ class HookDispatcher:
             return outcome, call.seen_by_hooks().adjusted(outcome.adjustment)
         except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
             words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
-            self._keeper.telemetry.problem("cannot apply what hooks ask for", method=call.method, err=words)
+            self.keeper.telemetry.problem("cannot apply what hooks ask for", method=call.method, err=words)
             return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
@@ -142,8 +192,8 @@ class HookDispatcher:
             owners.get("mems", ""),
             self._owned_cpus,
         )
-        if problem := self._keeper.overrides.narrow(container_id, wish, offered):
-            self._keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+        if problem := self.keeper.overrides.narrow(container_id, wish, offered):
+            self.keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
 
 class _NoDecision:

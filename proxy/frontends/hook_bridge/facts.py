@@ -74,31 +74,28 @@ def existing_facts(container: Container, known: RememberedContainer | None) -> C
         container: The container as the engine knows it.
         known: What is remembered of it; None where nothing is.
     """
-    name, attempt, phase = container.name, container.attempt, container.phase.value
     container_id = "" if container.phase is Phase.CREATING else container.id
+    identity = container_id, container.name, container.attempt, container.phase.value
+    asked = recorded(container.request)
     if known is None:
-        asked = recorded(container.request)
-        return ContainerFacts(container_id, name, attempt, phase, resources=asked)
-    asked = known.asked if known.whole else merged(recorded(container.request), known.asked)
-    unread = Unread(pb.ContainerConfig, known.raw)
-    return unread_container_facts(container_id, name, attempt, phase, known.image, unread, asked)
+        return ContainerFacts(*identity, resources=asked)
+    asked = known.asked if known.whole else merged(asked, known.asked)
+    return unread_container_facts(identity, known.image, Unread(pb.ContainerConfig, known.raw), asked)
 
 
 def unread_container_facts(
-    container_id: str,
-    name: str,
-    attempt: int,
-    phase: str,
-    image: str,
-    unread: Unread[pb.ContainerConfig],
-    resources: Resources,
+    identity: tuple[str, str, int, str], image: str, unread: Unread[pb.ContainerConfig], resources: Resources
 ) -> ContainerFacts:
-    """Return the facts of a container, most of which are read when they are looked at."""
+    """Return the facts of a container, most of which are read when they are looked at.
+
+    Args:
+        identity: Its id, name, attempt and phase.
+        image: Its image, as users name it.
+        unread: Its configuration.
+        resources: What it asks for.
+    """
     return ContainerFacts(
-        container_id,
-        name,
-        attempt,
-        phase,
+        *identity,
         image,
         LazyMap(config_fields.labels_of, unread),
         LazyMap(annotations_of, unread),

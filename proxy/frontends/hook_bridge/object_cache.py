@@ -11,8 +11,7 @@ until a hook looks at it: nothing is decoded in the path of a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,16 +27,6 @@ POD_BYTES = 64 << 10
 """The most that is kept of a pod's: users annotate pods, and Kubernetes lets them write 256 KiB."""
 _AROUND = 6
 """The least bytes that an entry of a map takes beside its key and its value."""
-
-
-class _Labelled(Protocol):
-    """What has labels and annotations."""
-
-    @property
-    def labels(self) -> Mapping[str, str]: ...
-
-    @property
-    def annotations(self) -> Mapping[str, str]: ...
 
 
 class RememberedPod(Struct, frozen=True):
@@ -142,7 +131,7 @@ class ObjectCache:
         self.forget(*(each for each in self._containers if each not in containers))
 
 
-def packed(container: _Labelled) -> bytes:
+def packed(container: pb.ContainerConfig | pb.Container | ContainerFacts) -> bytes:
     """Encode the labels and annotations of a container, without those that are too large."""
     kept = pb.ContainerConfig(labels=dict(container.labels), annotations=dict(container.annotations))
     return _fitting(kept, CONTAINER_BYTES)

@@ -11,6 +11,7 @@ that was set can never be lifted by -1, and takes an ``oom_score_adj`` that was 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.api.koordinator import hook_pb2 as hook_pb
@@ -19,6 +20,8 @@ from proxy.hooks.facts import Resources
 from proxy.model.workload import Request
 
 NOT_SAID = Resources()
+_SCALARS = tuple(each.name for each in fields(Resources))[:-2]
+"""All but the two maps."""
 _PAGES = re.compile(r"hugepages-([0-9]+)([KMGT])i")
 
 
@@ -54,18 +57,9 @@ def recorded(request: Request) -> Resources:
 
 def merged(before: Resources, said: Resources) -> Resources:
     """Give what is asked for after an update: what it says, and what it does not say as before."""
-    return Resources(
-        said.cpu_period or before.cpu_period,
-        said.cpu_quota or before.cpu_quota,
-        said.cpu_shares or before.cpu_shares,
-        said.memory_limit or before.memory_limit,
-        said.memory_swap_limit or before.memory_swap_limit,
-        said.oom_score_adj or before.oom_score_adj,
-        said.cpuset_cpus or before.cpuset_cpus,
-        said.cpuset_mems or before.cpuset_mems,
-        {**before.hugepage_limits, **said.hugepage_limits},
-        {**before.unified, **said.unified},
-    )
+    pages, unified = {**before.hugepage_limits, **said.hugepage_limits}, {**before.unified, **said.unified}
+    scalars = {name: getattr(said, name) or getattr(before, name) for name in _SCALARS}
+    return Resources(**scalars, hugepage_limits=pages, unified=unified)
 
 
 def _page_limits(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResources) -> dict[str, int]:

@@ -9,20 +9,15 @@ is as long as hooks may take, and no call of another container waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
 
 from msgspec import Struct
 
-from proxy.calls.held_call import Handle, HeldCall, Hold
+from proxy.calls.held_call import Handle, HeldCall
 from proxy.frontends.hook_bridge.dispatch import Decided, HookDispatcher
 from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Answers, Outcome
 from proxy.model.workload import Phase
-
-if TYPE_CHECKING:
-    from proxy.controller.context import NodeContext
-    from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 
 
 class _Waiting(Struct, frozen=True):
@@ -35,43 +30,21 @@ class _Waiting(Struct, frozen=True):
 class UpdateQueue:
     """Updates on their way through the hooks."""
 
-    def __init__(
-        self,
-        keeper: NodeContext,
-        way: HookDispatcher,
-        following: LifecycleEvents,
-        adopt: Callable[[str], Awaitable[bool]],
-        hold: Hold,
-        learn: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """Begin without any update.
-
-        Args:
-            keeper: The node.
-            way: Calls hooks.
-            following: Has the facts that hooks are called with.
-            adopt: Adopts a container that a call names and that is not known.
-            hold: Holds a call while a coroutine decides on it.
-            learn: Looks up the facts of a container that are missing.
-        """
-        self._keeper = keeper
+    def __init__(self, way: HookDispatcher) -> None:
+        """Begin without any update."""
         self._way = way
-        self._following = following
-        self._adopt = adopt
-        self._hold = hold
-        self._learn = learn
+        self._keeper = way.keeper
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last in line of each container that has a line."""
 
     def update(self, call: HeldCall, container_id: str, go: Handle) -> None:
         """Have hooks called for an update, when it is its turn."""
         answers = None
-        known = container_id in self._keeper.state.containers and not self._following.lacks(container_id)
-        if known and container_id not in self._last:
+        if container_id not in self._last and self._way.knows(container_id):
             answers = self._ask(call, container_id, go)
             if answers is None:
                 return
-        self._hold(call, self._in_line(call, container_id, go, answers))
+        self._way.hold(call, self._in_line(call, container_id, go, answers))
 
     def _in_line(
         self, call: HeldCall, container_id: str, go: Handle, answers: _Waiting | None
@@ -84,10 +57,7 @@ class UpdateQueue:
             try:
                 if before is not None:
                     await asyncio.wait((before,))
-                if container_id not in self._keeper.state.containers:
-                    await self._adopt(container_id)
-                if self._following.lacks(container_id):
-                    await self._learn(container_id)
+                await self._way.look_up(container_id)
                 late = answers
                 if late is None and not call.done:
                     late = self._ask(call, container_id, go)
@@ -108,16 +78,12 @@ class UpdateQueue:
         if container is None or container.phase is Phase.EXITED:
             go(call)
             return None
-        following, offered = self._following, self._keeper.state.offered(container)
+        following, offered = self._way.following, self._keeper.state.offered(container)
 
         def decided(outcome: Outcome) -> None:
-            outcome, body = self._way.written(call, outcome)
-            if self._way.refuses(call, outcome):
-                return
-            if body is not call.body:
-                call.change(body)
-            if not self._way.relays(call):
-                self._way.narrow(container_id, outcome, offered)
+            applied = self._way.apply(call, outcome)
+            if applied is not None and not self._way.relays(call):
+                self._way.narrow(container_id, applied, offered)
                 go(call)
 
         answers = self._way.answers(

@@ -35,14 +35,8 @@ MOST: Final = 256
 PER_SECOND: Final = 50
 PATIENCE_S: Final = 10.0
 """So long an update waits for calls that are at the runtime, and for a runtime that does not answer."""
-_LIMITS: Final = (
-    "cpu_period",
-    "cpu_quota",
-    "cpu_shares",
-    "memory_limit",
-    "memory_swap_limit",
-    "oom_score_adj",
-)
+_LIMITS: Final = Limits.__struct_fields__[:-1]
+"""All but ``unified``."""
 
 _NOT_ASKED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
 """What a container has where nothing was asked for; of memory no limit (-1)."""

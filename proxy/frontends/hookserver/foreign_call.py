@@ -5,27 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
-from proxy.api.koordinator import hook_pb2 as pb
 from proxy.calls.call_flow import CallFlow
-from proxy.calls.held_call import HeldCall, ResourceUpdate
-from proxy.frontends.hookserver.messages import (
-    ContainerReply,
-    KoordinatorCreateRequest,
-    placed,
-    pod_echo,
-    request_of,
-    sandbox_pod,
-    with_parent,
-)
+from proxy.calls.held_call import NO_DEVICES, HeldCall, ResourceUpdate
+from proxy.controller.ports import DeviceFacts
+from proxy.frontends.hookserver.messages import ContainerReply, SandboxReply, pod_of, request_of, total_of
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
-
-if TYPE_CHECKING:
-    from proxy.frontends.hookserver.hook_view import ContainerHookView, SandboxHookView
 
 
 class HookCallRefusedError(TopoproxyError):
@@ -80,6 +69,10 @@ class ForeignCall:
         """Have another answer from now on."""
         self.body = body
 
+    def seen_by_hooks(self) -> Any:
+        """Give the message as hooks see it."""
+        return self.body
+
     def release(self) -> None:
         """Let the call go on; once decided nothing happens."""
         self._answer(self.body)
@@ -129,85 +122,79 @@ class ForeignCall:
 class SandboxCall(ForeignCall):
     """RunPodSandbox; see ``proxy.calls.held_call.HeldCall``."""
 
-    __slots__ = ("_asked",)
-
-    def __init__(self, flow: CallFlow, asked: pb.PodSandboxHookRequest) -> None:
-        super().__init__(flow, "RunPodSandbox", pod_echo(asked))
-        self._asked = asked
+    __slots__ = ()
+    body: SandboxReply
 
     def sandbox(self, bounds: Bounds) -> Pod:
         """Read the pod."""
-        return sandbox_pod(self._asked, self.body, bounds)
+        return self.body.read(bounds)
 
     def sandbox_total(self) -> Request:
         """Read what the containers of the pod ask for together."""
-        return request_of(self._asked.resources)
+        return request_of(self.body.asked.resources)
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
         """Read the pod."""
-        return self.sandbox(bounds)
-
-    def seen_by_hooks(self) -> SandboxHookView:
-        """Give the message as hooks see it."""
-        from proxy.frontends.hookserver.hook_view import SandboxHookView  # only where there are hooks
-
-        return SandboxHookView(self._asked, self.body)
+        return self.body.read(bounds)
 
 
 class ContainerCall(ForeignCall):
-    """CreateContainer, StartContainer or UpdateContainerResources; see ``HeldCall``."""
+    """CreateContainer, StartContainer or UpdateContainerResources; see ``HeldCall`` and ``CreateRequest``."""
 
-    __slots__ = ("_asked", "_sandbox")
+    __slots__ = ("_sandbox_attempt", "attempt", "name", "resources", "sandbox_id")
     body: ContainerReply
 
     def __init__(
-        self,
-        flow: CallFlow,
-        method: str,
-        asked: pb.ContainerResourceHookRequest,
-        reply: ContainerReply,
-        sandbox: tuple[str, int] = ("", 0),
+        self, flow: CallFlow, method: str, reply: ContainerReply, sandbox: tuple[str, int] = ("", 0)
     ) -> None:
         """Prepare to have a call decided.
 
         Args:
             flow: Decides calls.
             method: The CRI method.
-            asked: The request.
             reply: The answer so far.
             sandbox: Id and attempt of the pod's sandbox, for a create.
         """
         super().__init__(flow, method, reply)
-        self._asked = asked
-        self._sandbox = sandbox
+        self.sandbox_id, self._sandbox_attempt = sandbox
+        self.name = reply.asked.container_meta.name
+        self.attempt = reply.asked.container_meta.attempt
+        self.resources = request_of(reply.resources)
 
     def target(self) -> str:
         """Read the id of the container."""
-        return self._asked.container_meta.id
+        return self.body.asked.container_meta.id
 
-    def create_request(self) -> KoordinatorCreateRequest:
-        """Read a create."""
-        return KoordinatorCreateRequest(self._asked, self.body.asked, *self._sandbox)
+    def create_request(self) -> ContainerCall:
+        """Read a create: its parts are those of the call."""
+        return self
+
+    def pod(self, bounds: Bounds) -> Pod:
+        """Read the pod of a create."""
+        return pod_of(self.body.asked, self.sandbox_id, self._sandbox_attempt, bounds)
+
+    def pod_total(self) -> Request | None:
+        """Read what the containers of the pod ask for together."""
+        asked = self.body.asked
+        return total_of(asked.pod_resources) if asked.HasField("pod_resources") else None
+
+    def devices(self) -> DeviceFacts:
+        """Return no devices: the protocol does not carry them."""
+        return NO_DEVICES
+
+    def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
+        """Read the pod of a create."""
+        return self.pod(bounds)
 
     def resource_update(self) -> ResourceUpdate:
         """Read an update."""
-        asked = self.body.asked
+        asked = self.body.resources
         return ResourceUpdate(self.target(), asked.cpuset_cpus, asked.cpuset_mems, asked.cpu_quota)
-
-    def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
-        """Read the pod."""
-        return self.create_request().pod(bounds)
-
-    def seen_by_hooks(self) -> ContainerHookView:
-        """Give the message as hooks see it."""
-        from proxy.frontends.hookserver.hook_view import ContainerHookView  # only where there are hooks
-
-        return ContainerHookView(self._asked, self.body)
 
     def set_cgroup_parent(self, parent: str) -> None:
         """Name another cgroup of the pod."""
-        self.change(with_parent(self.body, parent))
+        self.change(self.body.with_parent(parent))
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
         """Let the call go on with a decision."""
-        self._answer(placed(self.body, cpus, mems, quota))
+        self._answer(self.body.placed(cpus, mems, quota))

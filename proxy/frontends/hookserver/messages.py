@@ -1,36 +1,145 @@
-"""Koordinator's hook messages: values that are decided on, and answers.
+"""Koordinator's hook messages: answers, and the values that are read from them.
 
 An answer is the request again, with what has been decided: a server that leaves something out would have the
 peer erase it (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource: cpusets are
-always replaced, an ``oom_score_adj`` of 0 counts).
+always replaced, an ``oom_score_adj`` of 0 counts). What the protocol has no field for, such as mounts, is not
+passed on, and is named. A key of a map cannot be removed either, since the peer adds the maps that it gets to
+those that it has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 from msgspec import Struct, structs
 
 from proxy.allocation.memory.page_sizes import SIZES_LIMIT, huge_pages
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.calls.held_call import NO_DEVICES
-from proxy.controller.ports import DeviceFacts
+from proxy.frontends.hook_bridge.facts import pod_facts as facts_of_pod
+from proxy.frontends.hook_bridge.object_cache import RememberedContainer, remembered
+from proxy.frontends.hook_bridge.resources import resources_of
+from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
+from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
+from proxy.hooks.remote.convert import NUMBERS, put_texts
 from proxy.model.idset import CpuSet, Mask, plausible
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
 from proxy.pools.facts import pod_facts
 
+_M = TypeVar("_M", bound=Message)
+
+
+class SandboxReply(Struct, frozen=True):
+    """The answer about a sandbox so far; its messages are never changed.
+
+    It is also what hooks see (``proxy.frontends.hook_bridge.view.HookView``).
+    """
+
+    asked: pb.PodSandboxHookRequest
+    answer: pb.PodSandboxHookResponse
+
+    def read(self, bounds: Bounds) -> Pod:
+        """Read the pod, with what hooks have set; ``bounds`` as for ``HeldCall.sandbox``."""
+        asked, answer = self.asked, self.answer
+        total = asked.resources if asked.HasField("resources") else None
+        pod = asked.pod_meta, asked.pod_meta.attempt, answer.labels, answer.annotations, answer.cgroup_parent
+        return _pod("", *pod, bounds, total)
+
+    def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
+        """Read the pod, and what its containers ask for together."""
+        labels, annotations = dict(self.answer.labels), dict(self.answer.annotations)
+        facts = facts_of_pod(pod, labels, annotations, self.asked.runtime_handler)
+        return facts, resources_of(self.asked.resources)
+
+    def adjusted(self, adjustment: Adjustment) -> SandboxReply:
+        """Return the answer with what hooks want."""
+        if not adjustment:
+            return self
+        answer, parent = _copy(self.answer), adjustment.cgroup_parent
+        _set(answer.labels, adjustment.labels)
+        _set(answer.annotations, adjustment.annotations)
+        if parent is not LEAVE:
+            answer.cgroup_parent = "" if parent is CLEAR else parent
+        return SandboxReply(self.asked, answer)
+
 
 class ContainerReply(Struct, frozen=True):
     """The answer about a container so far; its messages are never changed.
 
+    It is also what hooks see (``proxy.frontends.hook_bridge.view.HookView``).
+
     Attributes:
-        message: The answer.
-        asked: What the client asks for in resources, changed by hooks.
+        asked: The request.
+        answer: The answer.
+        resources: What the client asks for, changed by hooks.
         lost: Fields that hooks want to change and that the answer has no place for.
     """
 
-    message: pb.ContainerResourceHookResponse
-    asked: pb.LinuxContainerResources
+    asked: pb.ContainerResourceHookRequest
+    answer: pb.ContainerResourceHookResponse
+    resources: pb.LinuxContainerResources
     lost: tuple[str, ...] = ()
+
+    # -- what hooks see -----------------------------------------------------------------------------------
+
+    def pod(self, pod: Pod) -> PodFacts:
+        """Read the pod."""
+        return facts_of_pod(pod, dict(self.asked.pod_labels), dict(self.asked.pod_annotations))
+
+    def container(self) -> ContainerFacts:
+        """Read the container."""
+        answer, meta = self.answer, self.asked.container_meta
+        return ContainerFacts(
+            name=meta.name,
+            attempt=meta.attempt,
+            annotations=dict(answer.container_annotations),
+            envs=dict(answer.container_envs),
+            resources=resources_of(self.resources),
+        )
+
+    def update(self) -> tuple[Resources, Mapping[str, str]]:
+        """Read what is asked for, and the annotations."""
+        return resources_of(self.resources), dict(self.answer.container_annotations)
+
+    def remembered(self) -> RememberedContainer:
+        """Return what is kept of a create."""
+        return remembered(self.container())
+
+    def adjusted(self, adjustment: Adjustment) -> ContainerReply:
+        """Return the answer with what hooks want, as far as it has fields for that."""
+        if not adjustment:
+            return self
+        answer, asked = _copy(self.answer), _copy(self.resources)
+        _set(answer.container_annotations, adjustment.annotations)
+        _set(answer.container_envs, adjustment.envs)
+        for resources in (asked, answer.container_resources):
+            _adjust(resources, adjustment)
+        lost = [name for name in ("mounts", "devices", "labels") if _values(getattr(adjustment, name))]
+        envs = _values(adjustment.envs)
+        lost += (f"envs[{name}]" for name in envs if answer.container_envs.get(name) != envs[name])
+        return ContainerReply(self.asked, answer, asked, (*self.lost, *lost))
+
+    # -- what is decided ----------------------------------------------------------------------------------
+
+    def placed(self, cpus: CpuSet | None, mems: Mask | None, quota: int) -> ContainerReply:
+        """Return the answer with a decision; as ``HeldCall.place``."""
+        answer = _copy(self.answer)
+        resources = answer.container_resources
+        if resources.cpuset_cpus != (text := str(cpus) if cpus else ""):
+            resources.cpuset_cpus = text
+        if mems:
+            resources.cpuset_mems = str(mems)
+        if quota:
+            resources.cpu_quota = quota
+        return structs.replace(self, answer=answer)
+
+    def with_parent(self, parent: str) -> ContainerReply:
+        """Return the answer with another cgroup of the pod."""
+        answer = _copy(self.answer)
+        answer.pod_cgroup_parent = parent
+        return structs.replace(self, answer=answer)
 
 
 def pod_echo(asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
@@ -54,8 +163,8 @@ def container_echo(asked: pb.ContainerResourceHookRequest) -> pb.ContainerResour
 
 
 def container_reply(asked: pb.ContainerResourceHookRequest) -> ContainerReply:
-    """Begin an answer about a create."""
-    return ContainerReply(container_echo(asked), asked.container_resources)
+    """Begin an answer about a create or a start."""
+    return ContainerReply(asked, container_echo(asked), asked.container_resources)
 
 
 def update_reply(asked: pb.ContainerResourceHookRequest, *, quota: bool) -> ContainerReply:
@@ -69,62 +178,41 @@ def update_reply(asked: pb.ContainerResourceHookRequest, *, quota: bool) -> Cont
         asked: The request.
         quota: Whether a quota of -1 is the client's own; else it is an answer of ours, and left out too.
     """
-    resources = pb.LinuxContainerResources()
-    resources.CopyFrom(asked.container_resources)
+    resources = _copy(asked.container_resources)
     resources.cpuset_cpus = resources.cpuset_mems = ""
     if resources.cpu_quota < 0 and not quota:
         resources.cpu_quota = 0
-    return ContainerReply(container_echo(asked), resources)
-
-
-def placed(reply: ContainerReply, cpus: CpuSet | None, mems: Mask | None, quota: int) -> ContainerReply:
-    """Return an answer with a decision; as ``HeldCall.place``."""
-    answer = pb.ContainerResourceHookResponse()
-    answer.CopyFrom(reply.message)
-    resources = answer.container_resources
-    values: list[tuple[str, str | int]] = [("cpuset_cpus", str(cpus) if cpus else "")]
-    if mems:
-        values.append(("cpuset_mems", str(mems)))
-    if quota:
-        values.append(("cpu_quota", quota))
-    for name, value in values:
-        if getattr(resources, name) != value:
-            setattr(resources, name, value)
-    return structs.replace(reply, message=answer)
-
-
-def with_parent(reply: ContainerReply, parent: str) -> ContainerReply:
-    """Return an answer that names another cgroup of the pod."""
-    answer = pb.ContainerResourceHookResponse()
-    answer.CopyFrom(reply.message)
-    answer.pod_cgroup_parent = parent
-    return structs.replace(reply, message=answer)
+    return ContainerReply(asked, container_echo(asked), resources)
 
 
 # -- values -------------------------------------------------------------------------------------------------
 
 
-def sandbox_pod(asked: pb.PodSandboxHookRequest, answer: pb.PodSandboxHookResponse, bounds: Bounds) -> Pod:
-    """Read the pod of a sandbox that is to be created.
+def pod_of(asked: pb.ContainerResourceHookRequest, sandbox_id: str, attempt: int, bounds: Bounds) -> Pod:
+    """Read the pod of a container; the request names it by its uid, and never its sandbox."""
+    total = asked.pod_resources if asked.HasField("pod_resources") else None
+    pod = asked.pod_meta, attempt, asked.pod_labels, asked.pod_annotations, asked.pod_cgroup_parent
+    return _pod(sandbox_id, *pod, bounds, total)
 
-    Args:
-        asked: The request.
-        answer: The answer so far, with what hooks have set.
-        bounds: CPUs and NUMA nodes that annotations may name.
-    """
-    meta = asked.pod_meta
-    pod = pod_facts(
-        "",
-        meta.uid,
-        meta.namespace,
-        meta.name,
-        meta.attempt,
-        answer.labels,
-        answer.annotations,
-        answer.cgroup_parent,
-        bounds,
-    )
-    return _with_total(pod, asked.resources) if asked.HasField("resources") else pod
+
+def _pod(
+    sandbox_id: str,
+    meta: pb.PodSandboxMetadata,
+    attempt: int,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    parent: str,
+    bounds: Bounds,
+    total: pb.LinuxContainerResources | None,
+) -> Pod:
+    name = meta.uid, meta.namespace, meta.name
+    pod = pod_facts(sandbox_id, *name, attempt, labels, annotations, parent, bounds)
+    return pod if pod.cpuset is None or total is None else structs.replace(pod, total=total_of(total))
+
+
+def total_of(resources: pb.LinuxContainerResources) -> Request:
+    """Read what the containers of a pod ask for together."""
+    return Request(resources.cpu_shares, resources.cpu_quota, resources.cpu_period)
 
 
 def request_of(resources: pb.LinuxContainerResources) -> Request:
@@ -141,59 +229,27 @@ def request_of(resources: pb.LinuxContainerResources) -> Request:
     )
 
 
-class KoordinatorCreateRequest:
-    """A create; see ``proxy.calls.held_call.CreateRequest``."""
-
-    def __init__(
-        self,
-        asked: pb.ContainerResourceHookRequest,
-        resources: pb.LinuxContainerResources,
-        sandbox_id: str,
-        sandbox_attempt: int,
-    ) -> None:
-        """Read a create.
-
-        Args:
-            asked: The request; it names the pod by its uid, and never its attempt.
-            resources: What it asks for, changed by hooks.
-            sandbox_id: The pod's sandbox.
-            sandbox_attempt: The sandbox's attempt.
-        """
-        self.sandbox_id = sandbox_id
-        self.name = asked.container_meta.name
-        self.attempt = asked.container_meta.attempt
-        self.resources = request_of(resources)
-        self._asked = asked
-        self._sandbox_attempt = sandbox_attempt
-
-    def pod(self, bounds: Bounds) -> Pod:
-        """Read the pod."""
-        asked, meta = self._asked, self._asked.pod_meta
-        pod = pod_facts(
-            self.sandbox_id,
-            meta.uid,
-            meta.namespace,
-            meta.name,
-            self._sandbox_attempt,
-            asked.pod_labels,
-            asked.pod_annotations,
-            asked.pod_cgroup_parent,
-            bounds,
-        )
-        return _with_total(pod, asked.pod_resources) if asked.HasField("pod_resources") else pod
-
-    def pod_total(self) -> Request | None:
-        """Read what the containers of the pod ask for together."""
-        return _total(self._asked.pod_resources) if self._asked.HasField("pod_resources") else None
-
-    def devices(self) -> DeviceFacts:
-        """Return no devices: the protocol does not carry them."""
-        return NO_DEVICES
+def _copy(message: _M) -> _M:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
-def _total(resources: pb.LinuxContainerResources) -> Request:
-    return Request(resources.cpu_shares, resources.cpu_quota, resources.cpu_period)
+def _values(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in wanted.items() if value is not CLEAR}
 
 
-def _with_total(pod: Pod, resources: pb.LinuxContainerResources) -> Pod:
-    return pod if pod.cpuset is None else structs.replace(pod, total=_total(resources))
+def _set(into: MutableMapping[str, str], wanted: Mapping[str, Any]) -> None:
+    put_texts(into, {}, _values(wanted))
+
+
+def _adjust(resources: pb.LinuxContainerResources, adjustment: Adjustment) -> None:
+    """Set what hooks want; of CPUs and memory nodes only that those of the client do not count."""
+    for ours, theirs in NUMBERS.items():
+        if (value := getattr(adjustment, ours)) is not LEAVE:
+            setattr(resources, theirs, 0 if value is CLEAR else value)
+    if adjustment.cpus is CLEAR:
+        resources.cpuset_cpus = ""
+    if adjustment.mems is CLEAR:
+        resources.cpuset_mems = ""
+    _set(resources.unified, adjustment.unified)

@@ -16,10 +16,12 @@ from proxy.engine.quotas import CONTAINER
 from proxy.frontends.hookserver.foreign_call import ContainerCall, HookCallRefusedError, SandboxCall
 from proxy.frontends.hookserver.lookup import RuntimeLookup
 from proxy.frontends.hookserver.messages import (
-    KoordinatorCreateRequest,
+    ContainerReply,
+    SandboxReply,
     container_echo,
     container_reply,
     pod_echo,
+    pod_of,
     update_reply,
 )
 from proxy.frontends.hookserver.pending_calls import Creation, PendingCalls
@@ -56,14 +58,14 @@ class Servicer:
         Raises:
             HookCallRefusedError: It is not to be.
         """
-        call = SandboxCall(self._flow, asked)
-        answer: pb.PodSandboxHookResponse = await call.decide()
+        call = SandboxCall(self._flow, "RunPodSandbox", SandboxReply(asked, pod_echo(asked)))
+        reply: SandboxReply = await call.decide()
         with call.or_lost():
             if asked.pod_meta.uid and call.state is not None:
                 self.under_way.add_pod(asked.pod_meta.uid, call)
             else:
                 call.lost()
-        return answer
+        return reply.answer
 
     async def post_stop_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
         """A sandbox was stopped, or was not: the runtime knows."""
@@ -97,11 +99,10 @@ class Servicer:
             return self._undecided(asked, str(error))
         if found is None:
             return self._undecided(asked, "the runtime does not know its sandbox")
-        call = ContainerCall(self._flow, "CreateContainer", asked, container_reply(asked), found)
-        reply = await call.decide()
-        answer: ContainerAnswer = reply.message
+        call = ContainerCall(self._flow, "CreateContainer", container_reply(asked), found)
+        reply: ContainerReply = await call.decide()
         with call.or_lost():
-            self._entrust(call, answer, found[0], asked.container_meta)
+            self._entrust(call, reply.answer)
         if reply.lost:
             self._keeper.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
@@ -109,16 +110,14 @@ class Servicer:
                 container=asked.container_meta.name,
                 fields=", ".join(reply.lost),
             )
-        return answer
+        return reply.answer
 
-    def _entrust(
-        self, call: ContainerCall, answer: ContainerAnswer, sandbox_id: str, meta: pb.ContainerMetadata
-    ) -> None:
+    def _entrust(self, call: ContainerCall, answer: ContainerAnswer) -> None:
         """The create is the peer's from here on."""
         if isinstance(call.state, Trip):
             sent = answer.container_resources
             self._keeper.entrusted.give(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
-            self.under_way.creates.add(Creation(sandbox_id, meta.name, meta.attempt), call)
+            self.under_way.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)
             self.under_way.stir()
         else:
             call.lost()
@@ -132,7 +131,7 @@ class Servicer:
         container_id = asked.container_meta.id
         if container_id:
             await self._find.name(container_id)
-            call = ContainerCall(self._flow, "StartContainer", asked, container_reply(asked))
+            call = ContainerCall(self._flow, "StartContainer", container_reply(asked))
             await call.decide()
             if call.state is not None:
                 self.under_way.starts.add(container_id, call)
@@ -168,13 +167,10 @@ class Servicer:
         quotas, container = self._keeper.quotas, self._keeper.state.containers.get(container_id)
         recorded = CONTAINER + container_id in quotas.known.records
         ours = recorded or (container is not None and quotas.off(container))
-        call = ContainerCall(
-            self._flow, "UpdateContainerResources", asked, update_reply(asked, quota=not ours)
-        )
-        reply = await call.decide()
+        call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(asked, quota=not ours))
+        reply: ContainerReply = await call.decide()
         call.lost()  # its end is never seen; afterwards the runtime gets the current set again
-        answer: ContainerAnswer = reply.message
-        return answer
+        return reply.answer
 
     async def post_stop_container(self, asked: Container) -> ContainerAnswer:
         """A container was stopped, or was not: the runtime knows."""
@@ -208,5 +204,4 @@ class Servicer:
     def is_strict(self, asked: Container) -> bool:
         """Return whether a container's pod must not run unplaced."""
         node = self._keeper.state.node
-        pod = KoordinatorCreateRequest(asked, asked.container_resources, "", 0).pod(node.machine.bounds)
-        return node.refuses_unplaced(pod)
+        return node.refuses_unplaced(pod_of(asked, "", 0, node.machine.bounds))

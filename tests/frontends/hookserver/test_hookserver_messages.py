@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.frontends.hookserver import messages
-from proxy.frontends.hookserver.hook_view import ContainerHookView, SandboxHookView
+from proxy.frontends.hookserver.foreign_call import ContainerCall
+from proxy.frontends.hookserver.messages import SandboxReply
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment
 from proxy.hooks.facts import Device, Mount
 from proxy.hooks.remote.convert import NUMBERS
@@ -69,8 +71,8 @@ def pods(draw: Any) -> pb.PodSandboxHookRequest:
 @given(containers())
 def test_an_unchanged_create_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
     reply = messages.container_reply(asked)
-    assert ContainerHookView(asked, reply).adjusted(NOTHING) is reply
-    answer = reply.message
+    assert reply.adjusted(NOTHING) is reply
+    answer = reply.answer
     assert reply.lost == ()
     assert answer.container_resources == asked.container_resources
     assert answer.HasField("container_resources") == asked.HasField("container_resources")
@@ -79,9 +81,19 @@ def test_an_unchanged_create_is_echoed(asked: pb.ContainerResourceHookRequest) -
     assert answer.pod_cgroup_parent == asked.pod_cgroup_parent
 
 
+def made_of(asked: pb.ContainerResourceHookRequest, sandbox_id: str, attempt: int) -> ContainerCall:
+    """A create as it is decided on."""
+
+    async def make() -> ContainerCall:
+        flow: Any = None
+        return ContainerCall(flow, "CreateContainer", messages.container_reply(asked), (sandbox_id, attempt))
+
+    return asyncio.run(make()).create_request()
+
+
 @given(containers())
 def test_a_create_names_its_pod_and_container(asked: pb.ContainerResourceHookRequest) -> None:
-    made = messages.KoordinatorCreateRequest(asked, asked.container_resources, "s", 3)
+    made = made_of(asked, "s", 3)
     pod = made.pod(ANY_MACHINE)
     meta = asked.pod_meta
     assert (made.sandbox_id, pod.sandbox_id, pod.attempt) == ("s", "s", 3)
@@ -95,7 +107,7 @@ def test_a_create_says_what_its_pod_asks_for_together() -> None:
     asked = pb.ContainerResourceHookRequest(pod_labels={"koordinator.sh/qosClass": "LSE"})
     asked.pod_annotations["scheduling.koordinator.sh/resource-status"] = '{"cpuset": "2-3"}'
     asked.pod_resources.cpu_shares, asked.pod_resources.memory_limit_in_bytes = 512, 1 << 20
-    made = messages.KoordinatorCreateRequest(asked, asked.container_resources, "s", 0)
+    made = made_of(asked, "s", 0)
     assert made.pod(ANY_MACHINE).total == made.pod_total() == Request(512)
 
 
@@ -109,19 +121,19 @@ def test_huge_pages_are_read() -> None:
 @given(containers())
 def test_a_decided_create_differs_in_what_was_decided(asked: pb.ContainerResourceHookRequest) -> None:
     before = messages.container_reply(asked)
-    after = messages.placed(before, CpuSet.parse("2-3"), Mask((1,)), -1)
+    after = before.placed(CpuSet.parse("2-3"), Mask((1,)), -1)
     want = messages.container_echo(asked)
-    assert before.message == want
+    assert before.answer == want
     want.container_resources.cpuset_cpus, want.container_resources.cpuset_mems = "2-3", "1"
     want.container_resources.cpu_quota = -1
-    assert after.message == want
+    assert after.answer == want
 
 
 @given(containers())
 def test_an_erased_set_is_erased(asked: pb.ContainerResourceHookRequest) -> None:
     asked.container_resources.cpuset_cpus = "0-3"
     for reply in (messages.container_reply(asked), messages.update_reply(asked, quota=True)):
-        answer = messages.placed(reply, None, None, 0).message
+        answer = reply.placed(None, None, 0).answer
         assert answer.container_resources.cpuset_cpus == ""
         assert answer.container_resources.cpuset_mems == asked.container_resources.cpuset_mems
 
@@ -129,19 +141,20 @@ def test_an_erased_set_is_erased(asked: pb.ContainerResourceHookRequest) -> None
 @given(containers())
 def test_an_undecided_update_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
     reply = messages.update_reply(asked, quota=False)
-    assert ContainerHookView(asked, reply).adjusted(NOTHING).message == messages.container_echo(asked)
+    assert reply.adjusted(NOTHING).answer == messages.container_echo(asked)
 
 
 @given(pods())
 def test_an_unchanged_sandbox_is_echoed(asked: pb.PodSandboxHookRequest) -> None:
     answer = messages.pod_echo(asked)
-    assert SandboxHookView(asked, answer).adjusted(NOTHING) is answer
+    reply = SandboxReply(asked, answer)
+    assert reply.adjusted(NOTHING) is reply
     assert dict(answer.labels) == dict(asked.labels)
     assert answer.resources == asked.resources
     assert answer.cgroup_parent == asked.cgroup_parent
-    pod = messages.sandbox_pod(asked, answer, ANY_MACHINE)
+    pod = reply.read(ANY_MACHINE)
     assert (pod.name, pod.attempt) == (asked.pod_meta.name, asked.pod_meta.attempt)
-    facts, _ = SandboxHookView(asked, answer).sandbox(pod)
+    facts, _ = reply.sandbox(pod)
     assert (facts.runtime_handler, facts.labels) == (asked.runtime_handler, dict(asked.labels))
 
 
@@ -149,12 +162,12 @@ def test_an_update_leaves_out_what_may_be_ours() -> None:
     asked = pb.ContainerResourceHookRequest()
     asked.container_resources.cpuset_cpus, asked.container_resources.cpuset_mems = "2-3", "0"
     asked.container_resources.cpu_quota = -1
-    assert not messages.update_reply(asked, quota=False).asked.ListFields()
-    assert messages.update_reply(asked, quota=True).asked.cpu_quota == -1
+    assert not messages.update_reply(asked, quota=False).resources.ListFields()
+    assert messages.update_reply(asked, quota=True).resources.cpu_quota == -1
     asked.container_resources.cpu_quota = 5000
     reply = messages.update_reply(asked, quota=False)
-    assert reply.asked.cpu_quota == 5000
-    assert reply.message.container_resources.cpuset_cpus == "2-3", "the peer would erase what is left out"
+    assert reply.resources.cpu_quota == 5000
+    assert reply.answer.container_resources.cpuset_cpus == "2-3", "the peer would erase what is left out"
 
 
 def test_what_hooks_want_of_a_create_is_in_the_answer() -> None:
@@ -173,30 +186,31 @@ def test_what_hooks_want_of_a_create_is_in_the_answer() -> None:
         mounts={"/x": Mount("/x", "/y")},
         devices={"/dev/z": CLEAR},
     )
-    reply = ContainerHookView(asked, messages.container_reply(asked)).adjusted(want)
+    reply = messages.container_reply(asked).adjusted(want)
     assert reply.lost == ("mounts", "labels", "envs[C]")
-    answer = reply.message
+    answer = reply.answer
     assert dict(answer.container_envs) == {"A": "1", "B": "2"}, "the peer keeps what it has"
     assert dict(answer.container_annotations) == {"a": "b"}
     assert dict(answer.container_resources.unified) == {"memory.high": "2"}
     assert (answer.container_resources.oom_score_adj, answer.container_resources.cpuset_cpus) == (-5, "")
-    assert answer.container_resources == reply.asked
-    facts = ContainerHookView(asked, reply).container()
+    assert answer.container_resources == reply.resources
+    facts = reply.container()
     assert (facts.envs, facts.resources.oom_score_adj) == ({"A": "1", "B": "2"}, -5)
-    other = messages.with_parent(reply, "/kubepods/pody")
-    assert (other.message.pod_cgroup_parent, other.lost) == ("/kubepods/pody", reply.lost)
+    other = reply.with_parent("/kubepods/pody")
+    assert (other.answer.pod_cgroup_parent, other.lost) == ("/kubepods/pody", reply.lost)
     assert asked.container_resources.cpuset_cpus == "0-3", "what the peer has sent stays as it was"
-    lost = ContainerHookView(asked, reply).adjusted(Adjustment(devices={"/d": Device("/d", "/d")})).lost
+    lost = reply.adjusted(Adjustment(devices={"/d": Device("/d", "/d")})).lost
     assert lost == (*reply.lost, "devices")
 
 
 def test_what_hooks_want_of_a_sandbox_is_in_the_answer() -> None:
     asked = pb.PodSandboxHookRequest(cgroup_parent="/a")
     want = Adjustment(labels={"l": "1"}, annotations={"a": "2"}, cgroup_parent="/b")
-    answer = SandboxHookView(asked, messages.pod_echo(asked)).adjusted(want)
+    reply = SandboxReply(asked, messages.pod_echo(asked)).adjusted(want)
+    answer = reply.answer
     assert (dict(answer.labels), dict(answer.annotations)) == ({"l": "1"}, {"a": "2"})
     assert answer.cgroup_parent == "/b"
-    pod = messages.sandbox_pod(asked, answer, ANY_MACHINE)
+    pod = reply.read(ANY_MACHINE)
     assert isinstance(pod, Pod)
     assert pod.cgroup_parent == "/b"
 
