@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def slow_door() -> Iterator[Callable[[Path, Path, float], None]]:
-    """Listen at a path; who connects is led to the server behind it, but only after some seconds."""
+    """Listen at a path; a client is connected to the server behind it, but only after some seconds."""
     threads: list[threading.Thread] = []
 
     def pump(source: socket.socket, sink: socket.socket) -> None:

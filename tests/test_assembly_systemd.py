@@ -1,4 +1,4 @@
-"""Who gets a systemd to talk to."""
+"""Which daemons get a connection to systemd."""
 
 from __future__ import annotations
 

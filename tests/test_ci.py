@@ -26,29 +26,29 @@ pytestmark = pytest.mark.skipif(
 
 
 def environment(limit: str = "50") -> dict[str, str]:
-    # make that is called by make says which folder it enters: these tests may be run by make themselves
+    # make that is called by make says which directory it enters: these tests may be run by make themselves
     ours = ("TOPOPROXY_INSTALL", "MAKELEVEL", "MFLAGS")
     kept = {key: value for key, value in os.environ.items() if key not in ours}
     return {**kept, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""}
 
 
 def lay(
-    folder: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, tests: float = 0
+    directory: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, tests: float = 0
 ) -> Path:
-    """Make a copy of the script in a folder where all that it calls is made up."""
-    (folder / ".ci").mkdir()
-    shutil.copy(RUN, folder / ".ci")
+    """Make a copy of the script in a directory where all that it calls is made up."""
+    (directory / ".ci").mkdir()
+    shutil.copy(RUN, directory / ".ci")
     made = MADE.format(lint=lint, test=test, stories=stories, takes=takes, tests=tests)
-    (folder / "Makefile").write_text(made)
-    return folder / ".ci/run"
+    (directory / "Makefile").write_text(made)
+    return directory / ".ci/run"
 
 
 def said(
-    folder: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, limit: str = "50"
+    directory: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, limit: str = "50"
 ) -> tuple[int, list[str]]:
     """Run the script to its end."""
     done = subprocess.run(
-        [lay(folder, lint=lint, test=test, stories=stories, takes=takes)],
+        [lay(directory, lint=lint, test=test, stories=stories, takes=takes)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # the script sends its own to stdout
         text=True,

@@ -37,7 +37,7 @@ def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
         assert (page["ready"], page["mode"], page["violations"]) == (True, "enforce", [])
         assert page["runtime"]["connected"] is True
         assert page["exclusive"][0]["pod"].endswith("/lse")
-        with CriClient(node.folder / "cri.sock") as client:
+        with CriClient(node.directory / "cri.sock") as client:
             await asyncio.to_thread(client.launch, DemoPod("more", "LS"))
             assert daemon.pages.status()["clients"] > 0
         async with asyncio.timeout(30):
@@ -49,8 +49,8 @@ def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
                 await asyncio.sleep(0.05)
 
     run(daemon, day)
-    assert not (node.folder / "cri.sock").exists()
-    assert not (node.folder / "admin.sock").exists()
+    assert not (node.directory / "cri.sock").exists()
+    assert not (node.directory / "admin.sock").exists()
 
 
 def test_another_daemon_finds_everything_again(node: DaemonNode) -> None:
@@ -98,7 +98,7 @@ def test_passthrough_only_relays(node: DaemonNode) -> None:
         assert daemon.pages.status()["mode"] == "passthrough"
 
     run(daemon, day)
-    assert not (node.folder / "state").exists()
+    assert not (node.directory / "state").exists()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
 ) -> None:
     with pytest.raises(error):
         asyncio.run(node.daemon(text, **parts).start())
-    assert not (node.folder / "cri.sock").exists()
+    assert not (node.directory / "cri.sock").exists()
     run(node.daemon(), lambda: asyncio.sleep(0))
 
 
@@ -124,14 +124,14 @@ def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode)
             await node.daemon().start()
         with pytest.raises(LockedError, match="cannot use the state directory"):
             await node.daemon(name="other").start()
-        assert not (node.folder / "other.sock").exists()
-        assert (node.folder / "cri.sock").exists()
+        assert not (node.directory / "other.sock").exists()
+        assert (node.directory / "cri.sock").exists()
 
     run(node.daemon(), day)
 
 
 def test_a_state_directory_that_cannot_be_created(node: DaemonNode) -> None:
-    (node.folder / "state").write_text("a file")
+    (node.directory / "state").write_text("a file")
     with pytest.raises(CannotCreateError, match="cannot make the state directory"):
         asyncio.run(node.daemon().start())
 
@@ -141,7 +141,7 @@ def test_signals_that_mean_nothing_do_nothing(node: DaemonNode) -> None:
         before = signal.getsignal(signal.SIGTERM)
         serving = asyncio.create_task(_serve(node.daemon()))
         async with asyncio.timeout(30):  # before that, a signal would end the tests
-            while signal.getsignal(signal.SIGTERM) is before or not (node.folder / "admin.sock").exists():
+            while signal.getsignal(signal.SIGTERM) is before or not (node.directory / "admin.sock").exists():
                 await asyncio.sleep(0.02)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(os.getpid(), number)
@@ -157,7 +157,7 @@ def test_a_socket_that_was_removed_is_noticed(node: DaemonNode) -> None:
     daemon = node.daemon()
 
     async def day() -> None:
-        (node.folder / "cri.sock").unlink()
+        (node.directory / "cri.sock").unlink()
         async with asyncio.timeout(30):
             while not any("was removed" in p["what"] for p in daemon.pages.status()["problems"]):
                 await asyncio.sleep(0.1)
@@ -166,12 +166,12 @@ def test_a_socket_that_was_removed_is_noticed(node: DaemonNode) -> None:
 
 
 def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> None:
-    path = node.folder / "node.json"
+    path = node.directory / "node.json"
     path.write_text('{"metadata": {"name": "worker-7", "uid": "u-7", "annotations": {}}}')
     daemon = node.daemon(f"reconcilePeriod: 200ms\nkoordinator: {{nodeObject: {path}}}\n")
 
     def asked(*words: str) -> str:
-        at = f"unix://{node.folder}/admin.sock"
+        at = f"unix://{node.directory}/admin.sock"
         done = CliRunner().invoke(cli, [*words, "--admin", at, "--timeout", "60"])
         assert done.exit_code == 0, done.output
         return done.stdout
@@ -191,8 +191,8 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
         assert "NOT FOLLOWED: annotation node.koordinator.sh/reservation: applyPolicy 'Sometimes'" in page
         report = json.loads(await asyncio.to_thread(asked, "report"))
         assert report["metadata"]["name"] == "worker-7"
-        told = json.loads(report["metadata"]["annotations"][RESERVATION])
-        assert told == {"reservedCPUs": "0-1", "applyPolicy": "Sometimes"}
+        reported = json.loads(report["metadata"]["annotations"][RESERVATION])
+        assert reported == {"reservedCPUs": "0-1", "applyPolicy": "Sometimes"}
         numbers = await asyncio.to_thread(asked, "status", "--metrics")
         for line in (
             'topoproxy_pool_cpus{pool="shared"} 14',

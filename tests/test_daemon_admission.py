@@ -1,4 +1,4 @@
-"""What a pod's author can take from a node with the configuration that nobody has written: nothing."""
+"""What a pod's author can take from a node with the default configuration: nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TENTH = 102
 class Node(DaemonNode):
     """A node whose daemon has one client, which runs in a thread."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, MACHINE)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, MACHINE)
         self.running: Any = None
 
     def live(self, text: str, day: Callable[[CriClient], None]) -> None:
@@ -87,8 +87,8 @@ def test_a_rejection_names_no_pod_of_others(node: Node) -> None:
         said = refused(client, DemoPod("mine", "LSR", cpuset="10-12", cpus=3))
         assert "CPUs 10-11 are owned by" in said
         assert "secret" not in said
-        told = node.running.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
-        assert "demo/secret" in told["message"]
+        reported = node.running.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
+        assert "demo/secret" in reported["message"]
 
     node.live("", day)
 

@@ -1,4 +1,4 @@
-"""What a hook server is told about pods and containers whose creation the daemon did not see."""
+"""What a hook server is sent about pods and containers whose creation the daemon did not see."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ANNOTATIONS = {"example.com/team": "storage", "note": "x" * 3000}
 class Node(DaemonNode):
     """A node whose daemon can be started again."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, MACHINE)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, MACHINE)
         self.runtime.start()
-        self.server = HookServer(folder / "hook.sock")
+        self.server = HookServer(directory / "hook.sock")
         self.server.start()
-        servers = folder / "servers"
+        servers = directory / "servers"
         servers.mkdir(mode=0o755)
         hooks = [name.removesuffix("Hook") for name in METHODS]
         said = {"remote-endpoint": str(self.server.path), "runtime-hooks": hooks}
@@ -37,9 +37,9 @@ class Node(DaemonNode):
 
         self.settings = f"""
 hooks:
-  folder: {folder}/hooks.d
-  vendorFolder: {folder}/vendor
-  serverFolder: {folder}/servers
+  folder: {directory}/hooks.d
+  vendorFolder: {directory}/vendor
+  serverFolder: {directory}/servers
 """
 
     def create(self, socket: str = "cri") -> tuple[str, str]:
@@ -59,7 +59,7 @@ hooks:
             return sandbox, client.call("CreateContainer", request).container_id
 
     def use(self, sandbox: str, container: str) -> None:
-        """Make each call that a hook server is told of."""
+        """Make each call that a hook server is notified of."""
         with self.client() as client:
             client.start(container)
             client.update(container, pb.LinuxContainerResources(cpu_shares=1024))
@@ -76,21 +76,21 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 async def asked(node: Node, names: set[str]) -> dict[str, Any]:
-    """Wait until the server has been asked all that; gives what it was told."""
+    """Wait until the server has been asked all that; gives what it was reported."""
     async with asyncio.timeout(60):
         while not names <= {name.removesuffix("Hook") for name, _ in node.server.asked}:
             await asyncio.sleep(0.02)
     return {name.removesuffix("Hook"): request for name, request in node.server.asked}
 
 
-def check(told: dict[str, Any]) -> None:
+def check(reported: dict[str, Any]) -> None:
     for name in (
         "PreStartContainer",
         "PostStartContainer",
         "PreUpdateContainerResources",
         "PostStopContainer",
     ):
-        request = told[name]
+        request = reported[name]
         meta = request.pod_meta
         assert (meta.name, meta.namespace, meta.uid, meta.attempt) == ("db-0", "shop", "u-7", 2), name
         assert dict(request.pod_labels) == LABELS, name
@@ -98,7 +98,7 @@ def check(told: dict[str, Any]) -> None:
         assert request.pod_cgroup_parent == "/kubepods/burstable/podu-7", name
         assert (request.container_meta.name, request.container_meta.attempt) == ("main", 3), name
         assert dict(request.container_annotations) == {"own": "1"}, name
-    stopped = told["PostStopPodSandbox"]
+    stopped = reported["PostStopPodSandbox"]
     assert (stopped.pod_meta.uid, stopped.pod_meta.attempt) == ("u-7", 2)
     assert (dict(stopped.labels), dict(stopped.annotations)) == (LABELS, ANNOTATIONS)
 

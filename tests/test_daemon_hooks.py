@@ -28,17 +28,17 @@ def pre_create_container(event):
 class Node(DaemonNode):
     """A node with directories for hooks."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.hooks = folder / "hooks.d"
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.hooks = directory / "hooks.d"
 
     def hooking_daemon(self, text: str = "", hooks: str = "") -> Daemon:
         """Create a daemon; ``hooks`` is one more line of its section."""
         section = f"""
 hooks:
   folder: {self.hooks}
-  vendorFolder: {self.folder}/vendor
-  serverFolder: {self.folder}/servers
+  vendorFolder: {self.directory}/vendor
+  serverFolder: {self.directory}/servers
   {hooks}
 """
         return self.daemon(text + section)
@@ -46,7 +46,7 @@ hooks:
     def write(self, name: str, text: str) -> None:
         """Drop a file as packages do: whole."""
         self.hooks.mkdir(mode=0o755, exist_ok=True)
-        beside = self.folder / f".{name}"
+        beside = self.directory / f".{name}"
         beside.write_text(textwrap.dedent(text))
         beside.chmod(0o644)
         os.replace(beside, self.hooks / name)
@@ -113,7 +113,7 @@ def test_a_hook_is_notified_of_existing_state_and_of_the_end(node: Node) -> None
         from pathlib import Path
 
         API_VERSION = 1
-        STORY = Path({str(node.folder / "story")!r})
+        STORY = Path({str(node.directory / "story")!r})
 
         def tell(what):
             with STORY.open("a") as story:
@@ -135,13 +135,13 @@ def test_a_hook_is_notified_of_existing_state_and_of_the_end(node: Node) -> None
         """,
     )
     kept = node.hooks / "10-story.py"
-    hidden = kept.rename(node.folder / "hidden")
+    hidden = kept.rename(node.directory / "hidden")
 
     async def before() -> None:
         await node.placed("there")
 
     async def after() -> None:
-        story = node.folder / "story"
+        story = node.directory / "story"
         await until(lambda: story.exists() and "synchronize" in story.read_text())
         await node.placed("new")
         await until(lambda: "start new" in story.read_text())
@@ -149,7 +149,7 @@ def test_a_hook_is_notified_of_existing_state_and_of_the_end(node: Node) -> None
     run(node.hooking_daemon(), before)
     hidden.rename(kept)
     run(node.hooking_daemon(), after)
-    lines = (node.folder / "story").read_text().splitlines()
+    lines = (node.directory / "story").read_text().splitlines()
     assert lines[0] == "configure 10-story"
     assert lines[1] == "synchronize there LS main"
     assert lines[2:] == ["start new", "shutdown stop"]
@@ -212,8 +212,8 @@ def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
         of_hooks = ("proxy.hooks.", "proxy.frontends.hook_bridge")
         print(*[name for name in sys.modules if name.startswith(of_hooks)])
     """
-    command = [sys.executable, "-c", textwrap.dedent(story), str(node.folder / "n")]
-    (node.folder / "n").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(story), str(node.directory / "n")]
+    (node.directory / "n").mkdir()
     done = subprocess.run(
         command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=100, check=False
     )

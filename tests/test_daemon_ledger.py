@@ -25,7 +25,7 @@ def test_a_daemon_starts_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CannotCreateError("cannot open the ledger: no space left on device")
 
     monkeypatch.setattr(ledger, "open_ledger", no_room)
-    with temporary_node(lambda folder: DaemonNode(folder, MACHINE)) as node:
+    with temporary_node(lambda directory: DaemonNode(directory, MACHINE)) as node:
         daemon = node.daemon()
 
         def work() -> str:

@@ -25,9 +25,9 @@ class Node(DaemonNode):
 
     settings = "reconcilePeriod: 200ms"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, version=2)
-        self.root = folder / "cgroup"
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, version=2)
+        self.root = directory / "cgroup"
 
     def live(self, text: str, day: Callable[[Daemon], Coroutine[Any, Any, None]]) -> None:
         """Run a daemon with this configuration, and the scenario, which gets the daemon."""
@@ -128,7 +128,7 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
         await until(lambda: kind(groups[0]) == "isolated")
 
     async def second(daemon: Daemon) -> None:
-        assert any("not kept" in str(told["what"]) for told in keeper(daemon).telemetry.problems())
+        assert any("not kept" in str(reported["what"]) for reported in keeper(daemon).telemetry.problems())
         await until(lambda: kind(groups[0]) == "member")
         await until(lambda: node.rest() == MACHINE.online)
 
@@ -152,7 +152,9 @@ def test_a_foreign_overlap_is_repaired(node: Node) -> None:
         telemetry = keeper(daemon).telemetry
         await until(lambda: telemetry.value(metrics.PARTITIONS_LOST))
         await until(lambda: kind(own) == "member")
-        await until(lambda: any("not exclusive" in str(told["what"]) for told in telemetry.problems()))
+        await until(
+            lambda: any("not exclusive" in str(reported["what"]) for reported in telemetry.problems())
+        )
         assert node.rest() == MACHINE.online
         assert effective(own) == OWN
         node.cgroups.rmdir(beside)

@@ -1,4 +1,4 @@
-"""A daemon whose state folder lies on a disk that takes nothing: the node goes on."""
+"""A daemon whose state directory lies on a disk that takes nothing: the node goes on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class Disk:
-    """The disk below one folder: it may refuse all that writes."""
+    """The disk below one directory: it may refuse all that writes."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.state = folder / "state"
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self.state = directory / "state"
         self.refusal = 0
         self._open, self._mkdir = os.open, Path.mkdir
         patch.setattr(os, "open", self.open)
@@ -51,7 +51,7 @@ def node() -> Iterator[DaemonNode]:
 
 @pytest.fixture
 def disk(node: DaemonNode, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    return Disk(node.folder, monkeypatch)
+    return Disk(node.directory, monkeypatch)
 
 
 def owned(daemon: Daemon) -> set[str]:
@@ -59,29 +59,29 @@ def owned(daemon: Daemon) -> set[str]:
     return {str(owner.cpus) for owner in daemon.keeper.state.owners.values()}
 
 
-def told(daemon: Daemon) -> list[str]:
+def reported(daemon: Daemon) -> list[str]:
     assert daemon.keeper is not None
     return [str(problem["what"]) for problem in daemon.keeper.telemetry.problems()]
 
 
 def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
-    """Also that the node is released, which nobody but the ledger knows."""
+    """Also that the node is released, which only the ledger knows."""
 
     async def before() -> None:
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
 
     run(node.daemon(), before, synced=True)
-    ledger, _ = open_ledger(node.folder / "state", MACHINE.fingerprint)
+    ledger, _ = open_ledger(node.directory / "state", MACHINE.fingerprint)
     ledger.write({"x/known": {"n": 1}})
     ledger.close()
     disk.refusal = errno.EROFS
-    assert read_entries(node.folder / "state", MACHINE.fingerprint)["x/known"] == {"n": 1}
-    assert read_entries(node.folder / "state", "another machine") == {}
+    assert read_entries(node.directory / "state", MACHINE.fingerprint)["x/known"] == {"n": 1}
+    assert read_entries(node.directory / "state", "another machine") == {}
     daemon = node.daemon()
 
     async def after() -> None:
         assert owned(daemon) == {"2-3"}
-        assert any("Read-only file system: placements are not kept" in what for what in told(daemon))
+        assert any("Read-only file system: placements are not kept" in what for what in reported(daemon))
         await node.launch(DemoPod("more", "LSE", cpuset="4-5"))
         assert owned(daemon) == {"2-3", "4-5"}
         with pytest.raises(LockedError, match="cannot use the state directory"):
@@ -91,10 +91,10 @@ def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
 
 
 def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, disk: Disk) -> None:
-    ledger, _ = open_ledger(node.folder / "state", MACHINE.fingerprint)
+    ledger, _ = open_ledger(node.directory / "state", MACHINE.fingerprint)
     ledger.write({"r/release": {"stage": "released", "since": 1.0}})
     ledger.close()
-    (node.folder / "state/lock").touch()
+    (node.directory / "state/lock").touch()
     disk.refusal = errno.EROFS
     daemon = node.daemon()
 
@@ -111,7 +111,7 @@ def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, di
 @pytest.mark.parametrize("there", [True, False])
 def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bool) -> None:
     if there:
-        (node.folder / "state").mkdir()
+        (node.directory / "state").mkdir()
     disk.refusal = number
     daemon = node.daemon()
 
@@ -119,13 +119,14 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == {"2-3"}
         assert any(
-            what.endswith('placements are not kept (a restart asks the runtime)"') for what in told(daemon)
+            what.endswith('placements are not kept (a restart asks the runtime)"')
+            for what in reported(daemon)
         )
 
     run(daemon, day, synced=True)
 
 
 def test_a_state_path_that_cannot_be_a_directory_is_refused(node: DaemonNode) -> None:
-    (node.folder / "state").write_text("a file")
+    (node.directory / "state").write_text("a file")
     with pytest.raises(CannotCreateError, match="cannot make the state directory"):
         asyncio.run(node.daemon().start())

@@ -23,16 +23,16 @@ class Node(DaemonNode):
 
     settings = "reconcilePeriod: 1s"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, MACHINE)
-        self.runtime = GoRuntime(folder / "runtime.sock", self.cgroups).start()
-        self.direct = GoClient(folder / "runtime.sock")
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, MACHINE)
+        self.runtime = GoRuntime(directory / "runtime.sock", self.cgroups).start()
+        self.direct = GoClient(directory / "runtime.sock")
         self.running: Any = None
 
     async def start(self) -> GoClient:
         self.running = self.daemon()
         await self.running.start()
-        return GoClient(self.folder / "cri.sock")
+        return GoClient(self.directory / "cri.sock")
 
     async def in_step(self) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -86,8 +86,8 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
         status = f'{{"cpuset":"2-3","note":"{MARK}"}}'
         odd = await asyncio.to_thread(client.run, "odd", "LS", _resource_status=status)
         assert node.cpus(odd) == "0-7"
-        told = [str(each["what"]) for each in node.running.keeper.telemetry.problems()]
-        assert any("ns/odd" in what and "resource-status" in what for what in told)
+        reported = [str(each["what"]) for each in node.running.keeper.telemetry.problems()]
+        assert any("ns/odd" in what and "resource-status" in what for what in reported)
 
     lived(node, day)
 

@@ -72,17 +72,17 @@ A_THREAD_REMAINS = "threading.Thread(target=threading.Event().wait).start()"
 class Node:
     """A daemon in a process of its own, beside the stand-in runtime."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         machine = described(2, 1, 4, 2)
-        self.cgroups = FolderCgroups(folder / "cgroup", machine.online, machine.memory_nodes, 1)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
+        self.cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, 1)
+        self.runtime = StandInRuntime(directory / "runtime.sock", self.cgroups)
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, more: str = "", **environ: str) -> None:
         program = [sys.executable, "-c", PROGRAM.replace("{more}", more)]
         self.process = subprocess.Popen(
-            [*program, str(self.folder), CONFIG.format(self.folder)],
+            [*program, str(self.directory), CONFIG.format(self.directory)],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **environ},
@@ -91,7 +91,7 @@ class Node:
 
     def page(self) -> dict[str, Any]:
         with contextlib.suppress(TopoproxyError):
-            page = ask(self.folder / "admin.sock", "/status", 30)
+            page = ask(self.directory / "admin.sock", "/status", 30)
             assert isinstance(page, dict)
             return page
         return {}
@@ -99,7 +99,7 @@ class Node:
     @contextlib.contextmanager
     def stuck_kernel(self) -> Iterator[None]:
         """Have each write of the tree wait for as long as this holds its lock."""
-        with (self.folder / "cgroup" / MARKER).open() as file:
+        with (self.directory / "cgroup" / MARKER).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -136,7 +136,7 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
     node: Node,
 ) -> None:
     node.start()
-    with CriClient(node.folder / "cri.sock") as client:
+    with CriClient(node.directory / "cri.sock") as client:
         client.launch(DemoPod("ls", "LS"))
         pod = client.run_pod(DemoPod("lse", "LSE", cpuset="2-3"))
         with node.stuck_kernel():
@@ -146,7 +146,7 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
             page = node.page()
             assert page["ready"] is False
             assert any("is stuck in one job worker=kernel" in p["what"] for p in page["problems"])
-            metrics = ask(node.folder / "admin.sock", "/metrics", 30)
+            metrics = ask(node.directory / "admin.sock", "/metrics", 30)
             assert isinstance(metrics, str)
             (line,) = [
                 x for x in metrics.split("\n") if x.startswith('topoproxy_worker_stuck_seconds{worker="k')
@@ -162,8 +162,8 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
                 client.create(other)
             code, seconds, said = node.end()
     assert (code, seconds < DRAIN_S + 5 + SLACK_S) == (0, True), said
-    assert not (node.folder / "cri.sock").exists()
-    assert not (node.folder / "admin.sock").exists()
+    assert not (node.directory / "cri.sock").exists()
+    assert not (node.directory / "admin.sock").exists()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_sigterm_ends_the_process_in_time_whatever_hangs(node: Node, more: str, 
     found, seconds, said = node.end()
     assert (found, seconds < DRAIN_S + 5 + SLACK_S) == (code, True), said
     assert ("the process ends without waiting any longer seconds=5.6" in said) == bool(code)
-    assert not (node.folder / "cri.sock").exists()
+    assert not (node.directory / "cri.sock").exists()
 
 
 def test_a_daemon_that_nothing_holds_up_ends_at_once(node: Node) -> None:
@@ -189,14 +189,14 @@ def test_a_daemon_that_nothing_holds_up_ends_at_once(node: Node) -> None:
 
 def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
-        ear.bind(str(node.folder / "notify"))
+        ear.bind(str(node.directory / "notify"))
         ear.settimeout(0.5)
         node.start(
             "worker_health.RESTART_S, worker_health.STEADY_S = 1.5, 0.1",
-            NOTIFY_SOCKET=str(node.folder / "notify"),
+            NOTIFY_SOCKET=str(node.directory / "notify"),
             WATCHDOG_USEC="200000",
         )
-        with CriClient(node.folder / "cri.sock") as client:
+        with CriClient(node.directory / "cri.sock") as client:
             client.launch(DemoPod("ls", "LS"))
             pod = client.run_pod(DemoPod("lse", "LSE", cpuset="2-3"))
             with node.stuck_kernel():

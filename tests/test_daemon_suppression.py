@@ -25,9 +25,9 @@ S = 1_000_000_000
 class Node(DaemonNode):
     """A node with counters of CPU time; ``busy`` CPUs are in use by the LS pod."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.root, self.proc = folder / "cgroup", folder / "proc"
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.root, self.proc = directory / "cgroup", directory / "proc"
         self.busy, self._used = 0.0, 0
         self.proc.mkdir()
         (self.proc / "stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
@@ -93,8 +93,8 @@ def test_by_cpus(node: Node) -> None:
         page: Any = daemon.pages.status()["beSuppress"]
         assert json.loads(json.dumps(page)) == page
         assert page["cpus"] == str(cpus(node, ids[0]))
-        told: Any = daemon.pages.explain({"query": "be"})["records"][-1]
-        assert told["now"].startswith("BE is suppressed: it runs on ")
+        reported: Any = daemon.pages.explain({"query": "be"})["records"][-1]
+        assert reported["now"].startswith("BE is suppressed: it runs on ")
         assert "now" not in daemon.pages.explain({"query": "ls"})["records"][-1]
         assert cpus(node, ids[1]) == MACHINE.online
         assert daemon.pages.status()["violations"] == []
@@ -103,9 +103,9 @@ def test_by_cpus(node: Node) -> None:
     run(daemon, day)
     assert cpus(node, ids[0]) == cpus(node, ids[2]) == MACHINE.online
     updates = [call for call in node.runtime.calls if call.method == "UpdateContainerResources"]
-    told = [(call.request.container_id, call.request.linux.cpuset_cpus) for call in updates]
-    assert told[-1] == (ids[2], str(MACHINE.online)), "what came with a narrowed set is told at the end"
-    assert {container for container, _ in told} == {ids[2]}
+    reported = [(call.request.container_id, call.request.linux.cpuset_cpus) for call in updates]
+    assert reported[-1] == (ids[2], str(MACHINE.online)), "what came with a narrowed set is told at the end"
+    assert {container for container, _ in reported} == {ids[2]}
 
 
 def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:

@@ -153,7 +153,7 @@ def test_loguru_is_not_imported_before_the_first_record() -> None:
 
 
 def test_a_reader_that_has_stopped_does_not_stop_us() -> None:
-    """A pipe that nobody reads: lines are dropped and counted, and nothing waits."""
+    """A pipe that nothing reads: lines are dropped and counted, and nothing waits."""
     end, start = os.pipe()
     try:
         with os.fdopen(start, "w") as stream:

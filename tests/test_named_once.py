@@ -50,7 +50,7 @@ def is_code(value: ast.expr) -> bool:
 
 
 def status_codes(source: str) -> list[int]:
-    """Give the lines on which a status code is named anew, or one of its names is listed with a number."""
+    """Give the lines on which a status code is named again, or one of its names is listed with a number."""
     found, tree = [], ast.parse(source)
     for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
         lines = [

@@ -43,15 +43,15 @@ class OldNode(DaemonNode):
         before: What its ledger held.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, base: Path, name: str) -> None:
         rest: Any = json.loads((OLD / f"{name}.json").read_text())
-        root, state, hooks, kubelet = (folder / each for each in ("cgroup", "state", "hooks.d", "kubelet"))
+        root, state, hooks, kubelet = (base / each for each in ("cgroup", "state", "hooks.d", "kubelet"))
         for path, text in rest["cgroup"].items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
-        super().__init__(folder, machine_with(CpuSet.parse(rest["online"])), rest["version"])
+        super().__init__(base, machine_with(CpuSet.parse(rest["online"])), rest["version"])
         self.cgroups = FolderCgroups.open(root)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
+        self.runtime = StandInRuntime(base / "runtime.sock", self.cgroups)
         engine: Any = self.runtime._engine
         engine._pids = itertools.count(100_000)
         engine.pods = {each["id"]: pod_record(each) for each in rest["pods"]}
@@ -63,18 +63,18 @@ class OldNode(DaemonNode):
         (hooks / "50-old.py").write_text(rest["hook"])
         for file, text in rest.get("kubelet", {}).items():
             (kubelet / file).write_text(text)
-        (folder / "proc").mkdir()
-        (folder / "proc/stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
+        (base / "proc").mkdir()
+        (base / "proc/stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
         self.settings = (
-            f"{rest['settings']}\nreconcilePeriod: 200ms\nprocfsRoot: {folder}/proc\ncgroupRoot: {root}\n"
-            f"hooks: {{folder: {hooks}, vendorFolder: {folder}/none, serverFolder: {folder}/none,"
+            f"{rest['settings']}\nreconcilePeriod: 200ms\nprocfsRoot: {base}/proc\ncgroupRoot: {root}\n"
+            f"hooks: {{folder: {hooks}, vendorFolder: {base}/none, serverFolder: {base}/none,"
             " ownedCPUs: true}\n" + (f"kubelet: {{stateDir: {kubelet}}}\n" if "kubelet" in rest else "")
         )
         self.before = self.ledger()
 
     def ledger(self) -> dict[str, Mapping[str, Any]]:
         """Read the ledger as a daemon does."""
-        return read_entries(self.folder / "state", self.machine.fingerprint)
+        return read_entries(self.directory / "state", self.machine.fingerprint)
 
     def cpusets(self) -> dict[str, str]:
         """Return the CPUs of all containers that have a cgroup."""
@@ -110,8 +110,8 @@ def container_record(data: Mapping[str, Any]) -> ContainerRecord:
 
 @contextmanager
 def old_node(name: str) -> Iterator[OldNode]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        node = OldNode(Path(folder), name)
+    with tempfile.TemporaryDirectory(prefix="tp-") as base:
+        node = OldNode(Path(base), name)
         with node.runtime.start():
             yield node
 
@@ -164,7 +164,7 @@ def test_everything_is_adopted_and_written_forward(name: str) -> None:
         run(daemon, scenario, synced=True)
         after = node.ledger()
         assert {key for key in node.before if not key.startswith((IN_FLIGHT, "b/"))} <= set(after)
-        assert [path.name for path in (node.folder / "state").glob("*.bad*")] == []
+        assert [path.name for path in (node.directory / "state").glob("*.bad*")] == []
         again = node.daemon()
 
         async def second() -> None:
@@ -215,7 +215,7 @@ def test_quotas_and_partitions_end_with_their_owners() -> None:
         (owner,) = (key for key, each in node.before.items() if key[0] == "x" and each["cpus"] == "6,22")
         path = node.before[owner]["path"]
         pod, _, container = path.removeprefix("kubepods/pod").partition("/")
-        assert (node.folder / "cgroup" / path / "cpuset.cpus.partition").read_text().strip() == "isolated"
+        assert (node.directory / "cgroup" / path / "cpuset.cpus.partition").read_text().strip() == "isolated"
         assert {f"q/{pod}", f"qc/{container}"} <= node.before.keys()
         daemon = node.daemon()
 
@@ -223,7 +223,7 @@ def test_quotas_and_partitions_end_with_their_owners() -> None:
             await node.end("chosen")
             gone = {owner, f"q/{pod}", f"qc/{container}", f"c/{container}"}
             await until(lambda: not gone & node.ledger().keys())
-            shared = CpuSet.parse((node.folder / "cgroup/cpuset.cpus.effective").read_text())
+            shared = CpuSet.parse((node.directory / "cgroup/cpuset.cpus.effective").read_text())
             assert shared >= CpuSet.parse("6,22")
 
         run(daemon, scenario, synced=True)
@@ -231,7 +231,7 @@ def test_quotas_and_partitions_end_with_their_owners() -> None:
 
 def test_the_quota_of_be_pods_is_lifted_at_the_end() -> None:
     with old_node("suppressed") as node:
-        quota = node.folder / "cgroup/kubepods/besteffort/cpu.cfs_quota_us"
+        quota = node.directory / "cgroup/kubepods/besteffort/cpu.cfs_quota_us"
         assert int(quota.read_text()) > 0
         node.settings = node.settings.replace("beSuppress: {mode: cfs-quota", 'beSuppress: {mode: "off"')
         daemon = node.daemon()

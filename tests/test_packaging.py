@@ -28,11 +28,11 @@ spec: {containers: [{name: main, resources: {limits: {cpu: 1, memory: 16Mi}}}]}
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """Build the wheel with what is installed here, without network."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    directory = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
+    (built,) = directory.glob("*.whl")
     return zipfile.ZipFile(built)
 
 
@@ -117,12 +117,12 @@ def test_the_lock_names_no_place_to_download_from() -> None:
     assert all("==" in line and line.endswith("\\") for line in requirements), "pinned, and with hashes"
 
 
-def call(program: Path, folder: Path, *words: str) -> str:
+def call(program: Path, directory: Path, *words: str) -> str:
     """Run an installed program in an empty directory, without this checkout on the module path."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
         [program, *words],
-        cwd=folder,
+        cwd=directory,
         env={**environment, "COLUMNS": "100"},
         capture_output=True,
         text=True,

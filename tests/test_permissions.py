@@ -13,15 +13,15 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def base(tmp_path: Path) -> Path:
     made = tmp_path / "hooks.d"
     made.mkdir(mode=0o755)
     return made
 
 
 @pytest.fixture
-def file(folder: Path) -> Path:
-    made = folder / "10-a.py"
+def file(base: Path) -> Path:
+    made = base / "10-a.py"
     made.write_text("x = 1\n")
     made.chmod(0o644)
     return made
@@ -105,13 +105,13 @@ def test_a_directory_reached_through_a_link_is_the_real_one(file: Path, tmp_path
     assert f"the directory {file.parent} can be written" in Trust().directory(tmp_path / "link")
 
 
-def test_only_regular_files_are_trusted(folder: Path) -> None:
-    os.mkfifo(folder / "10-a.py", 0o600)
-    assert Trust().file(folder / "10-a.py") == f"{folder}/10-a.py is not a regular file"
+def test_only_regular_files_are_trusted(base: Path) -> None:
+    os.mkfifo(base / "10-a.py", 0o600)
+    assert Trust().file(base / "10-a.py") == f"{base}/10-a.py is not a regular file"
 
 
-def test_links_in_a_ring_end(folder: Path) -> None:
-    (folder / "a").symlink_to("b")
-    (folder / "b").symlink_to("a")
+def test_links_in_a_ring_end(base: Path) -> None:
+    (base / "a").symlink_to("b")
+    (base / "b").symlink_to("a")
     with pytest.raises(OSError, match="links in a row"):
-        Trust().file(folder / "a")
+        Trust().file(base / "a")

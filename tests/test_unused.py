@@ -131,7 +131,7 @@ def class_pieces(module: str, node: ast.ClassDef, tree: ast.Module) -> Iterator[
 
 
 def is_foreign(base: ast.expr, tree: ast.Module) -> bool:
-    """Tell whether a class of somebody else, which may call any method, is the base of another."""
+    """Return whether a class of another package, which may call any method, is the base of another."""
     name = ast.unparse(base).partition("[")[0]
     if name in PLAIN_BASES or any(isinstance(n, ast.ClassDef) and n.name == name for n in tree.body):
         return False

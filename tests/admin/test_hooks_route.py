@@ -38,13 +38,13 @@ def test_where_no_hooks_are_asked_it_says_why(config: str, note: str) -> None:
 
 
 def test_the_status_has_the_routes_content_or_nothing() -> None:
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "hooks": [{"name": "10-a", "state": "running", "calls": 1, "breaker_open": False}]
     }
-    having = pages(hooking=Told(told))
-    assert having.status()["hooks"] == having.hooks() == told
+    having = pages(hooking=Told(reported))
+    assert having.status()["hooks"] == having.hooks() == reported
     assert 'topoproxy_hook_calls_total{hook="10-a"} 1\n' in having.metrics()
     empty = pages(hooking=Told({}))
     assert "hooks" not in empty.status()
-    assert empty.hooks() == {"hooks": []}, "who asks can tell that from an answer of somebody else"
+    assert empty.hooks() == {"hooks": []}, "a caller can distinguish that from another program's answer"
     assert "topoproxy_hook" not in empty.metrics()

@@ -199,7 +199,7 @@ def test_a_client_that_does_not_read_is_given_up(at: Path, monkeypatch: pytest.M
             client.connect(str(at))
             client.sendall(b"GET /big HTTP/1.1\r\n\r\n")
             await asked.wait()
-            while len(asyncio.all_tasks()) > tasks:  # until nobody serves it any more
+            while len(asyncio.all_tasks()) > tasks:  # until nothing serves it any more
                 await asyncio.sleep(0.02)
             client.settimeout(20)
             got = 0

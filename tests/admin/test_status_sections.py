@@ -46,7 +46,7 @@ def drift_lines(data: Any, width: int = 120) -> list[str]:
     return list(drift(data, width))
 
 
-def test_who_wrote_and_who_does_so_again_and_again() -> None:
+def test_writers_and_those_that_write_repeatedly() -> None:
     assert drift_lines(DATA) == [
         "",
         "Cpusets written by other programs and restored (by probable writer): unknown 5, kubelet 2",
@@ -174,7 +174,7 @@ def row(name: str, value: object, source: str = "default", problem: str = "") ->
     return {"name": name, "value": value, "source": source, "problem": problem}
 
 
-def test_what_somebody_prescribes_and_what_is_not_followed() -> None:
+def test_settings_of_the_node_object_and_what_is_not_followed() -> None:
     page = {
         "nodeObject": "/etc/node.json",
         "problem": "cannot read it",
@@ -215,7 +215,7 @@ ns/db/main        200000 us
 """
 
 
-def test_whose_quota_is_off() -> None:
+def test_containers_without_their_quota() -> None:
     assert "\n".join(quotas(QUOTAS)) + "\n" == QUOTAS_PART
     assert QUOTAS_PART in render({"quotas": QUOTAS})
     assert "CFS" not in render({"quotas": []})
@@ -265,17 +265,17 @@ NOT AS PROMISED (2)
 """
 
 
-def test_who_has_less() -> None:
+def test_containers_that_have_less() -> None:
     assert "\n".join(short(SHORT)) + "\n" == SHORT_PART
     assert SHORT_PART in render({"shortfalls": SHORT})
     assert "PROMISED" not in render({"shortfalls": []})
 
 
 def test_in_numbers() -> None:
-    told = metrics({"shortfalls": SHORT})
-    assert "topoproxy_containers_below_promise 2\n" in told
-    assert "topoproxy_containers_short 2\n" in told
-    assert "topoproxy_cpus_short 1\n" in told
+    reported = metrics({"shortfalls": SHORT})
+    assert "topoproxy_containers_below_promise 2\n" in reported
+    assert "topoproxy_containers_short 2\n" in reported
+    assert "topoproxy_cpus_short 1\n" in reported
     assert "topoproxy_containers_short" not in metrics({})
 
 

@@ -1,4 +1,4 @@
-"""Who is blamed for a merge that nobody prefers: few masks by name, many by their size."""
+"""Which providers are blamed for a merge that none prefers: few masks by name, many by their size."""
 
 from __future__ import annotations
 

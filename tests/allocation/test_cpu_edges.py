@@ -34,9 +34,9 @@ def uneven(*caches: int) -> CpuTopology:
 
 
 def steps(topo: CpuTopology, free: str, n: int) -> list[str]:
-    told: list[str] = []
-    take_packed(topo, CpuSet.parse(free), n, prefer_uncore=True, steps=told)
-    return told
+    reported: list[str] = []
+    take_packed(topo, CpuSet.parse(free), n, prefer_uncore=True, steps=reported)
+    return reported
 
 
 def test_a_cache_below_the_average_is_not_taken_whole_for_less() -> None:
@@ -91,9 +91,9 @@ def test_threads_that_are_not_stated_are_one() -> None:
 
 def test_all_that_is_free_is_shared_too() -> None:
     topo = CpuTopology.of_rows(CpuRow(c, c, 0, c // 4, 0) for c in range(8))
-    told: list[str] = []
-    take_distributed(topo, topo.cpus, 8, steps=told)
-    assert told == ["4 CPUs from each of NUMA nodes 0-1: CPUs 0-7"]
+    reported: list[str] = []
+    take_distributed(topo, topo.cpus, 8, steps=reported)
+    assert reported == ["4 CPUs from each of NUMA nodes 0-1: CPUs 0-7"]
 
 
 def test_all_cpus_may_be_reserved() -> None:

@@ -236,7 +236,7 @@ def test_a_pod_without_room_for_its_sharers() -> None:
 
 
 class Days(RuleBasedStateMachine):
-    """Pods come and go; nobody owns what is not there or what another pod owns."""
+    """Pods come and go; nothing owns what is not there or what another pod owns."""
 
     @initialize(
         strict=st.booleans(),

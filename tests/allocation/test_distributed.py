@@ -44,7 +44,7 @@ def deviation(after: Sequence[int]) -> float:
 
 
 def rounds(after: list[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
-    """Hand out; give who gave, or None where there are not enough groups."""
+    """Distribute; return the groups that gave CPUs, or None where there are not enough groups."""
     gave = []
     while rest:
         before = rest

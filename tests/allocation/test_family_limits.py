@@ -1,4 +1,4 @@
-"""Families at their limits: how many nodes are listed, what is tried to find hints, who stands for whom."""
+"""Families at their limits: how many nodes are listed, what is tried, which mask stands for which."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def free(nodes: int, want: int, floor: int = 1, explicit: tuple[int, ...] = ()) 
 
 @contextmanager
 def counting() -> Iterator[list[int]]:
-    """Count how often somebody asks what a mask has."""
+    """Count how often it is asked what a mask has."""
     asked: list[int] = []
     had = Demand.had
 

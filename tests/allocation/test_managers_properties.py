@@ -146,7 +146,7 @@ class Node(RuleBasedStateMachine):
         return decision.hint if decision.verdict.admitted else None
 
     def give(self, pod: PodRequests, ask: ContainerResources, merged: TopologyHint) -> bool:
-        """Let all managers allocate for a container, or none of them; tell which."""
+        """Let all managers allocate for a container, or none of them; return which."""
         before = self.cpus
         try:
             devices = devices_allocate.allocate(self.devices, pod, ask.name, merged)

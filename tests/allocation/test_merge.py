@@ -27,7 +27,7 @@ def hint(nodes: Iterable[int] | None, preferred: bool = False) -> TopologyHint:
     return TopologyHint(None if nodes is None else Mask(nodes), preferred)
 
 
-# The rule as it is told for kubelet: every combination, compared with the best so far.
+# The rule as kubelet's documents give it: every combination, compared with the best so far.
 
 
 def fitter(one: Mask, other: Mask, table: Distances | None) -> Mask:

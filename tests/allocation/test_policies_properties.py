@@ -52,11 +52,11 @@ def product(
     wanted = max((min(counts) for counts in narrowest if counts), default=0)
     best: Plain | None = None
     for chosen in itertools.product(*lists):
-        told = [h.bits for h in chosen if h.bits is not None]
+        reported = [h.bits for h in chosen if h.bits is not None]
         bits = WHOLE
-        for other in told:
+        for other in reported:
             bits &= other
-        preferred = all(h.preferred for h in chosen) and all(other == told[0] for other in told)
+        preferred = all(h.preferred for h in chosen) and all(other == reported[0] for other in reported)
         if bits and (best is None or better(best, Plain(bits, preferred), wanted, table)):
             best = Plain(bits, preferred)
     result = best or Plain(WHOLE, False)
@@ -66,7 +66,7 @@ def product(
 
 
 def better(best: Plain, new: Plain, wanted: int, table: Sequence[Sequence[int]] | None) -> bool:
-    """Tell whether the candidate takes the place of the best so far."""
+    """Return whether the candidate takes the place of the best so far."""
     if best.preferred != new.preferred:
         return new.preferred
     assert best.bits is not None

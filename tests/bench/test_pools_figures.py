@@ -62,7 +62,7 @@ def test_what_a_change_comes_to() -> None:
     assert (calm.named, calm.changed, calm.written, calm.missed) == (0, 0, 0, False)
 
     def otherwise() -> NodeState:
-        """Pools that changed without anybody's CPUs being another's: whoever is named is named wrongly."""
+        """Pools that changed although no container has other CPUs: whatever is named is named wrongly."""
         return NodeState.of(state.node, state.pods.values(), state.containers.values())
 
     assert figures.change("again", state, otherwise).named == 0

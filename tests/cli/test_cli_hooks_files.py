@@ -14,13 +14,17 @@ TEMPLATE = "API_VERSION = 1\n"
 
 
 class Node:
-    """The folders of a node, and the commands."""
+    """The directories of a node, and the commands."""
 
     def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.vendor, self.servers = root / "etc/hooks.d", root / "usr/hooks.d", root / "servers"
+        self.directory, self.vendor, self.servers = (
+            root / "etc/hooks.d",
+            root / "usr/hooks.d",
+            root / "servers",
+        )
         self.shipped = root / "shipped"
-        for folder in (self.vendor, self.servers, self.shipped):
-            folder.mkdir(parents=True)
+        for directory in (self.vendor, self.servers, self.shipped):
+            directory.mkdir(parents=True)
         for name in ("00-template", "10-quota", "30-cpus-file", "60-quota"):
             (self.shipped / f"{name}.py").write_text(TEMPLATE if "template" in name else f"# {name}\n")
         self.config = root / "c.yaml"
@@ -29,7 +33,7 @@ class Node:
 
     def set(self, more: str = "") -> None:
         self.config.write_text(
-            f"hooks: {{folder: {self.folder}, vendorFolder: {self.vendor}, "
+            f"hooks: {{folder: {self.directory}, vendorFolder: {self.vendor}, "
             f"serverFolder: {self.servers}{more}}}\n"
         )
 
@@ -60,19 +64,19 @@ def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> 
         said = node.did("new", "50-mine")
     finally:
         os.umask(before)
-    made = node.folder / "50-mine.py"
+    made = node.directory / "50-mine.py"
     assert made.read_text() == TEMPLATE
     assert made.stat().st_mode & 0o777 == 0o644
-    assert node.folder.stat().st_mode & 0o022 == 0
+    assert node.directory.stat().st_mode & 0o022 == 0
     assert said.startswith(f"made {made}; next:\n")
     assert f"topoproxy hooks validate {made}\n" in said
-    assert [entry.name for entry in node.folder.iterdir()] == ["50-mine.py"], "no draft is left"
+    assert [entry.name for entry in node.directory.iterdir()] == ["50-mine.py"], "no draft is left"
 
 
 def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path: Path) -> None:
     node.did("new", "51-mine.py", "--from", "30-cpus-file", "--folder", tmp_path / "src")
     assert (tmp_path / "src/51-mine.py").read_text() == "# 30-cpus-file\n"
-    assert not node.folder.exists()
+    assert not node.directory.exists()
 
 
 @pytest.mark.parametrize(
@@ -96,17 +100,17 @@ def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, sai
 
 
 def test_a_file_that_is_there_is_left_alone(node: Node) -> None:
-    node.folder.mkdir(parents=True)
-    (node.folder / "50-mine.py").write_text("mine")
+    node.directory.mkdir(parents=True)
+    (node.directory / "50-mine.py").write_text("mine")
     assert node.run("new", "50-mine") == (
         2,
-        f"topoproxy: cannot make {node.folder}/50-mine.py: it is there already\n",
+        f"topoproxy: cannot make {node.directory}/50-mine.py: it is there already\n",
     )
-    assert (node.folder / "50-mine.py").read_text() == "mine"
+    assert (node.directory / "50-mine.py").read_text() == "mine"
 
 
 def test_a_shipped_hook_is_enabled_by_a_link_and_disabled_by_removing_it(node: Node) -> None:
-    link = node.folder / "30-cpus-file.py"
+    link = node.directory / "30-cpus-file.py"
     said = node.did("enable", "cpus-file")
     assert link.readlink() == node.shipped / "30-cpus-file.py"
     assert said.startswith(f"enabled 30-cpus-file: {link} -> {link.readlink()}\n")
@@ -114,7 +118,7 @@ def test_a_shipped_hook_is_enabled_by_a_link_and_disabled_by_removing_it(node: N
     assert node.did("disable", "cpus-file").startswith(f"disabled 30-cpus-file: the link {link} is removed\n")
     assert not os.path.lexists(link)
     assert node.did("disable", "cpus-file") == "30-cpus-file is not enabled\n"
-    assert list(node.folder.iterdir()) == []
+    assert list(node.directory.iterdir()) == []
 
 
 def test_what_others_could_write_is_enabled_with_a_note(node: Node) -> None:
@@ -127,7 +131,7 @@ def test_what_others_could_write_is_enabled_with_a_note(node: Node) -> None:
 
 def test_a_vendors_hook_is_masked_and_unmasked(node: Node) -> None:
     (node.vendor / "20-theirs.py").write_text("# theirs\n")
-    mask = node.folder / "20-theirs.py"
+    mask = node.directory / "20-theirs.py"
     assert "20-theirs is enabled already" in node.did("enable", "20-theirs")
     said = node.did("disable", "theirs")
     assert mask.readlink() == Path("/dev/null")
@@ -139,63 +143,63 @@ def test_a_vendors_hook_is_masked_and_unmasked(node: Node) -> None:
 
 def test_a_link_over_a_vendors_hook_becomes_a_mask(node: Node) -> None:
     (node.vendor / "10-quota.py").write_text("# theirs\n")
-    node.folder.mkdir(parents=True)
-    (node.folder / "10-quota.py").symlink_to(node.shipped / "10-quota.py")
+    node.directory.mkdir(parents=True)
+    (node.directory / "10-quota.py").symlink_to(node.shipped / "10-quota.py")
     node.did("disable", "10-quota")
-    assert (node.folder / "10-quota.py").readlink() == Path("/dev/null")
+    assert (node.directory / "10-quota.py").readlink() == Path("/dev/null")
 
 
 def test_a_mask_without_a_file_gives_way_to_the_shipped_one(node: Node) -> None:
-    node.folder.mkdir(parents=True)
-    (node.folder / "10-quota.py").symlink_to("/dev/null")
-    (node.folder / "70-gone.py").symlink_to("/dev/null")
+    node.directory.mkdir(parents=True)
+    (node.directory / "10-quota.py").symlink_to("/dev/null")
+    (node.directory / "70-gone.py").symlink_to("/dev/null")
     node.did("enable", "10-quota")
-    assert (node.folder / "10-quota.py").readlink() == node.shipped / "10-quota.py"
+    assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
     assert node.run("enable", "70-gone")[1].endswith("masks a file that is nowhere; remove it\n")
 
 
 def test_an_empty_file_is_a_mask_too(node: Node) -> None:
-    node.folder.mkdir(parents=True)
-    ours = node.folder / "20-theirs.py"
+    node.directory.mkdir(parents=True)
+    ours = node.directory / "20-theirs.py"
     (node.vendor / "20-theirs.py").write_text("# theirs\n")
     for name in ("20-theirs", "10-quota"):
-        (node.folder / f"{name}.py").touch()
+        (node.directory / f"{name}.py").touch()
         assert node.did("disable", name) == f"{name} is not enabled\n"
     assert "is masked no more" in node.did("enable", "theirs")
     assert not os.path.lexists(ours)
     node.did("enable", "10-quota")
-    assert (node.folder / "10-quota.py").readlink() == node.shipped / "10-quota.py"
+    assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
     (node.vendor / "60-quota.py").touch()
     node.did("enable", "60-quota")
-    assert (node.folder / "60-quota.py").readlink() == node.shipped / "60-quota.py", "it goes first"
+    assert (node.directory / "60-quota.py").readlink() == node.shipped / "60-quota.py", "it goes first"
     (node.vendor / "80-none.py").touch()
     assert node.run("enable", "80-none")[1].endswith("80-none.py is empty, and so disables it\n")
 
 
 def test_a_link_that_leads_nowhere_is_replaced(node: Node) -> None:
-    node.folder.mkdir(parents=True)
+    node.directory.mkdir(parents=True)
     for name in ("10-quota", "70-gone"):
-        (node.folder / f"{name}.py").symlink_to("/nonexistent/old.py")
-    (node.folder / "60-quota.py").symlink_to("60-quota.py")
+        (node.directory / f"{name}.py").symlink_to("/nonexistent/old.py")
+    (node.directory / "60-quota.py").symlink_to("60-quota.py")
     node.did("enable", "10-quota")
     node.did("enable", "60-quota")
-    assert (node.folder / "10-quota.py").readlink() == node.shipped / "10-quota.py"
-    assert (node.folder / "60-quota.py").readlink() == node.shipped / "60-quota.py"
+    assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
+    assert (node.directory / "60-quota.py").readlink() == node.shipped / "60-quota.py"
     code, said = node.run("enable", "70-gone")
     assert code == 2
     assert said.endswith("70-gone.py -> /nonexistent/old.py leads nowhere; remove it, or mend the link\n")
 
 
 def test_a_directory_of_its_name_is_not_a_hook(node: Node) -> None:
-    (node.folder / "10-quota.py").mkdir(parents=True)
+    (node.directory / "10-quota.py").mkdir(parents=True)
     code, said = node.run("enable", "10-quota")
     assert code == 1
     assert said.endswith("10-quota.py is not a file; remove it, or rename it\n")
 
 
 def test_what_is_ones_own_is_not_touched(node: Node) -> None:
-    node.folder.mkdir(parents=True)
-    (node.folder / "50-mine.py").write_text("# mine\n")
+    node.directory.mkdir(parents=True)
+    (node.directory / "50-mine.py").write_text("# mine\n")
     (node.servers / "koordlet.json").write_text("{}")
     code, said = node.run("disable", "mine")
     assert code == 1
@@ -207,8 +211,8 @@ def test_what_is_ones_own_is_not_touched(node: Node) -> None:
 
 
 def test_drafts_and_missing_directories_are_nothing(node: Node) -> None:
-    node.folder.mkdir(parents=True)
-    (node.folder / ".77-draft.py").write_text("half")
+    node.directory.mkdir(parents=True)
+    (node.directory / ".77-draft.py").write_text("half")
     node.set(more=", ownedCPUs: true")
     node.config.write_text(node.config.read_text().replace(str(node.servers), '""'))
     assert node.run("disable", ".77-draft")[0] == node.run("disable", "draft")[0] == 2
@@ -229,17 +233,17 @@ def test_the_output_says_that_no_hook_runs(node: Node) -> None:
 
 
 def test_a_directory_that_cannot_be_written(node: Node) -> None:
-    node.folder.parent.mkdir()
-    node.folder.write_text("no folder")
+    node.directory.parent.mkdir()
+    node.directory.write_text("no folder")
     code, said = node.run("enable", "cpus-file")
     assert code == 73
-    assert said.startswith(f"topoproxy: cannot make the link {node.folder}/30-cpus-file.py: ")
+    assert said.startswith(f"topoproxy: cannot make the link {node.directory}/30-cpus-file.py: ")
 
 
 def test_a_directory_that_is_a_link_to_itself(node: Node) -> None:
-    node.folder.parent.mkdir()
-    node.folder.symlink_to(node.folder)
-    said = f"topoproxy: cannot make {node.folder}/50-mine.py: {node.folder} is not a directory\n"
+    node.directory.parent.mkdir()
+    node.directory.symlink_to(node.directory)
+    said = f"topoproxy: cannot make {node.directory}/50-mine.py: {node.directory} is not a directory\n"
     assert node.run("new", "50-mine") == (73, said)
 
 
@@ -251,7 +255,7 @@ def test_a_directory_without_permission_to_read(node: Node, monkeypatch: pytest.
     for command in ("enable", "disable"):
         assert node.run(command, "cpus-file") == (
             77,
-            f"topoproxy: cannot look into {node.folder}: Permission denied\n",
+            f"topoproxy: cannot look into {node.directory}: Permission denied\n",
         )
 
 

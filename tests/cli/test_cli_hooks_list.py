@@ -1,4 +1,4 @@
-"""``topoproxy hooks list``: what a daemon says, and what the folders say; and ``check-config`` on hooks."""
+"""``topoproxy hooks list``: what a daemon says, what the directories say; ``check-config`` on hooks."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """Folders with one of each; gives the folder of all."""
-    for folder in ("etc", "usr", "servers"):
-        (tmp_path / folder).mkdir()
+    """Directories with one of each; gives the directory of all."""
+    for directory in ("etc", "usr", "servers"):
+        (tmp_path / directory).mkdir()
     (tmp_path / "c.yaml").write_text(
         f"listen: unix://{tmp_path}/cri.sock\n"
         f"hooks: {{folder: {tmp_path}/etc, vendorFolder: {tmp_path}/usr, serverFolder: {tmp_path}/servers,\n"
@@ -225,8 +225,8 @@ def test_check_config_knows_what_could_be_enabled(tmp_path: Path, run: Run) -> N
 
 
 def test_times() -> None:
-    told = [span(s) for s in (None, "x", 0, 12, 0.25, 0.0000125, 1e-9)]
-    assert told == ["-", "-", "-", "12 s", "250 ms", "12.5 us", "0 us"]
+    reported = [span(s) for s in (None, "x", 0, 12, 0.25, 0.0000125, 1e-9)]
+    assert reported == ["-", "-", "-", "12 s", "250 ms", "12.5 us", "0 us"]
 
 
 @pytest.mark.parametrize("name", sorted(file_commands.shipped()))

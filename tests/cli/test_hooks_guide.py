@@ -50,7 +50,7 @@ pytestmark = [
 
 @dataclass
 class Place:
-    """Where the guide is followed: a root for its absolute paths, and a folder to work in."""
+    """Where the guide is followed: a root for its absolute paths, and a directory to work in."""
 
     root: Path
     work: Path
@@ -83,8 +83,8 @@ def place() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         root = Path(short).resolve()
         made = Place(root, root / "work")
-        for folder in ("work", "bin", "proc", "etc/topoproxy/hooks.d", "etc/runtime/hookserver.d"):
-            (root / folder).mkdir(parents=True)
+        for directory in ("work", "bin", "proc", "etc/topoproxy/hooks.d", "etc/runtime/hookserver.d"):
+            (root / directory).mkdir(parents=True)
         write_sysfs(machine, root / "machine")
         cgroups = FolderCgroups(root / "cgroup", machine.online, machine.memory_nodes, 1)
         hooks = {
@@ -186,7 +186,7 @@ def test_every_explained_message_exists_in_the_code() -> None:
     for sentence in (s for cell in cells for s in re.findall(r"`([^`]+)`", cell)):
         pieces = [p.strip(" :;?") for p in re.split(r"\.\.\.|NN?AME|SyntaxError|hooks\.settings\.", sentence)]
         for piece in (p for p in pieces if len(p) > 4):
-            assert piece in said, f"nobody says {piece!r} ({sentence})"
+            assert piece in said, f"nothing says {piece!r} ({sentence})"
 
 
 def test_metrics_that_are_named_are_there() -> None:

@@ -31,7 +31,7 @@ spec:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a pod, a machine of 16 CPUs on two nodes, and two configurations."""
+    """A directory with a pod, a machine of 16 CPUs on two nodes, and two configurations."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pod.yaml").write_text(POD)
     (tmp_path / "m.json").write_text(to_text(machine_to_json(described(2, 1, 4))))

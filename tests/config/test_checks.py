@@ -217,7 +217,7 @@ def test_options_against_the_machine() -> None:
 def test_reserved_memory_fits_the_nodes() -> None:
     fits = MEMORY + "[{numaNode: 0, limits: {memory: 3Gi, hugepages-2Mi: 1Gi}}]"
     check_against(parse(fits, "f"), nodes(1))
-    check_against(parse(MEMORY + "[{numaNode: 0, limits: {memory: 9Gi}}]", "f"), MACHINE)  # size not told
+    check_against(parse(MEMORY + "[{numaNode: 0, limits: {memory: 9Gi}}]", "f"), MACHINE)  # size not reported
     check_against(parse("reservedMemory: [{numaNode: 5, limits: {memory: 1}}]", "f"), nodes(1))  # not used
     assert unfit(MEMORY + "[{numaNode: 0, limits: {memory: 3073Mi}}]", nodes(1)) == (
         "reservedMemory: NUMA node 0 cannot keep 3073Mi of memory, it has 3Gi besides its huge pages"
@@ -284,7 +284,7 @@ NODES = replace(
 
 
 @pytest.mark.parametrize(
-    ("text", "machine", "told"),
+    ("text", "machine", "reported"),
     [
         ("reservedSystemCPUs: 0,2", MACHINE, "reservedSystemCPUs: CPU 2 is offline (online: 0-1,3)"),
         ("koordinator: {systemCPUs: 2}", MACHINE, "koordinator.systemCPUs: CPU 2 is not online here"),
@@ -292,11 +292,11 @@ NODES = replace(
         (MEMORY + "[{numaNode: 2, limits: {memory: 1Gi}}]", NODES, "there is no NUMA node 2"),
     ],
 )
-def test_a_daemon_starts_while_something_is_away(text: str, machine: Machine, told: str) -> None:
+def test_a_daemon_starts_while_something_is_away(text: str, machine: Machine, reported: str) -> None:
     config = parse(text, "f.yaml")
     (away,) = check_start(config, machine)
-    assert told in away
-    with pytest.raises(ConfigError, match=re.escape(told)):
+    assert reported in away
+    with pytest.raises(ConfigError, match=re.escape(reported)):
         check_against(config, machine)
 
 

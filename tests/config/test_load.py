@@ -56,8 +56,8 @@ def test_every_key_arrives() -> None:
         "/b/r.sock",
         "/c/admin.sock",
     ]
-    folders = (config.state_dir, config.sysfs_root, config.procfs_root, config.cgroup_root)
-    assert [str(p) for p in folders] == ["/d", "/e", "/f", "/g"]
+    directories = (config.state_dir, config.sysfs_root, config.procfs_root, config.cgroup_root)
+    assert [str(p) for p in directories] == ["/d", "/e", "/f", "/g"]
     assert (config.reconcile_period, config.call_timeout, config.drain_timeout) == (90, 0.5, 0)
     assert (config.settle.enabled, config.settle.per_second) == (False, 3)
     assert (config.log.level, config.log.format, config.source) == ("debug", "klog", "f.yaml")

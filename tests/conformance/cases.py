@@ -101,9 +101,11 @@ def topology(raw: Mapping[str, Any]) -> CpuTopology:
     """
     try:
         rows = [CpuRow(*(int(x) for x in row[:5])) for row in raw["cpus"]]
-        told = raw.get("declared")
+        reported = raw.get("declared")
         names = ("cpus", "cores", "sockets", "numa_nodes", "uncore_caches")
-        declared = None if told is None else Counts(**{name: int(told.get(name) or 0) for name in names})
+        declared = (
+            None if reported is None else Counts(**{name: int(reported.get(name) or 0) for name in names})
+        )
         return CpuTopology.of_rows(rows, declared)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadFileError(f"topology {raw.get('name', '')!r} is unusable: {error!r}") from None

@@ -28,8 +28,8 @@ def state(case: Case, prefix: str = "") -> MemoryState:
 
 
 def _node(raw: Mapping[str, Any]) -> NumaMemory:
-    told = (raw.get("memory") or {}).items()
-    tables = {name: ResourceTable(*(int(table.get(n) or 0) for n in _AMOUNTS)) for name, table in told}
+    reported = (raw.get("memory") or {}).items()
+    tables = {name: ResourceTable(*(int(table.get(n) or 0) for n in _AMOUNTS)) for name, table in reported}
     return NumaMemory(tables, Mask(raw.get("cells") or ()), raw.get("assignments") or 0)
 
 

@@ -51,7 +51,7 @@ class Report:
 
 
 def expand(paths: Sequence[Path]) -> list[Path]:
-    """Give the files to run: files as they are, folders searched for ``*.json`` at any depth."""
+    """Give the files to run: files as they are, directories searched for ``*.json`` at any depth."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -66,7 +66,7 @@ def run_file(path: Path, beside: Sequence[Path] = ()) -> Report:
 
     Args:
         path: The file.
-        beside: Other files that are run with it; topologies among them are used if the file's own folder has
+        beside: Other files that are run with it; topologies among them are used if its own directory has
             none of the name.
     """
     report = Report(path)
@@ -139,7 +139,7 @@ def _count(report: Report, case: Case, outcome: Outcome) -> None:
 def _topologies(
     path: Path, document: Mapping[str, Any], beside: Sequence[Path]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Collect named topologies: of the file, of its folder, of the other files, then the usual ones."""
+    """Collect named topologies: of the file, of its directory, of the other files, then the usual ones."""
     found: dict[str, Mapping[str, Any]] = {}
     for raw in _lists(document, path.with_name(NAMED), beside):
         if not isinstance(raw, dict):

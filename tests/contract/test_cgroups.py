@@ -140,7 +140,7 @@ v2 = pytest.mark.parametrize("bed", ["folder-v2"], indirect=True)
 
 @both_v1
 class TestRulesOfV1:
-    """What the kernel itself does; no code of ours but the folder's."""
+    """What the kernel itself does; no code of ours but the directory's."""
 
     def test_a_new_group_is_empty(self, bed: Bed) -> None:
         bed.mkdir("new")
@@ -322,7 +322,7 @@ class TestWrite:
 
 @v2
 class TestRulesOfV2:
-    """As seen in a virtual machine with cgroup v2; here on the folder."""
+    """As seen in a virtual machine with cgroup v2; here on the directory."""
 
     def test_a_new_group_inherits(self, bed: Bed) -> None:
         value = bed.groups.read(bed.mkdir("c"))

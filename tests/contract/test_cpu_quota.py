@@ -91,7 +91,7 @@ def refused(number: int, call: Callable[[], object]) -> str:
 
 @both_v1
 class TestRulesOfV1:
-    """What the kernel itself does; no code of ours but the folder's."""
+    """What the kernel itself does; no code of ours but the directory's."""
 
     def test_a_new_group_has_no_quota(self, bed: Bed) -> None:
         assert bed.groups.quota(bed.mkdir("a")) == -1

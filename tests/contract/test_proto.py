@@ -53,7 +53,7 @@ def test_unknown_fields_survive_a_rewrite() -> None:
 
 
 def test_a_second_config_behind_the_message_merges_into_the_first() -> None:
-    """What lets a rewrite append bytes instead of encoding the whole message anew."""
+    """What lets a rewrite append bytes instead of encoding the whole message again."""
     patch = pb.CreateContainerRequest()
     patch.config.linux.resources.cpuset_cpus = "7"
     patch.config.linux.resources.cpuset_mems = "1"

@@ -100,8 +100,8 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tree]:
             pytest.skip(f"cannot make a cpuset group here: {error}")
     else:
         cpus = CpuSet.parse("0-3")
-        folder = FolderCgroups(tmp_path / "tree", cpus, Mask((0,)), int(request.param[-1]))
-        made = Tree(folder, "own", cpus, Mask((0,)))
+        directory = FolderCgroups(tmp_path / "tree", cpus, Mask((0,)), int(request.param[-1]))
+        made = Tree(directory, "own", cpus, Mask((0,)))
     yield made
     made.clean()
 

@@ -34,8 +34,8 @@ def usage() -> Iterator[CgroupUsage]:
         yield usage
     finally:
         usage.close()
-        for folder in sorted((usage.root / NAME).rglob("*/"), reverse=True):
-            folder.rmdir()
+        for directory in sorted((usage.root / NAME).rglob("*/"), reverse=True):
+            directory.rmdir()
         (usage.root / NAME).rmdir()
 
 
@@ -63,15 +63,15 @@ def test_a_busy_task_is_seen_in_its_group_and_in_the_node(usage: CgroupUsage) ->
 
 
 def test_a_group_that_is_removed_and_created_again(usage: CgroupUsage) -> None:
-    folder, asked = usage.root / NAME / "pod", {"p": UsageGroup(f"/{NAME}/pod")}
-    folder.mkdir()
+    directory, asked = usage.root / NAME / "pod", {"p": UsageGroup(f"/{NAME}/pod")}
+    directory.mkdir()
     assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
-    folder.rmdir()
+    directory.rmdir()
     assert usage.read(asked).groups == {}
-    folder.mkdir()
+    directory.mkdir()
     assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
-    folder.rmdir()
-    folder.mkdir()  # between two readings: the open file is of the one that is gone
+    directory.rmdir()
+    directory.mkdir()  # between two readings: the open file is of the one that is gone
     assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
 
 

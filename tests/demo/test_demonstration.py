@@ -52,7 +52,7 @@ def test_whatever_ends_it_nothing_is_left(end):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        # Who runs the tests in the background of a shell has them ignore SIGINT, and their children too.
+        # In the background of a shell the tests ignore SIGINT, and their children too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert running.stdout is not None
@@ -61,12 +61,12 @@ def test_whatever_ends_it_nothing_is_left(end):
         said += running.stdout.readline()
     running.send_signal(end)
     rest, _ = running.communicate(timeout=60)
-    folder = Path((said + rest).split("files are left in ")[1].split()[0])
+    directory = Path((said + rest).split("files are left in ")[1].split()[0])
     try:
         assert running.returncode in (128 + end, 130)
-        assert not (folder / "cri.sock").exists()  # it was ended as systemd would, not left
+        assert not (directory / "cri.sock").exists()  # it was ended as systemd would, not left
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
 
 
 def test_titles_are_folded():
@@ -89,9 +89,9 @@ def test_the_command():
     done = CliRunner().invoke(demo, ["--fast", "--width", "100", "--keep"])
     assert done.exit_code == 0, done.output
     assert "\x1b[" not in done.output
-    folder = Path(done.output.split("files are left in ")[1].split()[0])
-    assert (folder / "config.yaml").is_file()
-    assert (folder / "cgroup/kubepods").is_dir()
+    directory = Path(done.output.split("files are left in ")[1].split()[0])
+    assert (directory / "config.yaml").is_file()
+    assert (directory / "cgroup/kubepods").is_dir()
 
 
 class NoProxy:

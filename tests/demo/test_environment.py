@@ -29,8 +29,8 @@ def why_not() -> str:
     if len(os.sched_getaffinity(0)) < 2:
         return "needs two CPUs"
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            write_image(Path(folder) / "image.tar")
+        with tempfile.TemporaryDirectory() as directory:
+            write_image(Path(directory) / "image.tar")
     except TopoproxyError as error:
         return str(error)
     return ""
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=why_no
 
 
 @pytest.fixture
-def folder():
+def directory():
     path = Path(tempfile.mkdtemp(prefix="tp-"))  # short: sockets lie in it
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -53,14 +53,14 @@ def perform(socket: Path) -> str:
     return out.getvalue()
 
 
-def test_where_no_containerd_runs(folder):
-    text = perform(folder / "none.sock")
+def test_where_no_containerd_runs(directory):
+    text = perform(directory / "none.sock")
     assert "a private containerd" in text
     assert 'failed to resolve image "localhost/absent:1": not found' in " ".join(text.split())
 
 
-def test_on_a_containerd_that_runs(folder):
-    with PrivateContainerd(folder) as bed, CriClient(str(bed.socket), root=GROUP, image=IMAGE) as client:
+def test_on_a_containerd_that_runs(directory):
+    with PrivateContainerd(directory) as bed, CriClient(str(bed.socket), root=GROUP, image=IMAGE) as client:
         pod = client.launch(DemoPod("guest"))
         with pytest.raises(UnavailableError, match=r"pods run there \(1\) and would be moved"):
             play(Screen(io.StringIO(), width=80), DemoOptions("containerd", bed.socket))

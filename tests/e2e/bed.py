@@ -29,7 +29,7 @@ from cri import Cri, RpcError
 
 CGROUPS = Path("/sys/fs/cgroup")
 RUNTIME = os.environ.get("TOPOPROXY_CONTAINERD") or ""
-"""A folder with another containerd than the machine's (``runtimes.sh`` makes some); runc may be in it too."""
+"""A directory with another containerd than the machine's (by ``runtimes.sh``); runc may be in it too."""
 PATH = os.pathsep.join([*([RUNTIME] if RUNTIME else []), os.environ.get("PATH") or os.defpath])
 TOOLS = ("containerd", "runc", "ctr", "unshare", "nsenter", "ip", "iptables", "/bin/busybox")
 START_LIMIT = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
@@ -104,7 +104,7 @@ class Bed:
     Attributes:
         name: The runtime's program.
         monitor: What the names of processes begin with that outlive the runtime.
-        folder: Where everything of it lives.
+        directory: Where everything of it lives.
         socket: Its CRI socket.
         cgroup: The cgroup below which pods of this bed belong, with a leading slash; no other bed has it.
         log: What the runtime wrote.
@@ -113,11 +113,11 @@ class Bed:
     name = "containerd"
     monitor = "containerd-shim"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.socket = folder / f"{self.name}.sock"
-        self.cgroup = f"/bed-{zlib.crc32(str(folder).encode()):08x}-{os.getpid()}"
-        self.log = folder / f"{self.name}.log"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = directory / f"{self.name}.sock"
+        self.cgroup = f"/bed-{zlib.crc32(str(directory).encode()):08x}-{os.getpid()}"
+        self.log = directory / f"{self.name}.log"
         self._holder: subprocess.Popen[str] | None = None
         self._runtime: subprocess.Popen[str] | None = None
         self._default_parents = [root / "k8s.io" for root in hierarchies() if not (root / "k8s.io").exists()]
@@ -127,8 +127,8 @@ class Bed:
     def start(self) -> Bed:
         """Make images, namespaces and runtime; ready for pods when this returns. Undone when it fails."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            archive = images.build(self.folder / "images")
+            self.directory.mkdir(parents=True, exist_ok=True)
+            archive = images.build(self.directory / "images")
             self._network()
             self._configure()
             self._hold()
@@ -149,19 +149,19 @@ class Bed:
 
     def _configure(self) -> None:
         for name in ("certs/_default", "opt"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
         cri = "plugins.'io.containerd.grpc.v1.cri'"
         values: dict[str, dict[str, object]] = {
             "": {
                 "version": 2,
-                "root": f"{self.folder}/root",
-                "state": f"{self.folder}/state",
+                "root": f"{self.directory}/root",
+                "state": f"{self.directory}/state",
                 "disabled_plugins": [
                     f"io.containerd.snapshotter.v1.{name}" for name in ("aufs", "btrfs", "devmapper", "zfs")
                 ],
             },
             "grpc": {"address": str(self.socket)},
-            "plugins.'io.containerd.internal.v1.opt'": {"path": f"{self.folder}/opt"},
+            "plugins.'io.containerd.internal.v1.opt'": {"path": f"{self.directory}/opt"},
             cri: {
                 "sandbox_image": images.PAUSE,
                 # a machine for tests is often a container itself, without CAP_SYS_RESOURCE and AppArmor
@@ -171,24 +171,24 @@ class Bed:
                 "stream_server_address": "127.0.0.1",
                 "stream_server_port": "0",
             },
-            f"{cri}.cni": {"bin_dir": "/usr/lib/cni", "conf_dir": f"{self.folder}/cni"},
-            f"{cri}.registry": {"config_path": f"{self.folder}/certs"},
+            f"{cri}.cni": {"bin_dir": "/usr/lib/cni", "conf_dir": f"{self.directory}/cni"},
+            f"{cri}.registry": {"config_path": f"{self.directory}/certs"},
             f"{cri}.containerd.runtimes.runc": {"runtime_type": "io.containerd.runc.v2"},
             f"{cri}.containerd.runtimes.runc.options": {
                 "SystemdCgroup": False,
-                "Root": f"{self.folder}/runc",
+                "Root": f"{self.directory}/runc",
             },
         }
-        write_toml(self.folder / "config.toml", values)
-        (self.folder / "certs/_default/hosts.toml").write_text(
+        write_toml(self.directory / "config.toml", values)
+        (self.directory / "certs/_default/hosts.toml").write_text(
             "[host.'http://127.0.0.1:5000']\ncapabilities = ['pull', 'resolve']\n"
         )
 
     def _network(self) -> None:
-        (self.folder / "cni").mkdir(exist_ok=True)
+        (self.directory / "cni").mkdir(exist_ok=True)
         ipam = {
             "type": "host-local",
-            "dataDir": f"{self.folder}/ipam",
+            "dataDir": f"{self.directory}/ipam",
             "ranges": [[{"subnet": "10.201.0.0/16"}]],
             "routes": [{"dst": "0.0.0.0/0"}],
         }
@@ -197,14 +197,14 @@ class Bed:
             {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True},
         ]
         network = {"cniVersion": "0.4.0", "name": "bed", "plugins": plugins}
-        (self.folder / "cni/10-bed.conflist").write_text(json.dumps(network))
+        (self.directory / "cni/10-bed.conflist").write_text(json.dumps(network))
 
     def _hold(self) -> None:
         """Start the process that holds the namespaces, and wait until its registry listens."""
         script = 'mount --make-rshared / && ip link set lo up && exec "$@"'
-        registry = [sys.executable, images.__file__, "serve", str(self.folder / "images"), "5000"]
+        registry = [sys.executable, images.__file__, "serve", str(self.directory / "images"), "5000"]
         unshare = ["unshare", "--mount", "--net", "--propagation", "private"]
-        with (self.folder / "registry.log").open("w") as log:
+        with (self.directory / "registry.log").open("w") as log:
             self._holder = subprocess.Popen(
                 [*unshare, "sh", "-c", script, "sh", *registry],
                 stdin=subprocess.DEVNULL,
@@ -215,7 +215,7 @@ class Bed:
         stdout = self._holder.stdout
         assert stdout is not None
         if not select.select([stdout], [], [], START_LIMIT)[0] or stdout.readline() != "ready\n":
-            raise RuntimeError(f"cannot make the namespaces: {(self.folder / 'registry.log').read_text()}")
+            raise RuntimeError(f"cannot make the namespaces: {(self.directory / 'registry.log').read_text()}")
 
     def inside(self, command: Sequence[str]) -> list[str]:
         """Give the command line that runs a command in the bed's namespaces."""
@@ -248,7 +248,7 @@ class Bed:
         return self._runtime.pid
 
     def _command(self) -> list[str]:
-        return ["containerd", "-c", str(self.folder / "config.toml")]
+        return ["containerd", "-c", str(self.directory / "config.toml")]
 
     def restart(self) -> None:
         """Start the runtime (it must not run) and wait until it answers."""
@@ -281,7 +281,7 @@ class Bed:
 
     @contextlib.contextmanager
     def frozen(self):  # type: ignore[no-untyped-def]
-        """Stop the runtime from doing anything for a while: what changes now was done by somebody else."""
+        """Stop the runtime from doing anything for a while: what changes now was done by another party."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -323,26 +323,28 @@ class Bed:
         self._runtime = self._holder = None
 
     def _monitors(self) -> list[int]:
-        """Monitors that nobody ended; each names our folder in its command line."""
+        """Monitors that were not ended; each names our directory in its command line."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                    ours = any(word.startswith(f"{self.folder}/") for word in words)
+                    ours = any(word.startswith(f"{self.directory}/") for word in words)
                     if ours and Path(words[0]).name.startswith(self.monitor):
                         found.append(int(entry.name))
         return found
 
     def _remove_cgroups(self, top: Path) -> None:
-        folders = [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
-        for folder in folders:
+        directories = [Path(directory) for directory, _, _ in os.walk(top, topdown=False)]
+        for directory in directories:
             with contextlib.suppress(OSError):
-                for pid in (folder / "cgroup.procs").read_text().split():
+                for pid in (directory / "cgroup.procs").read_text().split():
                     _kill(int(pid))
         end = time.monotonic() + STOP_LIMIT
-        while (folders := [folder for folder in folders if folder.exists()]) and time.monotonic() < end:
-            for folder in folders:
+        while (
+            directories := [directory for directory in directories if directory.exists()]
+        ) and time.monotonic() < end:
+            for directory in directories:
                 with contextlib.suppress(OSError):  # busy until the kernel has buried the last process
-                    folder.rmdir()
+                    directory.rmdir()
             time.sleep(0.01)

@@ -49,8 +49,8 @@ def proxies(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Make daemons in front of the bed; all are ended after the test."""
     made: list[Daemon] = []
 
-    def make(folder: Path | None = None, **config: object) -> Daemon:
-        daemon = Daemon(folder or tmp_path / f"proxy{len(made)}", bed, config)
+    def make(directory: Path | None = None, **config: object) -> Daemon:
+        daemon = Daemon(directory or tmp_path / f"proxy{len(made)}", bed, config)
         made.append(daemon)
         daemon.start()
         return daemon
@@ -69,7 +69,7 @@ def proxy(proxies: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture
 def calm_node(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Node]:
-    """As ``node``, but the daemon compares nothing by itself: only the calls tell it what happens."""
+    """As ``node``, but the daemon compares nothing by itself: only the calls show it what happens."""
     daemon = proxies(reconcilePeriod="1h")
     with daemon.client() as client:
         yield Node(bed, daemon, client)

@@ -306,16 +306,16 @@ def cpuset_root() -> Path:
 
 
 def is_v2() -> bool:
-    """Tell whether the machine's cpuset controller is that of cgroup v2."""
+    """Return whether the machine's cpuset controller is that of cgroup v2."""
     return (cpuset_root() / "cgroup.controllers").exists()
 
 
 def cgroup_of(container: str, root: Path | None = None) -> Path | None:
     """Find a container's cgroup in a hierarchy (default: the cpuset one), None where it has none."""
-    for folder, below, _ in os.walk(root or cpuset_root()):
+    for directory, below, _ in os.walk(root or cpuset_root()):
         for name in (container, f"crio-{container}"):
             if name in below:
-                return Path(folder) / name
+                return Path(directory) / name
     return None
 
 
@@ -325,19 +325,19 @@ def cpuset_of(container: str) -> Cpuset:
     Raises:
         FileNotFoundError: It has no cgroup.
     """
-    folder = cgroup_of(container)
-    if folder is None:
+    directory = cgroup_of(container)
+    if directory is None:
         raise FileNotFoundError(f"container {container[:12]} has no cgroup")
     effective = "cpuset.cpus.effective" if is_v2() else "cpuset.effective_cpus"
     tasks = set()
-    for pid in (folder / "cgroup.procs").read_text().split():
+    for pid in (directory / "cgroup.procs").read_text().split():
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("Cpus_allowed_list:"):
                 tasks.add(CpuSet.parse(line.partition(":")[2]))
     return Cpuset(
-        CpuSet.parse((folder / "cpuset.cpus").read_text()),
-        Mask.parse((folder / "cpuset.mems").read_text()),
-        CpuSet.parse((folder / effective).read_text()),
+        CpuSet.parse((directory / "cpuset.cpus").read_text()),
+        Mask.parse((directory / "cpuset.mems").read_text()),
+        CpuSet.parse((directory / effective).read_text()),
         frozenset(tasks),
     )
 

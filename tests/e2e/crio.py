@@ -1,11 +1,11 @@
 """A private CRI-O with real cgroups, in place of the bed's containerd.
 
-What is different for whoever places containers: a container has a group as soon as it is created (runc makes
-it before CreateContainer is answered), groups have the prefix ``crio-`` under both drivers, each container's
-monitor has a group beside it, sandboxes have no process unless the pod needs one, and nobody but the CRI
-tells of events.
+What is different for a program that places containers: a container has a group as soon as it is created (runc
+makes it before CreateContainer is answered), groups have the prefix ``crio-`` under both drivers, each
+container's monitor has a group beside it, sandboxes have no process unless the pod needs one, and only the
+CRI reports events.
 
-``build_crio.sh`` makes the programs; ``TOPOPROXY_CRIO`` names their folder.
+``build_crio.sh`` makes the programs; ``TOPOPROXY_CRIO`` names their directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bed import PATH, Bed, write_toml
 from cri import cgroup_of
 
 FOLDER = os.environ.get("TOPOPROXY_CRIO") or ""
-"""A folder with crio, pinns and perhaps a runtime; tests run on containerd where it is not named."""
+"""A directory with crio, pinns and perhaps a runtime; tests run on containerd where it is not named."""
 PROGRAMS = ("crio", "pinns")
 HOSTS = ("localhost", "docker.io", "gcr.io", "registry.k8s.io")
 
@@ -51,8 +51,8 @@ class CrioBed(Bed):
     name = "crio"
     monitor = "conmon"
 
-    def __init__(self, folder: Path, driver: str = "cgroupfs") -> None:
-        super().__init__(folder)
+    def __init__(self, directory: Path, driver: str = "cgroupfs") -> None:
+        super().__init__(directory)
         self.driver = driver
 
     def _bring_images(self, archive: Path) -> None:
@@ -63,19 +63,19 @@ class CrioBed(Bed):
 
     def _serve_own_images(self) -> None:
         """Have the registry serve what containerd would import."""
-        folder = self.folder / "images"
-        names = json.loads((folder / "names.json").read_text())
-        with tarfile.open(folder / "images.tar") as tar:
+        directory = self.directory / "images"
+        names = json.loads((directory / "names.json").read_text())
+        with tarfile.open(directory / "images.tar") as tar:
             index = tar.extractfile("index.json")
             assert index is not None
             for entry in json.load(index)["manifests"]:
                 name = entry["annotations"]["io.containerd.image.name"].removeprefix("localhost/")
                 names[name] = {"digest": entry["digest"], "size": entry["size"]}
-        (folder / "names.json").write_text(json.dumps(names))
-        shutil.copytree(folder / "local", folder / "blobs", dirs_exist_ok=True)
+        (directory / "names.json").write_text(json.dumps(names))
+        shutil.copytree(directory / "local", directory / "blobs", dirs_exist_ok=True)
 
     def clear(self) -> None:
-        """Remove all pods; CRI-O ends no container at once unless it is told to, and no sandbox's process."""
+        """Remove all pods; CRI-O ends containers, and sandboxes' processes, with a grace period."""
         with self.client() as cri:
             for container in cri.list():
                 cri.stop(container.id)
@@ -88,11 +88,11 @@ class CrioBed(Bed):
     def _configure(self) -> None:
         self._serve_own_images()
         for name in ("policies", "exits", "attach", "empty"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        wrapper = self.folder / "runc-here"
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+        wrapper = self.directory / "runc-here"
         wrapper.write_text(RUNC.format(runc=shutil.which("runc", path=os.pathsep.join([FOLDER, PATH]))))
         wrapper.chmod(0o755)
-        own = str(self.folder)
+        own = str(self.directory)
         tables: dict[str, dict[str, object]] = {
             "crio": {
                 "root": f"{own}/root",
@@ -133,13 +133,13 @@ class CrioBed(Bed):
             "crio.network": {"network_dir": f"{own}/cni", "plugin_dirs": ["/usr/lib/cni"]},
             "crio.nri": {"enable_nri": False},
         }
-        write_toml(self.folder / "crio.conf", tables)
-        (self.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        write_toml(self.directory / "crio.conf", tables)
+        (self.directory / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
         to = 'location = "127.0.0.1:5000"\ninsecure = true\n'
         hosts = [f'[[registry]]\nprefix = "{host}"\n{to}' for host in HOSTS]
-        (self.folder / "registries.conf").write_text("\n".join(hosts))
+        (self.directory / "registries.conf").write_text("\n".join(hosts))
 
     def _command(self) -> list[str]:
-        own = str(self.folder)
+        own = str(self.directory)
         registries = [f"--registries-conf={own}/registries.conf", f"--registries-conf-dir={own}/empty"]
         return [f"{FOLDER}/crio", "--config", f"{own}/crio.conf", "--config-dir", f"{own}/empty", *registries]

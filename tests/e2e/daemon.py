@@ -30,18 +30,18 @@ class Daemon:
     """A ``topoproxy serve`` in front of a bed.
 
     Attributes:
-        folder: Configuration, sockets, state and log.
+        directory: Configuration, sockets, state and log.
         socket: Where it listens.
         log: What it wrote.
     """
 
-    def __init__(self, folder: Path, bed: Bed, config: dict[str, object]) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, bed: Bed, config: dict[str, object]) -> None:
+        self.directory = directory
         self.bed = bed
-        self.socket = folder / "cri.sock"
-        self.log = folder / "proxy.log"
+        self.socket = directory / "cri.sock"
+        self.log = directory / "proxy.log"
         self._process: subprocess.Popen[str] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         settings = {
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",
@@ -49,16 +49,16 @@ class Daemon:
             "reconcilePeriod": "1s",
             **config,
         }
-        (folder / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
+        (directory / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
 
     def start(self) -> None:
         """Start it and wait until it hands on a call."""
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 [
-                    *(PROGRAM, "serve", "--config", self.folder / "config.yaml"),
+                    *(PROGRAM, "serve", "--config", self.directory / "config.yaml"),
                     *("--listen", f"unix://{self.socket}", "--runtime", f"unix://{self.bed.socket}"),
-                    *("--state-dir", self.folder / "state"),
+                    *("--state-dir", self.directory / "state"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -108,7 +108,7 @@ class Daemon:
     def status(self) -> Any:
         """What ``topoproxy status --json`` says."""
         done = subprocess.run(
-            [PROGRAM, "status", "--json", "--admin", f"unix://{self.folder / 'admin.sock'}"],
+            [PROGRAM, "status", "--json", "--admin", f"unix://{self.directory / 'admin.sock'}"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -118,7 +118,7 @@ class Daemon:
 
     def passes(self) -> int:
         """How often it has compared everything with the runtime and the kernel since it started."""
-        answer: Any = ask(self.folder / "admin.sock", "/status", timeout=20)
+        answer: Any = ask(self.directory / "admin.sock", "/status", timeout=20)
         return int(answer["counters"].get("passes", 0))
 
     def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
@@ -134,11 +134,11 @@ class Daemon:
             assert time.monotonic() < end, f"no {times} comparisons in {COMPARED_LIMIT:g} s"
             time.sleep(0.02)
 
-    def explain(self, who: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def explain(self, subject: str, *more: str) -> subprocess.CompletedProcess[str]:
         """Run ``topoproxy explain``; the caller looks at its exit status."""
-        admin = f"unix://{self.folder / 'admin.sock'}"
+        admin = f"unix://{self.directory / 'admin.sock'}"
         return subprocess.run(
-            [PROGRAM, "explain", who, *more, "--admin", admin],
+            [PROGRAM, "explain", subject, *more, "--admin", admin],
             capture_output=True,
             text=True,
             timeout=20,
@@ -153,7 +153,7 @@ class Kind:
 
     Attributes:
         label: Koordinator's class; empty for a plain Kubernetes pod.
-        parent: kubelet's folder for Kubernetes' class.
+        parent: kubelet's directory for Kubernetes' class.
         resources: As kubelet writes them in CreateContainer.
         pool: ``named`` (the annotation's CPUs), ``picked`` (as many as asked for), ``shared`` or ``be``.
         hard: Its own CPUs leave the BE pool too.
@@ -200,7 +200,7 @@ class Member:
 
 @dataclass
 class Node:
-    """A client of the daemon, and its own account of who should be where."""
+    """A client of the daemon, and its own account of which container should be where."""
 
     bed: Bed
     daemon: Daemon
@@ -276,7 +276,7 @@ class Node:
     # Judging.
 
     def owned(self, hard: bool = False) -> CpuSet:
-        """All CPUs that somebody owns; with ``hard`` only those that leave the BE pool."""
+        """All CPUs with an owner; with ``hard`` only those that leave the BE pool."""
         found = CpuSet()
         for member in self.members.values():
             if member.kind.hard or not hard:

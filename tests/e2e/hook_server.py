@@ -1,6 +1,6 @@
 """A hook server of Koordinator's protocol as a process: ``hook_server.py SOCKET``.
 
-It answers with all that it was told, as koordlet does, and one annotation of its own on what is created.
+It answers with all that it was sent, as koordlet does, and one annotation of its own on what is created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node with folders of hooks, for the end-to-end tests."""
+"""A node with directories of hooks, for the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ HEAD = "from proxy.hooks import api\nAPI_VERSION = 1\n"
 
 
 class HookedNode:
-    """A daemon, a client of it, and the hooks that are put into its folders.
+    """A daemon, a client of it, and the hooks that are put into its directories.
 
     Attributes:
-        folder: Where its hook files are.
+        directory: Where its hook files are.
         servers: Where its hook servers are named.
     """
 
-    def __init__(self, daemon: Daemon, cri: Cri, folder: Path) -> None:
+    def __init__(self, daemon: Daemon, cri: Cri, directory: Path) -> None:
         self.daemon = daemon
         self.cri = cri
-        self.folder = folder / "hooks.d"
-        self.servers = folder / "hookserver.d"
+        self.directory = directory / "hooks.d"
+        self.servers = directory / "hookserver.d"
 
     # Hooks.
 
     def put(self, name: str, text: str, *, wait: bool = True) -> None:
         """Put a hook file there as a whole; what every hook begins with is added."""
-        draft = self.folder / f".{name}.new"
+        draft = self.directory / f".{name}.new"
         draft.write_text(HEAD + textwrap.dedent(text))
-        draft.replace(self.folder / f"{name}.py")
+        draft.replace(self.directory / f"{name}.py")
         if wait:
             self.runs(name)
 
@@ -53,7 +53,7 @@ class HookedNode:
 
     def hooks(self) -> dict[str, dict[str, Any]]:
         """What the daemon says of each of its hooks."""
-        answer: Any = ask(self.daemon.folder / "admin.sock", "/status", timeout=20)
+        answer: Any = ask(self.daemon.directory / "admin.sock", "/status", timeout=20)
         return {entry["name"]: entry for entry in answer.get("hooks", {}).get("hooks", [])}
 
     def hook(self, name: str) -> dict[str, Any]:
@@ -62,13 +62,13 @@ class HookedNode:
 
     def problems(self) -> str:
         """All that is wrong, as the daemon's status has it."""
-        answer: Any = ask(self.daemon.folder / "admin.sock", "/status", timeout=20)
+        answer: Any = ask(self.daemon.directory / "admin.sock", "/status", timeout=20)
         return json.dumps(answer["problems"])
 
     def command(self, *words: str) -> str:
         """Run ``topoproxy hooks``, which must succeed; returns what it prints."""
         done = subprocess.run(
-            [PROGRAM, "hooks", *words, "--config", self.daemon.folder / "config.yaml"],
+            [PROGRAM, "hooks", *words, "--config", self.daemon.directory / "config.yaml"],
             capture_output=True,
             text=True,
             timeout=60,

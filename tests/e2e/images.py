@@ -2,7 +2,7 @@
 
 No container tool, compiler or network is needed: an image is a few JSON documents and a tar of files around
 the static busybox. The registry knows repositories by path only, so it stands in for any registry host; a
-runtime that is told to ask it for everything can then pull what the CRI conformance suite wants.
+runtime that is reported to ask it for everything can then pull what the CRI conformance suite wants.
 
 Run as a program (``images.py serve FOLDER PORT``) it is the registry of a bed; it prints ``ready`` when it
 listens.
@@ -74,7 +74,7 @@ class Layer:
         self._buffer = io.BytesIO()
         self._tar = tarfile.open(fileobj=self._buffer, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
 
-    def folder(self, name: str, mode: int = 0o755) -> Layer:
+    def directory(self, name: str, mode: int = 0o755) -> Layer:
         info = tarfile.TarInfo(name)
         info.type, info.mode = tarfile.DIRTYPE, mode
         self._tar.addfile(info)
@@ -115,8 +115,8 @@ def base_layer(busybox: Path) -> bytes:
         "var",
         "var/run",
     ):
-        layer.folder(name)
-    layer.folder("tmp", 0o1777)
+        layer.directory(name)
+    layer.directory("tmp", 0o1777)
     layer.file("bin/busybox", busybox.read_bytes(), 0o755)
     listing = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True, timeout=20)
     for applet in listing.stdout.split():
@@ -131,14 +131,14 @@ def base_layer(busybox: Path) -> bytes:
 
 @dataclass
 class Store:
-    """A folder of blobs named by digest, and the table of names that point into it."""
+    """A directory of blobs named by digest, and the table of names that point into it."""
 
-    folder: Path
+    directory: Path
     names: dict[str, dict[str, str | int]] = field(default_factory=dict)
 
     def blob(self, data: bytes) -> tuple[str, int]:
         digest = hashlib.sha256(data).hexdigest()
-        (self.folder / digest).write_bytes(data)
+        (self.directory / digest).write_bytes(data)
         return f"sha256:{digest}", len(data)
 
     def image(self, names: list[str], layers: list[bytes], **config: object) -> None:
@@ -209,20 +209,20 @@ def _suite_images(store: Store, base: bytes) -> None:
     store.image([own + "test-image-predefined-group:latest"], [base, groups.close()], User="1000", **shell)
 
 
-def build(folder: Path, busybox: Path = Path("/bin/busybox")) -> Path:
+def build(directory: Path, busybox: Path = Path("/bin/busybox")) -> Path:
     """Make all images; returns the tar (OCI layout) to import, which holds ``PAUSE`` and ``BUSYBOX``."""
-    blobs = folder / "blobs"
+    blobs = directory / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     base = base_layer(busybox)
     store = Store(blobs)
     _suite_images(store, base)
-    (folder / "names.json").write_text(json.dumps(store.names))
+    (directory / "names.json").write_text(json.dumps(store.names))
 
-    local = Store(folder / "local")
-    local.folder.mkdir(exist_ok=True)
+    local = Store(directory / "local")
+    local.directory.mkdir(exist_ok=True)
     local.image([PAUSE], [base, Layer().file("pause", "").close()], Entrypoint=WAIT)
     local.image([BUSYBOX], [base], Cmd=["sh"])
-    tar_path = folder / "images.tar"
+    tar_path = directory / "images.tar"
     with tarfile.open(tar_path, "w") as tar:
         entries = [
             {"mediaType": MANIFEST, **place, "annotations": {"io.containerd.image.name": name}}
@@ -230,7 +230,9 @@ def build(folder: Path, busybox: Path = Path("/bin/busybox")) -> Path:
         ]
         index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
         files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": json.dumps(index).encode()}
-        files |= {f"blobs/sha256/{blob.name}": blob.read_bytes() for blob in sorted(local.folder.iterdir())}
+        files |= {
+            f"blobs/sha256/{blob.name}": blob.read_bytes() for blob in sorted(local.directory.iterdir())
+        }
         for name, data in files.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), 0o644
@@ -242,7 +244,7 @@ class Registry(http.server.BaseHTTPRequestHandler):
     """GET and HEAD of ``/v2/NAME/manifests/REF`` and ``/v2/NAME/blobs/DIGEST``; nothing else exists."""
 
     protocol_version = "HTTP/1.1"
-    folder: Path
+    directory: Path
     names: dict[str, dict[str, str]]
 
     def _find(self) -> tuple[str, str] | None:
@@ -260,7 +262,7 @@ class Registry(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         found = self._find()
-        path = self.folder / "blobs" / found[0].removeprefix("sha256:") if found else None
+        path = self.directory / "blobs" / found[0].removeprefix("sha256:") if found else None
         status, body, kind = 404, b'{"errors": [{"code": "NOT_FOUND"}]}', "application/json"
         if self.path.rstrip("/") == "/v2":
             status, body = 200, b"{}"
@@ -278,10 +280,10 @@ class Registry(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the base class names it
 
 
-def serve(folder: Path, port: int) -> None:
+def serve(directory: Path, port: int) -> None:
     """Answer on the loopback address until ended."""
-    Registry.folder = folder
-    Registry.names = json.loads((folder / "names.json").read_text())
+    Registry.directory = directory
+    Registry.names = json.loads((directory / "names.json").read_text())
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Registry) as server:
         print("ready", flush=True)
         server.serve_forever()

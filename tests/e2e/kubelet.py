@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
+def certificate(directory: Path) -> tuple[Path, Path]:
     """Make a certificate for 127.0.0.1 that vouches for itself, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
-    cert, key = folder / "kubelet.crt", folder / "kubelet.key"
+    cert, key = directory / "kubelet.crt", directory / "kubelet.key"
     made = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=node-1", "-addext", "subjectAltName=IP:127.0.0.1"]
     run = [openssl, "req", *made, *names, "-keyout", str(key), "-out", str(cert)]
@@ -37,10 +37,10 @@ class Kubelet:
         settings: What a daemon is configured with to read it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self.items: list[Mapping[str, Any]] = []
         self.asked = 0
-        cert, key = certificate(folder)
+        cert, key = certificate(directory)
         outer = self
 
         class Handler(BaseHTTPRequestHandler):

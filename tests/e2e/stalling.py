@@ -100,9 +100,9 @@ class Stalling:
         path: Where it is mounted: the source of mounts for containers.
     """
 
-    def __init__(self, bed: Bed, folder: Path) -> None:
-        self.path = folder / "mounted"
-        self._control = folder / "control"
+    def __init__(self, bed: Bed, directory: Path) -> None:
+        self.path = directory / "mounted"
+        self._control = directory / "control"
         for made in (self.path, self._control):
             made.mkdir(parents=True)
         command = [sys.executable, __file__, str(self.path), str(self._control)]

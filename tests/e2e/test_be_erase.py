@@ -19,8 +19,8 @@ LAST = CpuSet([max(ALL)])
 REST = ALL - LAST
 
 
-def cpus(folder: Path) -> CpuSet:
-    return CpuSet.parse((folder / "cpuset.cpus").read_text())
+def cpus(directory: Path) -> CpuSet:
+    return CpuSet.parse((directory / "cpuset.cpus").read_text())
 
 
 def held(container: str) -> list[CpuSet]:
@@ -65,7 +65,7 @@ def test_the_first_pod_starts_beside_an_owner(bed: Bed, proxies: Callable[..., D
         first = node.run(node.pod("be"))
         assert set(held(first)) == {REST}, "its groups were made with all CPUs"
         node.remove(lse)
-        wait_for("the groups to be wide again, for those who come next", lambda: set(held(first)) == {ALL})
+        wait_for("the groups to be wide again, for those that come next", lambda: set(held(first)) == {ALL})
         assert daemon.status()["problems"] == []
     finally:
         client.close()

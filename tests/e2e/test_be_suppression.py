@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 CPUS = os.cpu_count() or 1
 THRESHOLD = 60
 IDLE = CPUS * THRESHOLD * 1000
-"""Microseconds: what BE pods have where nobody else uses any CPU."""
+"""Microseconds: what BE pods have where nothing else uses any CPU."""
 BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done")
 LIMIT_S = 60
 
@@ -32,7 +32,7 @@ class Group:
     def __init__(self, bed: Bed) -> None:
         self.path = f"{bed.cgroup.lstrip('/')}/kubepods/besteffort"
         mounts = [CGROUPS / name for name in ("cpu", "cpu,cpuacct") if (CGROUPS / name).is_dir()]
-        self.folder = (mounts or [CGROUPS])[0] / self.path
+        self.directory = (mounts or [CGROUPS])[0] / self.path
 
     @property
     def is_idle(self) -> bool:
@@ -42,29 +42,29 @@ class Group:
     @property
     def quota(self) -> int:
         """Microseconds in 100 ms; -1 for none."""
-        if (self.folder / "cpu.max").exists():
-            word = (self.folder / "cpu.max").read_text().split()[0]
+        if (self.directory / "cpu.max").exists():
+            word = (self.directory / "cpu.max").read_text().split()[0]
             return -1 if word == "max" else int(word)
-        return int((self.folder / "cpu.cfs_quota_us").read_text())
+        return int((self.directory / "cpu.cfs_quota_us").read_text())
 
 
 @pytest.fixture
 def still(tmp_path: Path) -> Path:
     """A /proc on which the node's own counter stands still."""
-    folder = tmp_path / "proc"
-    folder.mkdir()
+    directory = tmp_path / "proc"
+    directory.mkdir()
     for name in ("meminfo", "cmdline", "cpuinfo", "self", "sys"):
-        (folder / name).symlink_to(f"/proc/{name}")
-    (folder / "stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
-    return folder
+        (directory / name).symlink_to(f"/proc/{name}")
+    (directory / "stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
+    return directory
 
 
 def steps_up(log: Path) -> list[float]:
     """By how many CPUs the quota was raised, each time."""
-    told = re.findall(
+    reported = re.findall(
         r'now="a CFS quota of ([\d.]+) CPUs" before="a CFS quota of ([\d.]+) CPUs"', log.read_text()
     )
-    return [float(now) - float(was) for now, was in told if float(now) > float(was)]
+    return [float(now) - float(was) for now, was in reported if float(now) > float(was)]
 
 
 def test_be_pods_live_on_what_the_others_leave(bed: Bed, proxies: Callable[..., Daemon], still: Path) -> None:
@@ -94,13 +94,15 @@ def test_be_pods_live_on_what_the_others_leave(bed: Bed, proxies: Callable[..., 
             assert max(steps_up(daemon.log)) <= 0.1 * CPUS + 0.02, "a tenth of the machine at a time"
 
             daemon.kill9()
-            assert group.is_idle, "nobody was there to take it off"
-            config = json.loads((daemon.folder / "config.yaml").read_text())
-            (daemon.folder / "config.yaml").write_text(json.dumps(config | {"beSuppress": {"mode": "off"}}))
+            assert group.is_idle, "no daemon was there to remove it"
+            config = json.loads((daemon.directory / "config.yaml").read_text())
+            (daemon.directory / "config.yaml").write_text(
+                json.dumps(config | {"beSuppress": {"mode": "off"}})
+            )
             daemon.start()
             wait_for("it to be taken off", lambda: group.quota == -1, LIMIT_S)
             daemon.stop()
-            (daemon.folder / "config.yaml").write_text(json.dumps(config))
+            (daemon.directory / "config.yaml").write_text(json.dumps(config))
             daemon.start()
             wait_for("it to be set again", lambda: group.is_idle, LIMIT_S)
             assert daemon.stop() == 0

@@ -32,9 +32,9 @@ def test_an_update_of_the_quota_undoes_a_written_cpuset(bed: Bed, cri: Cri) -> N
     """So every update must carry the cpuset that is wanted. CRI-O hands on only what an update carries."""
     kept = bed.name == "crio"
     container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST), cpu_quota=50000, cpu_period=100000)
-    folder = cgroup_of(container)
-    assert folder is not None
-    (folder / "cpuset.cpus").write_text(str(CPUS))
+    directory = cgroup_of(container)
+    assert directory is not None
+    (directory / "cpuset.cpus").write_text(str(CPUS))
     assert cpuset_of(container).cpus == CPUS
 
     cri.update(container, cpu_quota=60000, cpu_period=100000)

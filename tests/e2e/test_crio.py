@@ -1,4 +1,4 @@
-"""What CRI-O does in its own way: a create makes groups, there are monitors, and lists do not tell all."""
+"""What CRI-O does in its own way: a create makes groups, there are monitors, and lists do not show all."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ LAST = CpuSet([max(online())])
 
 @pytest.fixture(scope="module")
 def tools(bed: Bed) -> Path:
-    """The folder with critest and crictl."""
+    """The directory with critest and crictl."""
     done = subprocess.run(
         ["sh", str(Path(__file__).with_name("build_critest.sh"))], capture_output=True, text=True, timeout=900
     )
@@ -50,18 +50,18 @@ def tools(bed: Bed) -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-def results(bed: Bed, tools: Path, socket: Path, folder: Path, focus: str) -> dict[str, str]:
+def results(bed: Bed, tools: Path, socket: Path, directory: Path, focus: str) -> dict[str, str]:
     """Run the suite; returns each spec's result, by name."""
-    folder.mkdir()
+    directory.mkdir()
     command = [
         *(str(tools / "critest"), f"-runtime-endpoint=unix://{socket}", f"-image-endpoint=unix://{socket}"),
-        *(f"-config={folder / 'absent.yaml'}", f"-ginkgo.junit-report={folder / 'junit.xml'}"),
+        *(f"-config={directory / 'absent.yaml'}", f"-ginkgo.junit-report={directory / 'junit.xml'}"),
         *("-ginkgo.seed=7", "-ginkgo.no-color", f"-ginkgo.focus={focus}"),
     ]
     done = bed.run(command, limit=600)
-    (folder / "critest.log").write_text(done.stdout)
+    (directory / "critest.log").write_text(done.stdout)
     found = {}
-    for case in ElementTree.parse(folder / "junit.xml").iter("testcase"):
+    for case in ElementTree.parse(directory / "junit.xml").iter("testcase"):
         if case.get("name", "").startswith("[It]"):
             found[case.get("name", "")] = str(case.get("status"))
     return found

@@ -1,4 +1,4 @@
-"""Cpusets that somebody else writes, on a real containerd and real cgroups.
+"""Cpusets that another program writes, on a real containerd and real cgroups.
 
 The daemon compares once an hour here, so nothing but the kernel's word of a write can have it put back. How
 long it took is printed (``pytest -s``); ``bench/drift_figures.py`` measures it.
@@ -48,9 +48,9 @@ def counter(node: Node, name: str) -> int:
 
 def write(container: str, cpus: CpuSet) -> None:
     """Write as a shell does: opened, cut off, written, closed."""
-    folder = cgroup_of(container)
-    assert folder is not None
-    subprocess.run(["sh", "-c", f"echo {cpus} > {folder}/cpuset.cpus"], check=True)
+    directory = cgroup_of(container)
+    assert directory is not None
+    subprocess.run(["sh", "-c", f"echo {cpus} > {directory}/cpuset.cpus"], check=True)
 
 
 def back(container: str, cpus: CpuSet, what: str) -> None:
@@ -90,9 +90,9 @@ def test_an_update_behind_our_back_is_repaired_also_at_the_runtime(bed: Bed, cal
 def test_an_update_by_runc_itself_is_repaired(bed: Bed, calm_node: Node) -> None:
     node = calm_node
     sharer, _ = begin(node)
-    if not Path(bed.folder, "runc/k8s.io").is_dir():
+    if not Path(bed.directory, "runc/k8s.io").is_dir():
         pytest.skip("the runtime does not keep runc's state there")
-    runc = ["runc", "--root", f"{bed.folder}/runc/k8s.io", "update", "--cpuset-cpus", str(ALL), sharer]
+    runc = ["runc", "--root", f"{bed.directory}/runc/k8s.io", "update", "--cpuset-cpus", str(ALL), sharer]
     done = bed.run(runc)
     assert done.returncode == 0, done.stdout
     back(sharer, REST, "an update by runc")
@@ -101,9 +101,9 @@ def test_an_update_by_runc_itself_is_repaired(bed: Bed, calm_node: Node) -> None
 def test_a_busy_writer_is_reported_and_fought_within_reason(calm_node: Node) -> None:
     node = calm_node
     sharer, _ = begin(node)
-    folder = cgroup_of(sharer)
-    assert folder is not None
-    loop = f"while sleep 0.01; do echo {ALL} > {folder}/cpuset.cpus; done"
+    directory = cgroup_of(sharer)
+    assert directory is not None
+    loop = f"while sleep 0.01; do echo {ALL} > {directory}/cpuset.cpus; done"
     with subprocess.Popen(["sh", "-c", loop]) as writer:
         try:
             wait_for("a war", lambda: drift(node)["wars"], LIMIT_S)

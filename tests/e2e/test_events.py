@@ -1,4 +1,4 @@
-"""Ends that nobody asked for, on a real containerd: CPUs come back by its events, not by a comparison.
+"""Ends without a call, on a real containerd: CPUs come back by its events, not by a comparison.
 
 The daemon compares once an hour here, so nothing but an event, or the comparison that follows a lost stream,
 can tell it. How long it took is printed (``pytest -s``); what is asserted is that it came that way.
@@ -43,9 +43,9 @@ def hears(node: Node) -> dict[str, int]:
 
 
 def init_of(container: str) -> int:
-    folder = cgroup_of(container)
-    assert folder is not None
-    return int((folder / "cgroup.procs").read_text().split()[0])
+    directory = cgroup_of(container)
+    assert directory is not None
+    return int((directory / "cgroup.procs").read_text().split()[0])
 
 
 def back(sharer: str) -> float:
@@ -87,14 +87,14 @@ def test_cpus_are_back_by_the_event(calm_node: Node, how: str) -> None:
 
 
 def test_the_runtime_kills_what_is_left(calm_node: Node) -> None:
-    """A container's processes are killed with its first one: nobody stays on its CPUs when they are back."""
+    """A container's processes are killed with its first one: nothing stays on its CPUs when they are back."""
     node = calm_node
     sharer = node.spawn("ls")
     owner = node.run(node.pod("lse", LAST), command=["sh", "-c", "sleep 3600 & sleep 3600 & sleep 3600"])
     hears(node)
-    folder = cgroup_of(owner)
-    assert folder is not None
-    pids = (folder / "cgroup.procs").read_text().split()
+    directory = cgroup_of(owner)
+    assert directory is not None
+    pids = (directory / "cgroup.procs").read_text().split()
     assert len(pids) > 1
     os.kill(int(pids[0]), signal.SIGKILL)
     back(sharer)

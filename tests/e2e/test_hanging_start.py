@@ -66,13 +66,13 @@ class HangingStart(threading.Thread):
         """Wait until runc has made the group and moved its init into it."""
 
         def inside() -> bool:
-            folder = cgroup_of(self.container)
-            return folder is not None and bool((folder / "cgroup.procs").read_text().split())
+            directory = cgroup_of(self.container)
+            return directory is not None and bool((directory / "cgroup.procs").read_text().split())
 
         wait_for("the start to hang", inside)
-        folder = cgroup_of(self.container)
-        assert folder is not None
-        return folder
+        directory = cgroup_of(self.container)
+        assert directory is not None
+        return directory
 
     def began_on(self) -> str:
         """Give the CPUs on which the container's program was allowed to run when it began."""

@@ -45,7 +45,7 @@ NARROWS = """
 
 @pytest.fixture
 def nodes(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., HookedNode]]:
-    """Make nodes with empty folders of hooks; what is given goes into the section ``hooks``."""
+    """Make nodes with empty directories of hooks; what is given goes into the section ``hooks``."""
     clients: list[Cri] = []
 
     def make(config: dict[str, object] | None = None, **hooks: object) -> HookedNode:
@@ -125,10 +125,10 @@ def test_all_shipped_hooks_switched_on_and_off_while_the_daemon_runs(
     wishes = {"example.com/quota": "off", "cpu-load-balancing.crio.io": "disable"}
     owner = node.cri.run(pod(node, "db", "LSE", **wishes), **LIMITED)
     assert environment(owner)["EXCLUSIVE_CPUS"] == str(LAST)
-    told = inside(owner, "/run/topoproxy/cpus")
-    assert f"EXCLUSIVE_CPUS={LAST}\n" in told.read_text()
+    reported = inside(owner, "/run/topoproxy/cpus")
+    assert f"EXCLUSIVE_CPUS={LAST}\n" in reported.read_text()
     with pytest.raises(OSError, match="Read-only file system"):
-        told.write_text("lies")
+        reported.write_text("lies")
     rest = inside(sharer, "/run/topoproxy/cpus")
     wait_for("the sharer's file to follow", lambda: f"SHARED_CPUS={REST}\n" in rest.read_text())
     assert knob(owner, QUOTA) == NO_QUOTA
@@ -210,19 +210,19 @@ def test_hooks_that_come_change_break_and_go_under_load(nodes: Callable[..., Hoo
         for version in ("1", "2", "3"):
             put(version)
             load.reaches(version)
-        (node.folder / "50-version.py").write_text("API_VERSION = 1\ndef (")
+        (node.directory / "50-version.py").write_text("API_VERSION = 1\ndef (")
         wait_for("the broken file", lambda: node.hook("50-version")["state"] == "old version running")
         count = sum(map(len, load.seen))
         wait_for("more creates", lambda: sum(map(len, load.seen)) > count + 10)
         load.reaches("3")
         put("4")
         load.reaches("4")
-        (node.folder / "50-version.py").unlink()
+        (node.directory / "50-version.py").unlink()
         load.reaches("")
     assert load.faults == []
     for seen in load.seen:
-        told = [one for one, before in zip(seen, [None, *seen], strict=False) if one != before]
-        assert told == ["", "1", "2", "3", "4", ""], "each took effect once, and none came back"
+        reported = [one for one, before in zip(seen, [None, *seen], strict=False) if one != before]
+        assert reported == ["", "1", "2", "3", "4", ""], "each took effect once, and none came back"
     print(f"{sum(map(len, load.seen))} containers")
 
 
@@ -253,7 +253,7 @@ def test_a_refusal_reaches_the_client_and_costs_nothing(nodes: Callable[..., Hoo
     owner = pod(node, "db", "LSE")
     with pytest.raises(RpcError, match=r"default/db/bad.*hook 10-gate: not this one"):
         node.cri.create(owner, "bad", **LIMITED)
-    assert cpuset_of(sharer).cpus == ALL, "nobody has moved for it"
+    assert cpuset_of(sharer).cpus == ALL, "no container has moved for it"
     late = node.cri.create(owner, "late", **LIMITED)
     with pytest.raises(RpcError, match="hook 10-gate: not today"):
         node.cri.start(late)
@@ -271,8 +271,8 @@ def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
     where = cpuset_of(narrow)
     assert (where.cpus, where.effective, where.tasks) == (LAST, LAST, frozenset({LAST}))
     assert cpuset_of(free).cpus == ALL
-    told = node.daemon.explain("default/narrow").stdout
-    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in told, told
+    reported = node.daemon.explain("default/narrow").stdout
+    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in reported, reported
 
     owner = node.cri.run(pod(node, "db", "LSE"), **LIMITED)
     assert cpuset_of(narrow).cpus == cpuset_of(free).cpus == REST, "it cannot keep what is somebody's own"
@@ -282,12 +282,12 @@ def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
 
     node.daemon.kill9()
     node.daemon.start()
-    (node.folder / "10-narrow.py").unlink()
+    (node.directory / "10-narrow.py").unlink()
     node.daemon.restart()
     node.daemon.compared()
     assert (cpuset_of(narrow).cpus, cpuset_of(free).cpus) == (LAST, ALL), "as long as it lives"
-    told = node.daemon.explain("default/narrow").stdout
-    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in told, told
+    reported = node.daemon.explain("default/narrow").stdout
+    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in reported, reported
     assert node.daemon.status()["violations"] == []
 
 
@@ -344,11 +344,11 @@ def test_cpus_of_an_owner(nodes: Callable[..., HookedNode], may: bool) -> None:
         assert f"a hook may choose from {REST}" in node.hook("10-narrow")["last_error"]
         return
     assert cpuset_of(guest).cpus == LAST == cpuset_of(owner).cpus
-    told = node.daemon.explain("default/narrow").stdout
-    assert "by hook 10-narrow" in told, told
+    reported = node.daemon.explain("default/narrow").stdout
+    assert "by hook 10-narrow" in reported, reported
     gone(node, owner)
     again = node.cri.run(own, attempt=1, **LIMITED)
-    assert cpuset_of(again).cpus == LAST, "who owns them starts and runs"
+    assert cpuset_of(again).cpus == LAST, "their owner starts and runs"
     node.daemon.kill9()
     node.daemon.start()
     node.daemon.compared()
@@ -438,7 +438,9 @@ def test_what_a_hook_wants_of_others_is_in_the_kernel(nodes: Callable[..., Hooke
     wait_for("its shares", lambda: knob(other, file) == value)
     wait_for("its CPUs", lambda: cpuset_of(other).cpus == LAST)
     assert knob(trigger, file) == shares(1024)[1]
-    wait_for("who is not there to be told", lambda: "containerID=nobody hook=10-others" in node.problems())
+    wait_for(
+        "the missing container to be reported", lambda: "containerID=nobody hook=10-others" in node.problems()
+    )
     gone(node, trigger)
     wait_for("its shares", lambda: knob(other, file) == shares(512)[1])
     assert cpuset_of(other).cpus == LAST, "an update of ours carries its CPUs"

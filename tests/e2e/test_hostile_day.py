@@ -21,7 +21,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """A directory with a short path, for sockets."""
     made = Path(tempfile.mkdtemp(prefix="th"))
     yield made
@@ -29,12 +29,12 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(180)
-def test_forty_hostile_pods_beside_twelve(bed: Bed, folder: Path) -> None:
+def test_forty_hostile_pods_beside_twelve(bed: Bed, directory: Path) -> None:
     from hostile import attacks
     from hostile_day import CPUS, failures, honest_pods, play
 
     honest = honest_pods(12)
-    quiet = play(bed, folder / "quiet", honest, ())
+    quiet = play(bed, directory / "quiet", honest, ())
     assert quiet.owners == {"tenant-good"}
-    busy = play(bed, folder / "busy", honest, attacks(40, 1, CPUS))
+    busy = play(bed, directory / "busy", honest, attacks(40, 1, CPUS))
     assert failures(quiet, busy) == []

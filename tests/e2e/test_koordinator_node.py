@@ -71,10 +71,10 @@ class Watch(threading.Thread):
         self._over = threading.Event()
 
     def add(self, container: str) -> None:
-        folder = cgroup_of(container)
-        assert folder is not None
+        directory = cgroup_of(container)
+        assert directory is not None
         self.seen[container] = Seen(time.monotonic())
-        self._folders[container] = folder
+        self._folders[container] = directory
 
     def drop(self, container: str) -> None:
         self._folders.pop(container, None)
@@ -86,22 +86,22 @@ class Watch(threading.Thread):
     def run(self) -> None:
         try:
             while not self._over.is_set():
-                for container, folder in list(self._folders.items()):
+                for container, directory in list(self._folders.items()):
                     # A container that is taken away may lose its files in the middle.
                     with suppress(FileNotFoundError, ProcessLookupError, OSError):
-                        self._read(self.seen[container], folder)
+                        self._read(self.seen[container], directory)
                 time.sleep(0)
         except BaseException as error:
             self.fault = error
 
-    def _read(self, seen: Seen, folder: Path) -> None:
+    def _read(self, seen: Seen, directory: Path) -> None:
         before = time.monotonic()
         tasks = set()
-        for pid in (folder / "cgroup.procs").read_text().split():
+        for pid in (directory / "cgroup.procs").read_text().split():
             status = Path(f"/proc/{pid}/status").read_text()
             allowed = status.partition("Cpus_allowed_list:")[2].split(None, 1)[0]
             tasks.add(CpuSet.parse(allowed))
-        cpus = CpuSet.parse((folder / "cpuset.cpus").read_text())
+        cpus = CpuSet.parse((directory / "cpuset.cpus").read_text())
         seen.samples.append((before, time.monotonic(), cpus, frozenset(tasks)))
 
 
@@ -195,7 +195,7 @@ class Story:
         """Container to kind, of those that are there from the beginning."""
         self.late: list[str] = []
         self.boxes: dict[str, str] = {}
-        """Sandbox to kind, of those that are watched: their own process is nobody's guest either."""
+        """Sandbox to kind, of those that are watched: their own process is no container's guest either."""
 
     def box(self, pod: str, kind: str) -> None:
         self.boxes[pod] = kind
@@ -330,7 +330,7 @@ def test_sets_stay_exact_under_reconcile_traffic(
     assert intrusions == []
     check_turns(story)
     assert kubelet.sent >= 20 * len(SHARERS)
-    assert counters.get("drift_repaired", 0) == 0, "nobody but us wrote a set"
+    assert counters.get("drift_repaired", 0) == 0, "only we wrote sets"
 
 
 @pytest.mark.usefixtures("with_system")

@@ -38,7 +38,7 @@ def pids(group: Path) -> list[int]:
 
 
 def make(group: Path) -> Path:
-    """Make a group as whoever nests containers does: with its parent's lists."""
+    """Make a group as a nested runtime does: with its parent's lists."""
     group.mkdir()
     if not is_v2():
         for file in ("cpuset.cpus", "cpuset.mems"):
@@ -73,7 +73,7 @@ def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None
     for pod in (shared, idle, lse):
         group = sandbox_of(node, pod)
         assert effective(group) == REST, "an owner's sandbox shares, too"
-        has_process = node.bed.name != "crio"  # which keeps the group, and nobody in it
+        has_process = node.bed.name != "crio"  # which keeps the group, and nothing in it
         assert {str(runs_on(pid)) for pid in pids(group)} == ({str(REST)} if has_process else set())
     node.start(main)
     late = node.pod("ls", name="late")
@@ -168,8 +168,8 @@ def test_a_container_in_an_unusual_group_is_found_by_its_process(
 
 def test_the_status_shows_version_and_driver(node: Node) -> None:
     node.pod("ls")
-    told = node.daemon.status()["cgroups"]
-    assert (told["version"], told["driver"]) == (2 if is_v2() else 1, "cgroupfs")
+    reported = node.daemon.status()["cgroups"]
+    assert (reported["version"], reported["driver"]) == (2 if is_v2() else 1, "cgroupfs")
     name, version = node.daemon.status()["runtime"]["version"].split()
-    tells = name != "containerd" or version.lstrip("v").split(".")[0] >= "2"
-    assert told["driver_from"] == ("the runtime" if tells else "the pods' cgroup parents")
+    reports_driver = name != "containerd" or version.lstrip("v").split(".")[0] >= "2"
+    assert reported["driver_from"] == ("the runtime" if reports_driver else "the pods' cgroup parents")

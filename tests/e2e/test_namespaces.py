@@ -1,7 +1,7 @@
 """The daemon as a container would have it: namespaces of its own, the machine's cgroups at another path.
 
 Its cgroup namespace begins at a group of its own, three levels deep; there ``/sys/fs/cgroup`` shows that
-group and nothing above, and the machine's hierarchies are below another folder, as its ``/proc`` is.
+group and nothing above, and the machine's hierarchies are below another directory, as its ``/proc`` is.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_containers_are_found_and_moved(bed: Bed, contained: Daemon, groups: lis
         node.remove(lse)
         node.settle()
 
-        # Now one whose group has no usual name: all that leads to it is told relative to our namespace.
+        # Now one whose group has no usual name: all that leads to it is reported relative to our namespace.
         group = cgroup_of(shared)
         assert group is not None
         groups.append(make(cpuset_root() / bed.cgroup.lstrip("/") / "odd"))
@@ -104,8 +104,8 @@ def test_containers_are_found_and_moved(bed: Bed, contained: Daemon, groups: lis
         wait_for("it to be found", lambda: contained.status()["counters"].get("cgroups_located") == 1)
         node.spawn("lse", LAST)
         assert CpuSet.parse((groups[-1] / "cpuset.cpus").read_text()) == REST
-        told = [problem["what"] for problem in contained.status()["problems"]]
-        assert not [what for what in told if "cannot find" in what], told
+        reported = [problem["what"] for problem in contained.status()["problems"]]
+        assert not [what for what in reported if "cannot find" in what], reported
         make(group)  # for its runtime
         (group / "cgroup.procs").write_text(pid)
     bed.clear()

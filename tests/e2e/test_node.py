@@ -42,18 +42,18 @@ def files(*containers: str) -> dict[str, str]:
     """Every file of the containers' cpuset cgroups that says where they run, byte for byte."""
     found = {}
     for container in containers:
-        folder = cgroup_of(container)
-        assert folder is not None
+        directory = cgroup_of(container)
+        assert directory is not None
         for name in ("cpuset.cpus", "cpuset.mems"):
-            found[f"{container}/{name}"] = (folder / name).read_text()
+            found[f"{container}/{name}"] = (directory / name).read_text()
     return found
 
 
 def controller(container: str, name: str) -> str:
     """Read a file of a container's cgroup in whichever hierarchy has it."""
     for root in Path("/sys/fs/cgroup").iterdir():
-        if root.is_dir() and (folder := cgroup_of(container, root)) and (folder / name).exists():
-            return (folder / name).read_text().strip()
+        if root.is_dir() and (directory := cgroup_of(container, root)) and (directory / name).exists():
+            return (directory / name).read_text().strip()
     raise FileNotFoundError(name)
 
 
@@ -95,7 +95,7 @@ def test_what_kubelet_asks_for_does_not_matter(node: Node) -> None:
 
 
 def test_others_leave_before_the_runtime_hears_of_the_create(node: Node) -> None:
-    """The runtime is stopped while the create is under way: whoever moves now was moved by us."""
+    """The runtime is stopped while the create is under way: what moves now was moved by us."""
     sharer, batch = node.spawn("ls"), node.spawn("be")
     pod = node.pod("lse", LAST)
     with node.bed.frozen():
@@ -166,7 +166,7 @@ def test_the_end_of_a_pod_gives_cpus_back(calm_node: Node, how: str) -> None:
     node = calm_node
     sharer = node.spawn("ls")
     pod = node.pod("lse", LAST)
-    # CRI-O lets whoever does not end have all of the call's time.
+    # CRI-O gives a process that does not end all of the call's time.
     owner = node.run(pod, command=["sh", "-c", "trap exit TERM; sleep 3600 & wait"])
     node.check()
     getattr(node.cri, how)(pod)
@@ -222,7 +222,7 @@ def test_an_update_keeps_our_cpuset_and_brings_all_else(node: Node, asked: str) 
     for container in (owner, sharer):
         node.cri.update(container, cpu_quota=70_000, cpu_period=50_000, cpu_shares=333, **extra)
     node.check()
-    for container, quota in ((owner, "-1"), (sharer, "70000")):  # who owns CPUs has no quota
+    for container, quota in ((owner, "-1"), (sharer, "70000")):  # a container that owns CPUs has no quota
         if not (Path("/sys/fs/cgroup") / "cgroup.controllers").exists():
             assert controller(container, "cpu.cfs_quota_us") == quota
             assert controller(container, "cpu.cfs_period_us") == "50000"
@@ -232,7 +232,7 @@ def test_an_update_keeps_our_cpuset_and_brings_all_else(node: Node, asked: str) 
     node.cri.update(owner, memory_limit_in_bytes=96 << 20)
     node.check()
     limit = node.cri.status(owner).status.resources.linux.memory_limit_in_bytes
-    assert limit in (96 << 20, 0)  # 0: this runtime does not tell
+    assert limit in (96 << 20, 0)  # 0: this runtime does not report it
 
 
 def test_a_pool_that_moved_survives_an_update_made_behind_our_back(node: Node) -> None:
@@ -252,9 +252,9 @@ def test_a_set_that_another_program_changed_is_repaired(node: Node) -> None:
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     for container in (sharer, owner):
-        folder = cgroup_of(container)
-        assert folder is not None
-        (folder / "cpuset.cpus").write_text(str(ALL))
+        directory = cgroup_of(container)
+        assert directory is not None
+        (directory / "cpuset.cpus").write_text(str(ALL))
     node.settle()
 
 
@@ -327,7 +327,7 @@ def test_a_proxy_that_comes_back_without_its_state_finds_it_again(node: Node) ->
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
     before = files(owner, sharer)
     node.daemon.kill9()
-    for path in (node.daemon.folder / "state").iterdir():
+    for path in (node.daemon.directory / "state").iterdir():
         path.unlink()
     node.daemon.start()
     node.daemon.compared(1)
@@ -386,7 +386,7 @@ def test_a_killed_runtime(node: Node, bed: Bed) -> None:
     bed.kill9()
     for call in (node.cri.version, lambda: node.create(pod), lambda: node.create(late)):
         assert refused(call)[0] is Status.UNAVAILABLE
-    time.sleep(1.5)  # a reconcile meets nobody
+    time.sleep(1.5)  # a reconcile finds no exclusive CPUs
     assert files(owner, sharer) == before
     bed.restart()
     wait_for("the same channel to recover", node.cri.version, limit=10)

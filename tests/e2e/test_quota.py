@@ -87,8 +87,8 @@ def test_owners_have_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) 
     assert page["default/db/main"]["cfs_quota"] == "off"
     assert page["default/web/main"]["cfs_quota"] == ""
     assert "its CFS quota is off" in page["default/db/main"]["reason"]
-    told = pods.node.daemon.status()["quotas"]
-    assert [(q["pod"], q["was"]) for q in told if not q["container"]] == [("default/db", POD_QUOTA)]
+    reported = pods.node.daemon.status()["quotas"]
+    assert [(q["pod"], q["was"]) for q in reported if not q["container"]] == [("default/db", POD_QUOTA)]
 
     pods.node.cri.update(owner, cpu_quota=90_000, cpu_period=100_000)
     pods.node.cri.update(sharer, cpu_quota=70_000, cpu_period=100_000)
@@ -166,7 +166,7 @@ def test_a_daemon_configured_to_keep_quotas_restores_them(make: Callable[..., Po
     owner = pods.node.run(pod)
     assert (quota(path), quota(group(owner))) == (-1, -1)
     daemon.stop()
-    config = daemon.folder / "config.yaml"
+    config = daemon.directory / "config.yaml"
     config.write_text(config.read_text()[:-1] + ', "koordinator": {"keepCFSQuota": "always"}}')
     daemon.start()
     wait_for("quotas to be back", lambda: (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000))

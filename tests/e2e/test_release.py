@@ -56,7 +56,7 @@ def alike(bed: Bed, ours: str, direct: str) -> None:
 
 
 class Story:
-    """An owner, somebody who shares, a BE pod, one that names CPUs, and one that is not started."""
+    """An owner, a container that shares, a BE pod, one that names CPUs, and one that is not started."""
 
     def __init__(self, bed: Bed, daemon: Daemon, client: Cri, direct: Cri) -> None:
         self.bed, self.daemon, self.direct = bed, daemon, direct
@@ -75,7 +75,7 @@ class Story:
         assert cpuset_of(self.ids["owner"]).cpus == LAST
         assert cpuset_of(self.ids["shares"]).cpus == rest
         assert quota(self.ids["owner"]) == quota_at(self.db_group) == -1
-        ledger = daemon.folder / "state/ledger.jsonl"  # who shares is written a moment later
+        ledger = daemon.directory / "state/ledger.jsonl"  # a sharing container is written a moment later
         wait_for("the ledger", lambda: f"c/{self.unborn}" in ledger.read_text())
 
     def check(self) -> None:
@@ -121,9 +121,9 @@ def release(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     """The command, with the daemon's own settings."""
     return subprocess.run(
         [
-            *(PROGRAM, "release", "--config", daemon.folder / "config.yaml"),
+            *(PROGRAM, "release", "--config", daemon.directory / "config.yaml"),
             *("--listen", f"unix://{daemon.socket}", "--runtime", f"unix://{daemon.bed.socket}"),
-            *("--state-dir", daemon.folder / "state", *words),
+            *("--state-dir", daemon.directory / "state", *words),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -174,7 +174,7 @@ def test_killed_in_the_middle(make: Callable[..., Story]) -> None:
     story = make(settle={"perSecond": 1})
     with subprocess.Popen(
         [
-            *(PROGRAM, "release", "--config", story.daemon.folder / "config.yaml"),
+            *(PROGRAM, "release", "--config", story.daemon.directory / "config.yaml"),
             *("--listen", f"unix://{story.daemon.socket}"),
         ],
         stdout=subprocess.DEVNULL,

@@ -29,10 +29,10 @@ CPU = next((CGROUPS / name for name in ("cpu", "cpu,cpuacct") if (CGROUPS / name
 class Hooked:
     """A daemon with shipped hooks, and a client of it."""
 
-    def __init__(self, daemon: Daemon, cri: Cri, folder: Path) -> None:
+    def __init__(self, daemon: Daemon, cri: Cri, directory: Path) -> None:
         self.daemon = daemon
         self.cri = cri
-        self.folder = folder
+        self.directory = directory
 
     def pod(self, name: str, uid: str, qos: str, annotations: dict[str, str] | None = None) -> str:
         own = {CPUSET_ANNOTATION: json.dumps({"cpuset": str(LAST)})} if qos in ("LSE", "LSR") else {}
@@ -45,23 +45,23 @@ class Hooked:
         )
 
 
-def told(container: str) -> dict[str, str]:
+def reported(container: str) -> dict[str, str]:
     lines = inside(container, "/run/topoproxy/cpus").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines)
 
 
 @pytest.fixture
 def hooked(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Hooked]]:
-    """Make a daemon whose folder of hooks has links to some of the shipped ones."""
+    """Make a daemon whose directory of hooks has links to some of the shipped ones."""
     clients: list[Cri] = []
 
     def make(*names: str, settings: dict[str, object] | None = None, **config: object) -> Hooked:
-        folder = tmp_path / "hooks.d"
-        folder.mkdir()
+        directory = tmp_path / "hooks.d"
+        directory.mkdir()
         for name in names:
-            (folder / f"{name}.py").symlink_to(SHIPPED / f"{name}.py")
+            (directory / f"{name}.py").symlink_to(SHIPPED / f"{name}.py")
         hooks = {
-            "folder": str(folder),
+            "folder": str(directory),
             "vendorFolder": str(tmp_path / "none"),
             "serverFolder": "",
             "timeout": "5s",
@@ -83,23 +83,23 @@ def test_a_container_reads_its_cpus_and_reads_them_again_when_they_change(
     root = tmp_path / "cpus"
     node = hooked("30-cpus-file", settings={"30-cpus-file": {"root": str(root), "which": "all"}})
     sharer = node.cri.run(node.pod("web", "uid-web", "LS"))
-    assert environment(sharer)["SHARED_CPUS"] == str(ALL) == told(sharer)["SHARED_CPUS"]
+    assert environment(sharer)["SHARED_CPUS"] == str(ALL) == reported(sharer)["SHARED_CPUS"]
     with pytest.raises(OSError, match="Read-only file system"):
         inside(sharer, "/run/topoproxy/cpus").write_text("lies")
 
     pod = node.pod("db", UID, "LSE")
     owner = node.cri.run(pod)
-    assert environment(owner)["EXCLUSIVE_CPUS"] == str(LAST) == told(owner)["EXCLUSIVE_CPUS"]
-    assert told(owner)["SHARED_CPUS"] == ""
-    wait_for("the sharer's file to follow", lambda: told(sharer)["SHARED_CPUS"] == str(REST))
+    assert environment(owner)["EXCLUSIVE_CPUS"] == str(LAST) == reported(owner)["EXCLUSIVE_CPUS"]
+    assert reported(owner)["SHARED_CPUS"] == ""
+    wait_for("the sharer's file to follow", lambda: reported(sharer)["SHARED_CPUS"] == str(REST))
     assert environment(sharer)["SHARED_CPUS"] == str(ALL), "that of the create"
 
     node.cri.stop(owner)
     node.cri.remove(owner)
-    wait_for("the sharer's file to follow back", lambda: told(sharer)["SHARED_CPUS"] == str(ALL))
+    wait_for("the sharer's file to follow back", lambda: reported(sharer)["SHARED_CPUS"] == str(ALL))
     wait_for("the owner's folder to go", lambda: not (root / UID).exists())
     node.daemon.restart()
-    wait_for("the file after a restart", lambda: told(sharer)["SHARED_CPUS"] == str(ALL))
+    wait_for("the file after a restart", lambda: reported(sharer)["SHARED_CPUS"] == str(ALL))
 
 
 def test_one_pod_without_a_quota_where_all_others_keep_theirs(hooked: Callable[..., Hooked]) -> None:

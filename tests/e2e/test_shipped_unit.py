@@ -1,6 +1,6 @@
 """The daemon within what ``systemd/topoproxy.service`` leaves to it, on a real runtime and real cgroups.
 
-Its capabilities are those of the unit, all file systems are read-only but its own folder and cgroups (as
+Its capabilities are those of the unit, all file systems are read-only but its own directory and cgroups (as
 ProtectSystem=strict and ProtectKernelTunables= have it), and it can gain no privileges. What systemd does by
 other means (system calls, namespaces) is not played here.
 """
@@ -59,14 +59,14 @@ def hardened(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bed: Bed, proxies: Callable[..., Daemon]
 ) -> Iterator[Node]:
     """A node whose daemon has what the unit leaves to it."""
-    folder = tmp_path / "proxy"
-    folder.mkdir()
+    directory = tmp_path / "proxy"
+    directory.mkdir()
     wrapper = tmp_path / "hardened"
-    words = {"program": daemons.PROGRAM, "folder": folder, "capabilities": capabilities()}
+    words = {"program": daemons.PROGRAM, "folder": directory, "capabilities": capabilities()}
     wrapper.write_text(HARDENED.format(**words))
     wrapper.chmod(0o755)
     monkeypatch.setattr(daemons, "PROGRAM", wrapper)
-    proxy = proxies(folder)
+    proxy = proxies(directory)
     with proxy.client() as client:
         yield Node(bed, proxy, client)
     bed.clear()
@@ -80,7 +80,7 @@ def test_it_is_confined(hardened: Node) -> None:
     mounts = [line.split() for line in (root / "mounts").read_text().splitlines()]
     flags = {at: options.split(",")[0] for _, at, _, options, *_ in mounts}
     assert flags["/"] == flags["/sys"] == "ro"
-    assert flags[str(hardened.daemon.folder)] == "rw"
+    assert flags[str(hardened.daemon.directory)] == "rw"
     held = int(re.findall(r"^CapPrm:\s+(\w+)$", status, re.MULTILINE)[0], 16)
     assert held.bit_count() == len(capabilities().split(",")) - 1
 

@@ -36,7 +36,7 @@ NO_MEMORY = UNEXPECTED + "[memorymanager] failed to "
 COUNTED = {
     "memoryManagerPolicy": "Static",
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "256Mi"}}],
-    "reconcilePeriod": "1h",  # only the calls tell the daemon what happens
+    "reconcilePeriod": "1h",  # only the calls show the daemon what happens
 }
 CDI_FOLDER = Path("/var/run/cdi")
 
@@ -52,11 +52,11 @@ def whole(cpus: int, memory: int = 64 * MIB) -> dict[str, int]:
 
 
 def homes(cpus: CpuSet) -> Mask:
-    """The NUMA nodes of CPUs, as sysfs tells them."""
+    """The NUMA nodes of CPUs, as sysfs shows them."""
     found = [
-        int(folder.name[4:])
-        for folder in NODES.glob("node[0-9]*")
-        if not CpuSet.parse((folder / "cpulist").read_text()).isdisjoint(cpus)
+        int(directory.name[4:])
+        for directory in NODES.glob("node[0-9]*")
+        if not CpuSet.parse((directory / "cpulist").read_text()).isdisjoint(cpus)
     ]
     return Mask(found)
 
@@ -75,21 +75,21 @@ def everything(node: Node) -> dict[str, object]:
     """All that a refusal must leave as it was: runtime, kernel, what the daemon holds and has written."""
     status = node.daemon.status()
     groups = [
-        folder
+        directory
         for root in hierarchies()
-        for folder, _, _ in os.walk(root / node.bed.cgroup.lstrip("/"))
+        for directory, _, _ in os.walk(root / node.bed.cgroup.lstrip("/"))
         if "memory" not in root.name
     ]
-    state = node.daemon.folder / "state"
+    state = node.daemon.directory / "state"
     return {
         "containers": sorted(c.id for c in node.cri.list()),
         "pods": sorted(p.id for p in node.cri.list_pods()),
         "groups": sorted(groups),
         "cpusets": {
-            name: (Path(folder) / name).read_text()
-            for folder in groups
+            name: (Path(directory) / name).read_text()
+            for directory in groups
             for name in ("cpuset.cpus", "cpuset.mems")
-            if (Path(folder) / name).exists()
+            if (Path(directory) / name).exists()
         },
         "state": {path.name: path.read_bytes() for path in sorted(state.iterdir())},
         **{
@@ -105,9 +105,9 @@ def free_memory(node: Node) -> int:
     return free
 
 
-def told(node: Node, who: str) -> list[dict[str, Any]]:
-    """The decisions that ``topoproxy explain --json`` tells."""
-    done = node.daemon.explain(who, "--json")
+def reported(node: Node, subject: str) -> list[dict[str, Any]]:
+    """The decisions that ``topoproxy explain --json`` reports."""
+    done = node.daemon.explain(subject, "--json")
     assert done.returncode == 0, done.stderr
     records: list[dict[str, Any]] = [record["decision"] for record in json.loads(done.stdout)["records"]]
     return records
@@ -149,7 +149,7 @@ def test_a_container_with_whole_cpus_and_counted_memory(make: Callable[..., Node
     assert f"default/db/main was admitted with CPU {found.cpus} of its own and memory of node 0." in text
     assert re.search(rf"Policy {policy}, for the container, chose (any node|node 0) \(preferred\)", text)
     assert "From the CRI request: memory limit 1Gi." in text
-    assert "default/ls-0/main" in text, "who had to move"
+    assert "default/ls-0/main" in text, "it had to move"
 
     node.remove(owner)
     node.settle()
@@ -197,7 +197,7 @@ def test_what_cannot_be_had_is_refused_and_leaves_nothing(
     assert "default/wide/main" in said
     assert everything(node) == before
     node.check()
-    (decision,) = told(node, "default/wide/main")
+    (decision,) = reported(node, "default/wide/main")
     verdict = decision["verdict"]
     assert (verdict["admitted"], verdict["code"], verdict["message"]) == (False, 9, said)
     assert verdict["reason"] == words.partition(":")[0]
@@ -274,7 +274,7 @@ def test_explain_admitted_refused_and_removed(make: Callable[..., Node]) -> None
     wide = node.pod("whole", name="wide")
     said = refused(lambda: node.create(wide, **whole(2)))
     node.remove(owner)
-    cpus = told(node, "default/whole-0")[0]["cpus"]
+    cpus = reported(node, "default/whole-0")[0]["cpus"]
     text = node.daemon.explain("wide").stdout
     assert "default/wide/main was refused: Resources cannot be allocated with Topology locality." in text
     assert "Refused with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in text
@@ -290,7 +290,7 @@ def test_explain_admitted_refused_and_removed(make: Callable[..., Node]) -> None
 
 
 def test_a_killed_daemon_knows_containers_and_reasons_again(make: Callable[..., Node]) -> None:
-    """Promises and rules stay known; what was weighed, and who was refused, does not."""
+    """Promises and rules stay known; what was weighed, and which pods were refused, does not."""
     node = make()
     owner, sharer = node.run(node.pod("whole", name="db"), **whole(1, GIB)), node.spawn("part")
     refused(lambda: node.create(node.pod("whole", name="wide"), **whole(2)))
@@ -300,11 +300,11 @@ def test_a_killed_daemon_knows_containers_and_reasons_again(make: Callable[..., 
     assert cpuset_of(owner) == before
     wait_for("the comparison", lambda: node.daemon.status()["ready"])
     assert free_memory(node) == free
-    (decision,) = told(node, "default/db")
+    (decision,) = reported(node, "default/db")
     assert decision["cpus"] == str(before.cpus)
     assert decision["mems"] == [0]
     assert any("Guaranteed container with 1 whole CPUs, policy static" in why for why in decision["reasons"])
-    assert told(node, sharer[:12])[0]["mems"] == [0]
+    assert reported(node, sharer[:12])[0]["mems"] == [0]
     assert node.daemon.explain("wide").returncode == 1
     words = refused(lambda: node.create(node.pod("part", name="more"), memory_limit_in_bytes=free + MIB))
     assert words.startswith(NO_MEMORY), "there is as much memory, but it is not free"
@@ -319,7 +319,7 @@ def test_a_pod_is_decided_with_its_sandbox(make: Callable[..., Node]) -> None:
     before = free_memory(node)
     sharer = node.spawn("ls")
     pod = node.pod("whole", name="pair", total=whole(1, GIB))
-    (decision,) = told(node, "default/pair")
+    (decision,) = reported(node, "default/pair")
     assert (decision["event"], decision["merge"]["scope"]) == ("RunPodSandbox", "pod")
     assert free_memory(node) == before - GIB
     assert cpuset_of(sharer).cpus == ALL, "pools use the CPUs until a container owns them"
@@ -391,7 +391,7 @@ def test_a_container_made_again_keeps_its_place(make: Callable[..., Node]) -> No
     node.check()
 
 
-# What kubelet tells.
+# What kubelet reports.
 
 
 @pytest.fixture
@@ -417,7 +417,7 @@ def test_kubelet_describes_a_pod_over_tls(make: Callable[..., Node], kubelet: Ku
     second = node.run(pod, "main", **whole(1))
     assert cpuset_of(second).cpus == place.cpus, "it takes over from the init container"
     node.check()
-    (record, *_) = [r for r in told(node, "default/db") if r["container"] == "main"]
+    (record, *_) = [r for r in reported(node, "default/db") if r["container"] == "main"]
     assert "kubelet's list of pods" in {fact["source"] for fact in record["facts"]}
     assert kubelet.asked == 1
     assert node.daemon.status()["problems"] == []
@@ -459,11 +459,11 @@ def cdi_spec() -> Iterator[Callable[[str], str]]:
 
 
 def test_devices_without_a_place(make: Callable[..., Node]) -> None:
-    """A file that says nothing by its very name is no device to weigh; nothing is asked, nothing is told."""
+    """A file that says nothing by its very name is no device to weigh; nothing is asked or reported."""
     node = make()
     owner = node.run(node.pod("whole", name="null"), device="/dev/null", **whole(1))
     node.check()
-    assert "/dev/null" not in json.dumps(told(node, owner[:12]))
+    assert "/dev/null" not in json.dumps(reported(node, owner[:12]))
 
 
 def test_a_device_and_its_cdi_name(make: Callable[..., Node], cdi_spec: Callable[[str], str]) -> None:
@@ -474,7 +474,7 @@ def test_a_device_and_its_cdi_name(make: Callable[..., Node], cdi_spec: Callable
     name = cdi_spec(disk)
     owner = node.run(node.pod("whole", name="disk"), device=disk, cdi=[name], **whole(1))
     node.check()
-    facts = {fact["what"]: fact for decision in told(node, owner[:12]) for fact in decision["facts"]}
+    facts = {fact["what"]: fact for decision in reported(node, owner[:12]) for fact in decision["facts"]}
     assert disk in str(facts)
     assert name in str(facts)
     assert str(CDI_FOLDER) in str(facts), "the spec is named as the source"

@@ -6,7 +6,7 @@ Not run by default, because a story takes minutes; all of them, on a disk that i
     make test-vm PYTEST_ARGS="-k topology"
     make test-vm STORIES=quick
 
-The quick ones tell most in the least time, some on each kind of machine; they are part of what CI runs. A
+The quick ones show most in the least time, some on each kind of machine; they are part of what CI runs. A
 new story is not among them unless ``QUICK`` marks it.
 
 ``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the tests that want one, and
@@ -83,27 +83,27 @@ def needed(name: str, found: set[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tar with the wheel and what it needs. Compiled files go along: to compile in the guest takes long."""
-    folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    directory = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     subprocess.run(build, cwd=REPO, check=True, capture_output=True, timeout=120)
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = directory.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(folder / "site")
-    compiled = [sys.executable, "-m", "compileall", "-q", str(folder / "site")]
+        packed.extractall(directory / "site")
+    compiled = [sys.executable, "-m", "compileall", "-q", str(directory / "site")]
     subprocess.run(compiled, check=True, timeout=120)
-    with tarfile.open(folder / "site.tar", "w") as tar:
-        tar.add(folder / "site", "site")
+    with tarfile.open(directory / "site.tar", "w") as tar:
+        tar.add(directory / "site", "site")
         for name in needed("topoproxy", set()) - {"topoproxy"}:
             for file in distribution(name).files or []:
                 path = Path(str(file.locate()))
                 if ".." not in file.parts and path.is_file():
                     tar.add(path, f"site/{file}")
-    return folder / "site.tar"
+    return directory / "site.tar"
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    """The folder of the disk, which is built if need be."""
+def directory() -> Path:
+    """The directory of the disk, which is built if need be."""
     place = disk.place_in(DISKS)
     disk.build(place, import_images)
     return place
@@ -114,7 +114,7 @@ def story(request: pytest.FixtureRequest, tmp_path: Path) -> Story:
     """Runs stories in machines. Disk and tar are made for the first that is played."""
     if reason := why_not(request.node):
         pytest.skip(reason)
-    return Story(request.getfixturevalue("folder"), request.getfixturevalue("site"), tmp_path / "out")
+    return Story(request.getfixturevalue("directory"), request.getfixturevalue("site"), tmp_path / "out")
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ class Story:
     """Runs a story in a machine.
 
     Attributes:
-        folder: The disk's.
+        directory: The disk's.
         site: The tar of ``site``.
         out: Where the guest's results go.
     """
 
-    folder: Path
+    directory: Path
     site: Path
     out: Path
 
@@ -154,7 +154,7 @@ class Story:
         settings = "TOPOPROXY_PATIENCE_S=180 PYTHONPATH=/opt/site"
         status, said = run(
             replace(machine, cgroup=cgroup, driver=driver),
-            self.folder,
+            self.directory,
             f"tar xf site.tar -C /opt && {settings} python3 {job} {driver}",
             carry,
             self.out,
@@ -162,8 +162,8 @@ class Story:
             lambda line: print(f"  {kind}  {line}", flush=True),
         )
         log = self.out / "proxy.log"
-        told = log.read_text()[-3000:] if log.is_file() else said
-        assert status == 0, f"status {status}: {told}"
+        reported = log.read_text()[-3000:] if log.is_file() else said
+        assert status == 0, f"status {status}: {reported}"
         assert end in said
 
 
@@ -182,14 +182,14 @@ def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CRI-O's programs, and what they need beyond what the disk has."""
     if reason := why_not_crio() if CRIO else "no CRI-O: name its folder in TOPOPROXY_CRIO":
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("crio") / "crio-programs"
-    folder.mkdir()
+    directory = tmp_path_factory.mktemp("crio") / "crio-programs"
+    directory.mkdir()
     conmon = shutil.which("conmon") or "conmon"
-    told = subprocess.check_output(["ldd", conmon], text=True)
-    libraries = re.findall(r"=> (/\S+)", told)
+    reported = subprocess.check_output(["ldd", conmon], text=True)
+    libraries = re.findall(r"=> (/\S+)", reported)
     for file in (Path(CRIO, "crio"), Path(CRIO, "pinns"), conmon, "/bin/busybox", *libraries):
-        shutil.copy(file, folder)
-    return folder
+        shutil.copy(file, directory)
+    return directory
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
@@ -199,7 +199,7 @@ def test_pools_on_crio(story: Story, crio: Path, kind: str) -> None:
 
 
 def test_pools_where_some_controllers_are_on_v2(story: Story) -> None:
-    """What v1 leaves is on v2: who looks for cpuset, cpu and memory must find those of v1."""
+    """What v1 leaves is on v2: a search for cpuset, cpu and memory must find those of v1."""
     mixed = Machine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
     story.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
 
@@ -268,18 +268,18 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("certs")
+    directory = tmp_path_factory.mktemp("certs")
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30"]
-    signed = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
+    signed = ["-CA", str(directory / "ca.crt"), "-CAkey", str(directory / "ca.key")]
     for name, subject, more in (
         ("ca", "/CN=made-authority", []),
         ("server", "/CN=bed", [*signed, "-addext", "subjectAltName=IP:127.0.0.1,DNS:bed"]),
         ("client", "/O=topoproxy/CN=topoproxy", [*signed, "-addext", "extendedKeyUsage=clientAuth"]),
     ):
-        files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt")]
+        files = ["-keyout", str(directory / f"{name}.key"), "-out", str(directory / f"{name}.crt")]
         run = [openssl, "req", "-x509", *key, "-subj", subject, *more, *files]
         subprocess.run(run, check=True, capture_output=True)
-    return folder
+    return directory
 
 
 def beside_kubelet(story: Story, kind: str, job: str, **carried: Path) -> None:

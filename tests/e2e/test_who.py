@@ -1,4 +1,4 @@
-"""Who is there, on a real containerd, when nobody asks us: sandboxes that are replaced, those that vanish.
+"""Which pods exist, on a real containerd, without a call: sandboxes that are replaced, those that vanish.
 
 The daemon compares once an hour here: what it learns it learns from calls and from events. How long that took
 is printed (``pytest -s``).
@@ -35,8 +35,8 @@ def ctr(bed: Bed, *words: str) -> list[str]:
 WAYS = {
     "ctr task kill": lambda bed, i: ctr(bed, "tasks", "kill", "-s", "SIGKILL", i),
     "ctr task delete": lambda bed, i: ctr(bed, "tasks", "delete", "--force", i),
-    "runc kill": lambda bed, i: ["runc", "--root", f"{bed.folder}/runc/k8s.io", "kill", i, "KILL"],
-    "runc delete": lambda bed, i: ["runc", "--root", f"{bed.folder}/runc/k8s.io", "delete", "--force", i],
+    "runc kill": lambda bed, i: ["runc", "--root", f"{bed.directory}/runc/k8s.io", "kill", i, "KILL"],
+    "runc delete": lambda bed, i: ["runc", "--root", f"{bed.directory}/runc/k8s.io", "delete", "--force", i],
 }
 
 
@@ -118,7 +118,7 @@ def test_two_sandboxes_of_one_uid_at_once(calm_node: Node) -> None:
 
 
 def test_a_runtime_that_comes_back_is_asked_again(calm_node: Node, bed: Bed) -> None:
-    """While it was away: one owner ended, one is left, and somebody wrote a sharer's cpuset."""
+    """While it was away: one owner ended, one is left, and another program wrote a sharer's cpuset."""
     node = calm_node
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)

@@ -2,7 +2,7 @@
 
 kubelet gives CPUs to pods and reconciles every few seconds; ours owns nothing that kubelet gave. What kubelet
 pinned stays where it is, the others are off these CPUs, an LSE pod has CPUs of which kubelet knows nothing,
-and after each step the counters say that nobody writes a cpuset to and fro.
+and after each step the counters say that nothing writes a cpuset to and fro.
 
     python3 vm_beside.py cgroupfs|systemd
 
@@ -117,10 +117,10 @@ def main() -> None:
     assert many.cpus.isdisjoint(lse.cpus), many
     assert str(bed.place("lse/main").cpus) == "20-21"
     assert bed.place("part/main").cpus.isdisjoint(lse.cpus)
-    told = [p["what"] for p in bed.daemon.status()["problems"]]
-    step(f"kubelet named {named}; it has {many.cpus}; told: {'; '.join(told)}")
+    reported = [p["what"] for p in bed.daemon.status()["problems"]]
+    step(f"kubelet named {named}; it has {many.cpus}; told: {'; '.join(reported)}")
     if not named.isdisjoint(lse.cpus):
-        assert any("belong to default/lse-bed/main" in words for words in told), told
+        assert any("belong to default/lse-bed/main" in words for words in reported), reported
     assert bed.daemon.status()["violations"] == []
     print(bed.daemon.ask("status").stdout, flush=True)
     bed.stop_kubelet()

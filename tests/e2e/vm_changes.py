@@ -2,8 +2,8 @@
 
 2 sockets with a NUMA node of 4 cores each, 16 CPUs, and a third node that is only memory and can be taken
 out. CPUs 0-1 are reserved, and CPU 1 is kept for class SYSTEM: it is gone while SMT is off. The daemon
-compares every ten minutes here: what it does, it does because the kernel told it. Each place is checked as a
-program in the container sees it, too.
+compares every ten minutes here: what it does, it does because the kernel reports it. Each place is checked as
+a program in the container sees it, too.
 
     python3 vm_changes.py cgroupfs|systemd
 """
@@ -46,7 +46,7 @@ def here() -> CpuSet:
 
 
 def settled(node: Node, what: str, *checks: Callable[[], bool]) -> None:
-    """Wait until all is so, and say how long it took; nobody may be on CPUs that are not there."""
+    """Wait until all is so, and say how long it took; nothing may be on CPUs that are not there."""
     begin = time.monotonic()
     for check in checks:
         wait(what, check)
@@ -67,7 +67,7 @@ def as_program(node: Node, name: str) -> tuple[CpuSet, Mask]:
 
 
 def short(daemon: Daemon) -> dict[str, Any]:
-    """Who has less than he was promised, by pod."""
+    """Containers that have less than they were promised, by pod."""
     return {entry["container"].split("/")[1]: entry for entry in daemon.status()["short"]}
 
 
@@ -84,7 +84,7 @@ def busy(node: Node, kind: str, name: str) -> None:
 
 
 def cpu_goes(node: Node, daemon: Daemon) -> None:
-    """A CPU of an owner who was given his here, and one that all share, under load."""
+    """A CPU of an owner that was given his here, and one that all share, under load."""
     before = node.snapshot()
     own, lse = before["whole"].cpus, before["lse"].cpus | before["odd"].cpus
     rest = ALL - own - lse
@@ -105,14 +105,14 @@ def cpu_goes(node: Node, daemon: Daemon) -> None:
     assert as_program(node, "load")[0] == rest - gone - now
     lost = own & gone
     assert short(daemon)["whole"]["instead"] == str(other), daemon.status()["short"]
-    told = daemon.explain("whole")
-    assert f"its CPU {lost} is offline: it runs on {now}, with CPU {other} in its place" in told, told
+    reported = daemon.explain("whole")
+    assert f"its CPU {lost} is offline: it runs on {now}, with CPU {other} in its place" in reported, reported
     step(f"the owner has {now}, CPU {other} in place of {lost}, and it is told")
     for cpu in gone:
         (CPUS / f"cpu{cpu}/online").write_text("1")
     settled(node, "they came back", lambda: before.items() <= node.snapshot().items())
     assert as_program(node, "whole")[0] == own
-    wait("nobody to lack anything", lambda: not short(daemon))
+    wait("no container to lack anything", lambda: not short(daemon))
 
 
 def smt_goes(node: Node, daemon: Daemon) -> None:
@@ -135,7 +135,7 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
     now = node.place("whole").cpus
     assert all(core_of(cpu) == CpuSet([cpu]) for cpu in now), "a core has one thread now"
     assert set(short(daemon)) == {"whole", "lse", "odd"}, daemon.status()["short"]
-    assert as_program(node, "odd")[0] == here() - lse - now, "who has none of his own shares"
+    assert as_program(node, "odd")[0] == here() - lse - now, "a container without CPUs of its own shares"
     assert as_program(node, "lse")[0] == lse & here()
     step(f"whole has {now}, LSE {lse & here()} of {lse}, and whoever lost all shares")
     one = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024}
@@ -155,11 +155,11 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
     SMT.write_text("on")
     settled(node, "SMT is on again", lambda: before.items() <= node.snapshot().items())
     assert as_program(node, "odd")[0] == odd
-    wait("nobody to lack anything", lambda: not short(daemon))
+    wait("no container to lack anything", lambda: not short(daemon))
 
 
 def killed_and_started(node: Node, daemon: Daemon) -> None:
-    """What was counted goes with the daemon: it is told before."""
+    """Counters end with the daemon: they are printed before."""
     counters = daemon.status()["counters"]
     step(f"counted: { {name: counters.get(name, 0) for name in COUNTED} }")
     daemon.kill9()
@@ -216,7 +216,7 @@ def memory_goes(node: Node, daemon: Daemon) -> None:
         node.cri.start(container)
         node.ids[name] = container
         assert as_program(node, name)[1] == HOME
-    step("who was created before, starts")
+    step("the container that was created before starts")
     node.cri.update(node.ids["near"], cpu_shares=300)
     node.cri.update(node.ids["far"], cpu_shares=300, cpuset_mems="2")
     settled(node, "updates pass", gone, mems_are(node, far=HOME))

@@ -1,6 +1,6 @@
 """The story of ends in the middle: the daemon is killed in each phase of a container's life, and containerd.
 
-Containerd is frozen where a phase is to last. After each end nobody may share an owner's CPUs, and what was
+Containerd is frozen where a phase is to last. After each end nothing may share an owner's CPUs, and what was
 asked for is finished by asking again, as kubelet does.
 
     python3 vm_crash.py cgroupfs|systemd
@@ -49,16 +49,16 @@ class Watch:
                 continue
             with suppress(OSError):
                 own = place_in(owner)  # in force: in a fence a wrong set in the file is not
-                for folder in self._folders:
-                    found = place_in(folder)
+                for directory in self._folders:
+                    found = place_in(directory)
                     both = own.effective & reduce(or_, found.tasks, found.effective)
                     if both and own.tasks and self._owner is owner:
-                        self.overlaps.setdefault(f"{folder.name} runs on {both}", time.monotonic())
+                        self.overlaps.setdefault(f"{directory.name} runs on {both}", time.monotonic())
                 self.looks += 1
 
-    def owner(self, folder: Path | None) -> None:
-        """Who owns CPUs now."""
-        self._owner = folder
+    def owner(self, directory: Path | None) -> None:
+        """The owners of CPUs now."""
+        self._owner = directory
 
     def end(self) -> None:
         self._over.set()
@@ -72,7 +72,7 @@ class World:
         self.daemon, self.node, self.direct = Daemon(), Node(driver), Cri(RUNTIME, "")
 
     def again(self) -> None:
-        """Start the daemon anew after it was killed; the client finds it again."""
+        """Start the daemon again after it was killed; the client finds it again."""
         self.daemon.start()
         old, self.node.cri = self.node.cri, Cri(SOCKET, "")
         self.node.cri.adopt(old)
@@ -136,7 +136,7 @@ def create(world: World, pod: str) -> grpc.Future:
 
 
 def after(seconds: float) -> Callable[[], None]:
-    """Some time after a call was sent; nothing tells that it has arrived at a frozen runtime."""
+    """Some time after a call was sent; nothing shows that it has arrived at a frozen runtime."""
     return lambda: time.sleep(seconds)
 
 
@@ -191,7 +191,7 @@ def around_a_start(world: World, watch: Watch) -> None:
 
 
 def in_an_update(world: World) -> None:
-    """Killed while somebody's update is under way, which names all CPUs."""
+    """Killed while an update is under way, which names all CPUs."""
     node, everybody = world.node, str(ALL)
     before = node.snapshot()
     linux = {"cpuset_cpus": everybody, "cpu_shares": 512}
@@ -203,7 +203,7 @@ def in_an_update(world: World) -> None:
 
 
 def containerd_ends(world: World, driver: str) -> None:
-    """The runtime is killed: who runs stays where he is; it comes back, and pods come and go as ever."""
+    """The runtime is killed: containers stay where they are; it comes back, and pods come and go as ever."""
     node = world.node
     before = node.snapshot()
     pids = subprocess.check_output(["pidof", "containerd"], text=True).split()
@@ -264,7 +264,7 @@ def main() -> None:
         step(f"daemon-reload: all as before after {took:.1f} s")
     watch.end()
     assert not watch.overlaps, watch.overlaps
-    step(f"in {watch.looks} looks {watch.overlaps or 'nobody'} was seen on an owner's CPUs")
+    step(f"in {watch.looks} looks {watch.overlaps or 'no container'} was seen on an owner's CPUs")
     in_a_stop(world)
     problems = [p for p in world.daemon.status()["problems"] if "runc before 1.1.6" not in str(p)]
     assert not problems, problems

@@ -1,4 +1,4 @@
-"""A story on CRI-O in a virtual machine: it is started beside containerd, and the story told where it is.
+"""A story on CRI-O in a virtual machine: it is started beside containerd, and the story is run where it is.
 
     python3 vm_crio.py STORY cgroupfs|systemd
 

@@ -1,7 +1,7 @@
-"""The story of drift: somebody else writes cpusets, and no comparison comes to help for an hour.
+"""The story of drift: another program writes cpusets, and there is no comparison for an hour.
 
-The kernel tells of a write to a container's group, and on cgroup v2 of one to the groups above it, which
-bound what takes effect. Who goes on writing is told as a problem.
+The kernel reports of a write to a container's group, and on cgroup v2 of one to the groups above it, which
+bound what takes effect. A writer that goes on is reported as a problem.
 
     python3 vm_drift.py cgroupfs|systemd
 """
@@ -34,32 +34,32 @@ def repaired(daemon: Daemon) -> int:
     return int(daemon.status()["counters"].get("drift_repaired", 0))
 
 
-def scribble(folder: Path, cpus: CpuSet) -> None:
-    (folder / "cpuset.cpus").write_text(str(cpus))
+def scribble(directory: Path, cpus: CpuSet) -> None:
+    (directory / "cpuset.cpus").write_text(str(cpus))
 
 
 def direct_writes(daemon: Daemon, node: Node) -> None:
     for times, (name, cpus) in enumerate(PARTS.items(), 1):
-        folder = node.group(name)
-        scribble(folder, ALL)
+        directory = node.group(name)
+        scribble(directory, ALL)
         begun = time.monotonic()
-        while place_in(folder).cpus != cpus:
-            assert time.monotonic() < begun + 60, f"{name} is not put back: {place_in(folder)}"
+        while place_in(directory).cpus != cpus:
+            assert time.monotonic() < begun + 60, f"{name} is not put back: {place_in(directory)}"
         step(f"{name} is put back {time.monotonic() - begun:.2f} s after a write")
         wait("it to be counted", lambda times=times: repaired(daemon) == times)
 
 
 def writes_above(daemon: Daemon, node: Node) -> None:
     """The pod's group is narrowed: what its container has is in its file still, and not in force."""
-    folder, before = node.group("ls"), repaired(daemon)
-    scribble(folder.parent, CpuSet([0]))
-    took = wait("the group above to be widened", lambda: place_in(folder).effective == REST)
+    directory, before = node.group("ls"), repaired(daemon)
+    scribble(directory.parent, CpuSet([0]))
+    took = wait("the group above to be widened", lambda: place_in(directory).effective == REST)
     wait("it to be counted", lambda: repaired(daemon) == before + 1)
     step(f"a write to the pod's group is made good after {took:.1f} s")
 
 
 def behind_our_back(daemon: Daemon, node: Node) -> None:
-    """Updates by runc itself, and at the runtime's own socket, which saves what it was told."""
+    """Updates by runc itself, and at the runtime's own socket, which saves what it was reported."""
     container, before = node.ids["ls"], repaired(daemon)
     runc = ["runc", "--root", str(RUNC), "update", "--cpuset-cpus", str(ALL), container]
     subprocess.run(runc, check=True)
@@ -73,7 +73,7 @@ def behind_our_back(daemon: Daemon, node: Node) -> None:
         begun = time.monotonic()
         wait("the set to be back", lambda: node.place("ls").is_at(REST, None))
         step(f"right {time.monotonic() - begun:.1f} s after an update at the runtime's socket")
-        if node.driver == "cgroupfs":  # under systemd a runc that tells it wrong sets is told none
+        if node.driver == "cgroupfs":  # under systemd a runc that sends wrong sets is sent none
             wait("the runtime to be told", lambda: daemon.status()["counters"].get("settled", 0) > settled)
         behind.update(container, cpu_shares=300)  # brings what the runtime has saved
     node.check(("ls",), REST, limit=60)
@@ -90,8 +90,8 @@ def reload(daemon: Daemon, node: Node) -> None:
 
 
 def war(daemon: Daemon, node: Node) -> None:
-    folder, before = node.group("be"), repaired(daemon)
-    loop = f"while sleep 0.1; do echo {ALL} > {folder}/cpuset.cpus; done"
+    directory, before = node.group("be"), repaired(daemon)
+    loop = f"while sleep 0.1; do echo {ALL} > {directory}/cpuset.cpus; done"
 
     def wars() -> list[Any]:
         """Those about this container: what was written of another before may be a war where all is quick."""
@@ -118,7 +118,7 @@ def main() -> None:
     wait("all to be watched", lambda: drift(daemon)["watched"] == len(PARTS))
     for name, cpus in PARTS.items():
         node.check((name,), cpus, limit=60)
-    time.sleep(5)  # what was moved is told to the runtime
+    time.sleep(5)  # what was moved is sent to the runtime
     assert repaired(daemon) == 0, daemon.status()["counters"]
     direct_writes(daemon, node)
     if is_v2():

@@ -38,7 +38,7 @@ ALL = online()
 
 
 def node_cpus(node: int) -> CpuSet:
-    """The CPUs of a NUMA node, as sysfs tells them."""
+    """The CPUs of a NUMA node, as sysfs shows them."""
     return CpuSet.parse((NODES / f"node{node}/cpulist").read_text())
 
 
@@ -97,14 +97,14 @@ def group_of(container: str) -> Path:
     """
     names = {container, f"crio-{container}", f"crio-{container}.scope", f"cri-containerd-{container}.scope"}
     return next(
-        Path(folder) / entry
-        for folder, below, _ in os.walk(cpuset_root())
+        Path(directory) / entry
+        for directory, below, _ in os.walk(cpuset_root())
         for entry in below
         if entry in names
     )
 
 
-def place_in(folder: Path) -> Place:
+def place_in(directory: Path) -> Place:
     """Read where the container of a cgroup is."""
     effective = (
         ("cpuset.cpus.effective", "cpuset.mems.effective")
@@ -112,15 +112,15 @@ def place_in(folder: Path) -> Place:
         else ("cpuset.effective_cpus", "cpuset.effective_mems")
     )
     tasks = set()
-    for pid in (folder / "cgroup.procs").read_text().split():
+    for pid in (directory / "cgroup.procs").read_text().split():
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("Cpus_allowed_list:"):
                 tasks.add(CpuSet.parse(line.partition(":")[2]))
     return Place(
-        CpuSet.parse((folder / "cpuset.cpus").read_text()),
-        CpuSet.parse((folder / effective[0]).read_text()),
+        CpuSet.parse((directory / "cpuset.cpus").read_text()),
+        CpuSet.parse((directory / effective[0]).read_text()),
         frozenset(tasks),
-        Mask.parse((folder / effective[1]).read_text()),
+        Mask.parse((directory / effective[1]).read_text()),
     )
 
 
@@ -133,8 +133,8 @@ def as_seen(cri: Cri, container: str) -> tuple[CpuSet, Mask]:
     # ExecSyncRequest: container_id (1), cmd (2); ExecSyncResponse: stdout (1), which is a short text here.
     fields = zip(b"\x0a\x12\x12\x12", words, strict=True)
     request = b"".join(bytes([key, len(word)]) + word.encode() for key, word in fields)
-    told = pb.ImageSpec.FromString(ask(request, timeout=LONG_S)).image
-    lines = dict(line.split(":") for line in told.splitlines())
+    reported = pb.ImageSpec.FromString(ask(request, timeout=LONG_S)).image
+    lines = dict(line.split(":") for line in reported.splitlines())
     return CpuSet.parse(lines["Cpus_allowed_list"].strip()), Mask.parse(lines["Mems_allowed_list"].strip())
 
 
@@ -200,9 +200,9 @@ class Daemon:
         """What ``topoproxy status --json`` says; asked for here, as to start a Python takes seconds."""
         return ask(FOLDER / "admin.sock", "/status", timeout=60)
 
-    def explain(self, who: str) -> str:
+    def explain(self, subject: str) -> str:
         """What ``topoproxy explain`` says, with sentences in one line each."""
-        done = self.ask("explain", who)
+        done = self.ask("explain", subject)
         return done.stdout + done.stderr
 
     def kill9(self) -> None:

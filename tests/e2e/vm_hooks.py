@@ -108,7 +108,7 @@ class HookedNode(Node):
         self.cri.start(container)
         self.ids[name] = container
 
-    def anew(self) -> None:
+    def refresh(self) -> None:
         """Speak to a daemon that was started again."""
         old, self.cri = self.cri, Cri(SOCKET, "")
         self.cri.adopt(old)
@@ -124,8 +124,8 @@ def put(name: str, text: str) -> None:
 
 
 def states(daemon: Daemon) -> dict[str, str]:
-    told: dict[str, Any] = daemon.status().get("hooks") or {}
-    return {hook["name"]: hook["state"] for hook in told.get("hooks", [])}
+    reported: dict[str, Any] = daemon.status().get("hooks") or {}
+    return {hook["name"]: hook["state"] for hook in reported.get("hooks", [])}
 
 
 def in_use(daemon: Daemon, *names: str) -> None:
@@ -153,8 +153,8 @@ def shared_is_narrowed(daemon: Daemon, node: HookedNode) -> None:
     node.check(("web",), FAR)
     knobs(node)
     step(f"a container that shares is on {FAR}; memory.high and cpu.weight are the hook's")
-    told = daemon.explain("default/web")
-    assert f"Narrowed to CPUs {FAR} by hook 10-narrow" in told, told
+    reported = daemon.explain("default/web")
+    assert f"Narrowed to CPUs {FAR} by hook 10-narrow" in reported, reported
 
 
 def knobs(node: HookedNode) -> None:
@@ -175,7 +175,7 @@ def owner_is_narrowed(daemon: Daemon, node: HookedNode) -> Path:
     step(f"an owner of {OWN} uses {KEPT} and the memory of node 1; no quota, nor has its pod")
     node.check(("web",), FAR - OWN, limit=LONG_S)
     node.check(("be", "plain"), ALL - OWN, limit=LONG_S)
-    step("nobody else is on any CPU of its own")
+    step("no other container is on any CPU of its own")
     cannot = (
         "out of load balancing on cgroup v2",
         "apply.partitions: isolated",
@@ -254,7 +254,7 @@ def lasts(daemon: Daemon, node: HookedNode, top: Path) -> None:
         step("daemon-reload while the daemon is dead: the owner stays where it is")
     daemon.configure(**SETTINGS, apply={"partitions": "isolated"})
     daemon.start()
-    node.anew()
+    node.refresh()
     in_use(daemon, "10-narrow", "11-knobs", *SHIPPED)
     wait("the comparison", lambda: bool(daemon.status()["ready"]))
     everybody(daemon, node)
@@ -262,7 +262,7 @@ def lasts(daemon: Daemon, node: HookedNode, top: Path) -> None:
 
 
 def partition(daemon: Daemon, node: HookedNode) -> None:
-    """A partition of an owner whom a hook has narrowed: refused by older kernels, else of what it uses."""
+    """A partition of an owner that a hook has narrowed: refused by older kernels, else of what it uses."""
     if not (node.group("db") / "cpuset.cpus.exclusive").exists():
         wait("the kernel's reason", lambda: "6.7" in row(daemon, "db/main")["reason"])
         assert kinds(node.group("db")) == "member"
@@ -286,8 +286,8 @@ def elsewhere(daemon: Daemon, node: HookedNode) -> None:
     in_use(daemon, "12-elsewhere", *SHIPPED)
     pod = node.make("lsr", "moved", ELSE)
     node.begin("lsr", "moved", pod)
-    folder = Path("/sys/fs/cgroup/elsewhere.slice" if slices else "/sys/fs/cgroup") / parent.strip("/")
-    assert node.group("moved").parent == folder, node.group("moved")
+    directory = Path("/sys/fs/cgroup/elsewhere.slice" if slices else "/sys/fs/cgroup") / parent.strip("/")
+    assert node.group("moved").parent == directory, node.group("moved")
     node.check(("moved",), ELSE, Mask([0]))
     node.check(("plain",), ALL - OWN - ELSE, limit=LONG_S)
     assert quota(node.group("moved")) == KINDS["lsr"].limit * 100, "of a class that the hook leaves alone"
@@ -297,17 +297,17 @@ def elsewhere(daemon: Daemon, node: HookedNode) -> None:
     if slices:
         systemctl("daemon-reload")
     daemon.start()
-    node.anew()
+    node.refresh()
     second = node.cri.create(pod, "second", timeout=LONG_S, **KINDS["lsr"].resources)
     node.cri.start(second)
     node.ids["second"] = second
-    assert node.group("second").parent == folder, "also after a crash"
+    assert node.group("second").parent == directory, "also after a crash"
     node.check(("moved", "second"), ELSE, Mask([0]), LONG_S)
     step("so does another container of it, after a crash")
 
 
 def without(daemon: Daemon, node: HookedNode, interrupts: set[str]) -> None:
-    """A hook that is gone counts no more for new containers; who was narrowed stays so."""
+    """A hook that is gone counts no more for new containers; a container that was narrowed stays so."""
     pod = node.make("ls", "web-2")
     (HOOKS / "12-elsewhere.py").unlink()
     for name in SHIPPED:
@@ -337,7 +337,7 @@ def given_away(daemon: Daemon, node: HookedNode) -> None:
         assert daemon.stop() == 0
         daemon.configure(**said, hooks={"timeout": "20s", **hooks})
         daemon.start()
-        node.anew()
+        node.refresh()
         wait("the comparison", lambda: bool(daemon.status()["ready"]))
 
     again(ownedCPUs=True)

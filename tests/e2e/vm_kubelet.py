@@ -115,7 +115,7 @@ def container(name: str, cpu: str, memory: str = "32Mi", *command: str, **more: 
 
 
 def nodes_of(cpus: CpuSet) -> Mask:
-    """The NUMA nodes of CPUs, as sysfs tells them."""
+    """The NUMA nodes of CPUs, as sysfs shows them."""
     return Mask([node for node in range(4) if not node_cpus(node).isdisjoint(cpus)])
 
 
@@ -200,14 +200,14 @@ class Bed:
     def snapshot(self) -> dict[str, tuple[str, Place]]:
         return {name: (i, place_in(group_of(i))) for name, i in sorted(self.ids().items())}
 
-    def records(self, who: str) -> list[dict[str, Any]]:
+    def records(self, subject: str) -> list[dict[str, Any]]:
         """The decisions about a pod that are remembered, the newest last."""
-        text = self.daemon.ask("explain", who, "--all", "--json").stdout
+        text = self.daemon.ask("explain", subject, "--all", "--json").stdout
         return [record["decision"] for record in json.loads(text)["records"]] if text else []
 
-    def known_by(self, who: str) -> set[str]:
+    def known_by(self, subject: str) -> set[str]:
         """Where the facts of a decision came from."""
-        return {fact["source"] for record in self.records(who) for fact in record["facts"]}
+        return {fact["source"] for record in self.records(subject) for fact in record["facts"]}
 
 
 def first_pods(bed: Bed) -> None:
@@ -231,9 +231,9 @@ def first_pods(bed: Bed) -> None:
     assert sharer.cpus == ALL - main.cpus - owner.cpus, sharer
     assert sharer.mems == owner.mems, (sharer, owner)
     step(f"side: main {owner.cpus}, memory of {owner.mems}; side {sharer.cpus}, memory of {sharer.mems}")
-    told = bed.known_by("default/init-bed") | bed.known_by("default/side-bed")
-    assert any("kubelet" in source for source in told), told
-    step(f"facts came from: {'; '.join(sorted(told))}")
+    reported = bed.known_by("default/init-bed") | bed.known_by("default/side-bed")
+    assert any("kubelet" in source for source in reported), reported
+    step(f"facts came from: {'; '.join(sorted(reported))}")
 
 
 def a_refused_pod(bed: Bed) -> None:
@@ -272,7 +272,7 @@ def a_refused_pod(bed: Bed) -> None:
 
 
 def restarts(bed: Bed) -> None:
-    """A container that dies is made anew in its sandbox; daemon and kubelet are killed and come back."""
+    """A container that dies is made again in its sandbox; daemon and kubelet are killed and come back."""
     before, old = bed.place("init/main"), bed.ids()["init/main"]
     pid = int((group_of(old) / "cgroup.procs").read_text().split()[0])
     os.kill(pid, 9)
@@ -282,7 +282,7 @@ def restarts(bed: Bed) -> None:
     step(f"init/main was killed; its next attempt has {after.cpus}, memory of {after.mems} as before")
     everyone = bed.snapshot()
     bed.daemon.kill9()
-    time.sleep(3)  # nothing is to happen, and nothing tells that it has not
+    time.sleep(3)  # nothing is to happen, and nothing shows that it has not
     assert bed.snapshot() == everyone
     bed.daemon.start()
     wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
@@ -311,9 +311,9 @@ def other_sources(bed: Bed) -> None:
         bed.daemon.start()
         bed.add(name, container("main", "1"))
         place = bed.place(f"{name}/main")
-        told = bed.known_by(f"default/{name}-bed")
-        assert source in told, told
-        step(f"{name}: {place.cpus}, known from {'; '.join(sorted(told))}")
+        reported = bed.known_by(f"default/{name}-bed")
+        assert source in reported, reported
+        step(f"{name}: {place.cpus}, known from {'; '.join(sorted(reported))}")
 
 
 def configure(daemon: Daemon, kubelet: Mapping[str, object]) -> None:
@@ -341,7 +341,7 @@ def timings(bed: Bed) -> None:
         "the pods API": KubeletSettings("", str(PODS_API), timeout=5.0),
     }
     for words, settings in ways.items():
-        # A client for each list: who is asked twice within a second answers from memory.
+        # A client for each list: one that is asked twice within a second answers from memory.
         shared = KubeletClient(settings, print)
 
         def ask(settings: KubeletSettings = settings, shared: KubeletClient = shared) -> None:
@@ -355,7 +355,7 @@ def timings(bed: Bed) -> None:
     step(f"pod resources: {median_ms(lambda: client.devices('default', pod['name'], 'main'))}")
     total = {"cpu_period": 100_000, "cpu_quota": 4_000_000, "cpu_shares": 40_960}
     for words, kubelet in (
-        ("nobody is asked", {}),
+        ("kubelet is not asked", {}),
         ("the list over TLS", TLS),
         ("the pods API", {"podsApi": f"unix://{PODS_API}"}),
     ):

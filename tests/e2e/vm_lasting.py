@@ -1,7 +1,7 @@
-"""The story of sets that last, on cgroup v2 with systemd and a runc that tells it wrong sets.
+"""The story of sets that last, on cgroup v2 with systemd and a runc that sends it wrong sets.
 
 What systemd would write is what the kernel has: neither a reload nor a change of another property moves
-anybody, whether the daemon lives or not. What runc or anybody else tells systemd is put right.
+anybody, whether the daemon lives or not. What runc or another program sends systemd is put right.
 
     python3 vm_lasting.py systemd
 """
@@ -34,15 +34,15 @@ class Movements:
 
     def __init__(self, node: Node, names: tuple[str, ...]) -> None:
         self._folders = {name: node.group(name) for name in names}
-        self._before = {name: place_in(folder) for name, folder in self._folders.items()}
+        self._before = {name: place_in(directory) for name, directory in self._folders.items()}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.looks, self.seen = 0, dict[str, str]()
 
     def _look(self) -> None:
         while not self._over.is_set():
-            for name, folder in self._folders.items():
-                now = place_in(folder)
+            for name, directory in self._folders.items():
+                now = place_in(directory)
                 if now != self._before[name]:
                     self.seen.setdefault(name, f"{now.cpus}, in force {now.effective}")
             self.looks += 1
@@ -63,26 +63,26 @@ def systemctl(*words: str) -> str:
     return subprocess.run(["systemctl", *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def told(folder: Path, name: str = "AllowedCPUs") -> str:
+def reported(directory: Path, name: str = "AllowedCPUs") -> str:
     """What systemd would write for a container."""
-    return systemctl("show", "--value", "-p", name, folder.name).replace(" ", ",")
+    return systemctl("show", "--value", "-p", name, directory.name).replace(" ", ",")
 
 
 def lasts(node: Node, name: str, cpus: CpuSet) -> None:
     """A container is where it should be, and its unit says the same."""
     node.check((name,), cpus, limit=LONG_S)
-    wait(f"the unit of {name}", lambda: CpuSet.parse(told(node.group(name))) == cpus)
+    wait(f"the unit of {name}", lambda: CpuSet.parse(reported(node.group(name))) == cpus)
 
 
 def nobody_moves(node: Node, words: str, *command: str) -> None:
     with Movements(node, ("lse", *OTHERS)) as movements:
         systemctl(*command)
     assert not movements.seen, movements.seen
-    step(f"{words}: nobody has moved, in {movements.looks} looks")
+    step(f"{words}: no container has moved, in {movements.looks} looks")
 
 
 def runc_is_put_right(daemon: Daemon, node: Node) -> None:
-    """An update through the daemon: runc tells systemd a set with its bytes reversed."""
+    """An update through the daemon: runc sends systemd a set with its bytes reversed."""
     before = daemon.status()["counters"]
     for name in ("ls", "be", "lse"):
         node.cri.update(node.ids[name], cpu_shares=300)
@@ -98,31 +98,31 @@ def runc_is_put_right(daemon: Daemon, node: Node) -> None:
 
 
 def others_are_put_right(node: Node) -> None:
-    """Somebody gives a unit other CPUs: it gets its own back, in the file and as a property."""
-    folder, begin = node.group("ls"), time.monotonic()
-    systemctl("set-property", "--runtime", folder.name, f"AllowedCPUs={ALL}")
-    wait("the file to be put back", lambda: place_in(folder).cpus == REST)
+    """Another program gives a unit other CPUs: it gets its own back, in the file and as a property."""
+    directory, begin = node.group("ls"), time.monotonic()
+    systemctl("set-property", "--runtime", directory.name, f"AllowedCPUs={ALL}")
+    wait("the file to be put back", lambda: place_in(directory).cpus == REST)
     took = time.monotonic() - begin
     lasts(node, "ls", REST)
     step(f"somebody set AllowedCPUs of a container: put back {took:.1f} s after he began")
 
 
 def reload_is_repaired(daemon: Daemon, node: Node) -> None:
-    """A reload brings a set that somebody gave a unit while nobody looked."""
-    folder = node.group("ls")
+    """A reload brings a set that another program gave a unit while the daemon was away."""
+    directory = node.group("ls")
     daemon.process.send_signal(signal.SIGSTOP)
-    systemctl("set-property", "--runtime", folder.name, f"AllowedCPUs={ALL}")
-    wait("systemd to write it", lambda: place_in(folder).cpus == ALL)
-    (folder / "cpuset.cpus").write_text(str(REST))
+    systemctl("set-property", "--runtime", directory.name, f"AllowedCPUs={ALL}")
+    wait("systemd to write it", lambda: place_in(directory).cpus == ALL)
+    (directory / "cpuset.cpus").write_text(str(REST))
     daemon.process.send_signal(signal.SIGCONT)
     before = daemon.status()["counters"]["passes"]
     wait("a comparison", lambda: daemon.status()["counters"]["passes"] > before)
-    assert CpuSet.parse(told(folder)) == ALL
+    assert CpuSet.parse(reported(directory)) == ALL
     changes, end = list[float](), time.monotonic() + 30
 
     def look() -> None:
         for cpus in (ALL, REST):
-            while place_in(folder).cpus != cpus and time.monotonic() < end:
+            while place_in(directory).cpus != cpus and time.monotonic() < end:
                 pass
             changes.append(time.monotonic())
 
@@ -147,7 +147,7 @@ def main() -> None:
     for name in OTHERS:
         lasts(node, name, REST)
     lasts(node, "lse", OWN)
-    assert Mask.parse(told(node.group("lse"), "AllowedMemoryNodes")) == Mask([1])
+    assert Mask.parse(reported(node.group("lse"), "AllowedMemoryNodes")) == Mask([1])
     step("all units say what the kernel has")
     nobody_moves(node, "daemon-reload", "daemon-reload")
     weight = ("set-property", "--runtime", node.group("ls").name, "CPUWeight=50")
@@ -168,10 +168,10 @@ def main() -> None:
     others_are_put_right(node)
     reload_is_repaired(daemon, node)
     watch.end()
-    # Somebody else's own set is seen until it is put back.
+    # Another program's own set is seen until it is put back.
     seen = {words for words in watch.overlaps if node.group("ls").name not in words}
     assert not seen, watch.overlaps
-    step(f"in {watch.looks} looks nobody else was seen on an owner's CPUs")
+    step(f"in {watch.looks} looks no other container was seen on an owner's CPUs")
     node.cri.stop(node.ids.pop("lse"))
     for name in (*OTHERS, "late"):
         lasts(node, name, ALL)

@@ -52,7 +52,7 @@ def sees(node: Node | Strict, container: str, cpus: CpuSet, mems: Mask) -> None:
 
 
 def node_without_memory(node: Node) -> None:
-    """Who owns its CPUs has memory of the nearest node that has some; who owns isolated CPUs is on them."""
+    """An owner has memory of the nearest node that has some; an owner of isolated CPUs is on them."""
     own = node_cpus(BARE)
     node.run("lse", own)
     node.check(("lse",), own, Mask([3]))
@@ -122,8 +122,9 @@ def a_packet_pod(node: Strict) -> None:
     (card,) = {
         path.name
         for path in Path("/sys/class/net").iterdir()
-        for folder in path.resolve().parents
-        if (folder / "numa_node").exists() and (folder / "numa_node").read_text().strip() == str(CARD_NODE)
+        for directory in path.resolve().parents
+        if (directory / "numa_node").exists()
+        and (directory / "numa_node").read_text().strip() == str(CARD_NODE)
     }
     CDI.parent.mkdir(exist_ok=True)
     device = {"name": "one", "containerEdits": {"netDevices": [{"hostInterfaceName": card}]}}
@@ -133,8 +134,8 @@ def a_packet_pod(node: Strict) -> None:
     assert place.mems == Mask([CARD_NODE]), place
     assert all(core_of(cpu) <= place.cpus for cpu in place.cpus), f"half a core: {place}"
     sees(node, node.ids["packets/main"], place.cpus, place.mems)
-    told = node.daemon.explain("packets")
-    assert "numa_node of " in told, told
+    reported = node.daemon.explain("packets")
+    assert "numa_node of " in reported, reported
     step(f"packets: {card} is on node {CARD_NODE}, and so are CPUs {place.cpus}, its memory and huge pages")
 
 

@@ -30,16 +30,16 @@ def row(daemon: Daemon, ref: str) -> Any:
     return next(r for r in daemon.status()["partitions"]["containers"] if r["ref"].endswith(ref))
 
 
-def read(folder: Path, name: str) -> str:
-    return (folder / name).read_text().strip()
+def read(directory: Path, name: str) -> str:
+    return (directory / name).read_text().strip()
 
 
-def kinds(folder: Path) -> str:
-    return read(folder, "cpuset.cpus.partition")
+def kinds(directory: Path) -> str:
+    return read(directory, "cpuset.cpus.partition")
 
 
 def cannot(daemon: Daemon, node: Node) -> None:
-    """An older kernel: told, with its reason, and all goes on without."""
+    """An older kernel: that is reported, with its reason, and all goes on without."""
     wait("the kernel's reason", lambda: bool(row(daemon, "lse/main")["reason"]))
     found = row(daemon, "lse/main")
     step(f"the kernel says: {found['reason']}")
@@ -47,8 +47,8 @@ def cannot(daemon: Daemon, node: Node) -> None:
     assert "6.7" in found["reason"], found
     assert found["state"] == "member", found
     assert kinds(node.group("lse")) == "member"
-    told = [p for p in daemon.status()["problems"] if "cannot make a partition" in p["what"]]
-    assert len(told) == 1, told
+    reported = [p for p in daemon.status()["problems"] if "cannot make a partition" in p["what"]]
+    assert len(reported) == 1, reported
     assert found["reason"] in daemon.ask("status").stdout
     assert node.place("lse").is_at(OWN, None)
     assert node.place("ls").effective == ALL - OWN

@@ -1,6 +1,6 @@
 """The story of the pools, in a virtual machine with several NUMA nodes.
 
-Owners on CPUs that somebody named and on CPUs that the daemon picks, with the memory of their nodes; the
+Owners on CPUs of an annotation and on CPUs that the daemon picks, with the memory of their nodes; the
 others leave before them; neither updates nor crashes nor systemd change that.
 
     python3 vm_pools.py cgroupfs|systemd
@@ -43,7 +43,7 @@ from proxy.model.idset import CpuSet, Mask
 
 @dataclass(frozen=True)
 class Kind:
-    """Koordinator's label, kubelet's folder, and milli-CPUs requested and allowed."""
+    """Koordinator's label, kubelet's directory, and milli-CPUs requested and allowed."""
 
     label: str
     parent: str
@@ -188,7 +188,7 @@ def owners_on_nodes(node: Node) -> None:
     node.check(SHARED, ALL - named - lent - found.cpus)
     node.check(BATCH, ALL - named - found.cpus)
     step(f"a whole-CPU container is on {found.cpus}, node {home}, in whole cores")
-    # Those of the pods that own CPUs came last; who comes next to own any looks at them again.
+    # Those of the pods that own CPUs came last; the next owner has them compared again.
     node.check_sandboxes(ALL - named - lent - found.cpus, ALL - named - found.cpus, LONG_S)
     step(f"sandboxes are within the pools: {', '.join(sorted(map(str, set(node.sandboxes().values()))))}")
 
@@ -220,18 +220,18 @@ def updates_and_crash(node: Node, daemon: Daemon) -> None:
 
 
 def systemd_writes_back(node: Node) -> None:
-    """A daemon-reload makes systemd write what runc told it, which old runcs tell wrongly."""
+    """A daemon-reload makes systemd write what runc sent it, which old runcs send wrongly."""
     before = node.snapshot()
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     moved = [name for name, place in node.snapshot().items() if place != before[name]]
     took = wait("systemd's values to be repaired", lambda: node.snapshot() == before, PERIOD_S + LONG_S)
     owned = node.place("lse").cpus | node.place("whole").cpus
     node.check_sandboxes(ALL - owned - node.place("lsr").cpus, ALL - owned, PERIOD_S + LONG_S)
-    step(f"daemon-reload moved {', '.join(moved) or 'nobody'}; all as before after {took:.1f} s")
+    step(f"daemon-reload moved {', '.join(moved) or 'no container'}; all as before after {took:.1f} s")
 
 
 def beside() -> str:
-    """Tell which controllers v2 has beside v1: at least those that the kernel was told to keep from v1."""
+    """Return which controllers v2 has beside v1: at least those that the kernel was to keep from v1."""
     unified = Path("/sys/fs/cgroup/unified/cgroup.controllers")
     if not unified.exists():
         return ""

@@ -20,20 +20,20 @@ CPU = Path("/sys/fs/cgroup") if is_v2() else Path("/sys/fs/cgroup/cpu")
 FILE = "cpu.max" if is_v2() else "cpu.cfs_quota_us"
 
 
-def quota(folder: Path) -> int:
+def quota(directory: Path) -> int:
     """Microseconds, -1 for none."""
-    word = (folder / FILE).read_text().split()[0]
+    word = (directory / FILE).read_text().split()[0]
     return -1 if word == "max" else int(word)
 
 
-def limit(folder: Path, microseconds: int) -> None:
+def limit(directory: Path, microseconds: int) -> None:
     """Limit a pod as kubelet does: through systemd where that is the driver."""
-    if folder.suffix == ".slice":
+    if directory.suffix == ".slice":
         value = f"CPUQuota={microseconds // 1000}%"
-        subprocess.run(["systemctl", "set-property", "--runtime", folder.name, value], check=True)
+        subprocess.run(["systemctl", "set-property", "--runtime", directory.name, value], check=True)
     else:
-        (folder / FILE).write_text(str(microseconds))
-    assert quota(folder) == microseconds
+        (directory / FILE).write_text(str(microseconds))
+    assert quota(directory) == microseconds
 
 
 def group(name: str) -> Path:

@@ -1,6 +1,6 @@
 """The story of leaving, and of memory nodes, in a virtual machine with several NUMA nodes.
 
-Memory of an owner is where it was decided; somebody else's write is seen and repaired as far as no memory
+Memory of an owner is where it was decided; another program's write is seen and repaired as far as no memory
 moves; after a release everybody is as one that was never ours; undone, owners have their CPUs again.
 
 python3 vm_release.py cgroupfs|systemd
@@ -41,7 +41,7 @@ def mems(node: Node) -> Mask:
 
 
 def memory_nodes(node: Node, daemon: Daemon) -> None:
-    """Who holds memory has it where it was decided; others' writes move it on v2 only."""
+    """Containers have memory where it was decided; others' writes move it on v2 only."""
     wait("its memory", lambda: memory(daemon, "lse/main")["anon"].get(str(FAR), 0) > SIZE_MIB * MIB / 2)
     found = memory(daemon, "lse/main")
     assert (found["decided"], found["nodes"], found["migrates"]) == (str(FAR), str(FAR), is_v2()), found
@@ -57,10 +57,10 @@ def memory_nodes(node: Node, daemon: Daemon) -> None:
 
     wait("its nodes to be given back", lambda: mems(node) == Mask([0, FAR]))
     wait("that to be told", lambda: any("memory of nodes" in p["what"] for p in daemon.status()["problems"]))
-    (told,) = (p["what"] for p in daemon.status()["problems"] if "memory of nodes" in p["what"])
+    (reported,) = (p["what"] for p in daemon.status()["problems"] if "memory of nodes" in p["what"])
     there = memory(daemon, "lse/main")["outside"]
     assert there > SIZE_MIB * MIB / 2, memory(daemon, "lse/main")
-    step(f"somebody bound it to node 0: {told}")
+    step(f"somebody bound it to node 0: {reported}")
     node.cri.update(node.ids["lse"], cpu_shares=512)
     assert mems(node) == Mask([0, FAR])
     assert memory(daemon, "lse/main")["outside"] >= there / 2

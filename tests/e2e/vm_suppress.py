@@ -22,7 +22,7 @@ OWN = CpuSet(list(node_cpus(3))[:4])
 
 
 def be_cpus(node: Node) -> CpuSet:
-    """What BE containers run on; they must all have the same, and nobody an owner's CPUs."""
+    """What BE containers run on; they must all have the same, and none an owner's CPUs."""
     found = {name: node.place(name).cpus for name in BATCH}
     for cpus in found.values():
         assert cpus, "a container without CPUs"
@@ -61,7 +61,7 @@ def load(node: Node) -> None:
     step(f"then {len(again)} again: {again}")
 
 
-def told(daemon: Daemon) -> None:
+def reported(daemon: Daemon) -> None:
     """What people see."""
     page = daemon.ask("status").stdout
     print(page[page.index("BE suppression") :].partition("\n\n")[0], flush=True)
@@ -86,12 +86,12 @@ def steps_up() -> list[int]:
 
 def quota(node: Node) -> int:
     """The CFS quota of the group above all BE pods; -1 for none."""
-    folder = node.group("be").parent.parent
-    assert "besteffort" in folder.name, folder
+    directory = node.group("be").parent.parent
+    assert "besteffort" in directory.name, directory
     if is_v2():
-        word = (folder / "cpu.max").read_text().split()[0]
+        word = (directory / "cpu.max").read_text().split()[0]
         return -1 if word == "max" else int(word)
-    return int((CPU_V1 / folder.relative_to(cpuset_root()) / "cpu.cfs_quota_us").read_text())
+    return int((CPU_V1 / directory.relative_to(cpuset_root()) / "cpu.cfs_quota_us").read_text())
 
 
 def by_quota(daemon: Daemon, node: Node) -> None:
@@ -116,12 +116,12 @@ def main() -> None:
     for kind in (*BATCH, "ls"):
         node.run(kind)
     load(node)
-    told(daemon)
+    reported(daemon)
     grown = steps_up()
     assert grown, Path("/out/proxy.log").read_text()[-2000:]
     assert max(grown) <= -(-len(ALL) // 10), f"more than a tenth of the CPUs at once: {grown}"
     node.run("be", name="late")
-    wait("who comes late to be where the others are", lambda: node.place("late").cpus == be_cpus(node))
+    wait("a late container to be where the others are", lambda: node.place("late").cpus == be_cpus(node))
     daemon.kill9()
     assert len(be_cpus(node)) <= MOST
     daemon.configure()

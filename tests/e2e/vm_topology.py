@@ -55,7 +55,7 @@ def whole(cpus: int, memory: int = 32 * MIB) -> dict[str, Any]:
 
 
 def nodes_of(cpus: CpuSet) -> Mask:
-    """The NUMA nodes of CPUs, as sysfs tells them."""
+    """The NUMA nodes of CPUs, as sysfs shows them."""
     return Mask([node for node in range(4) if not node_cpus(node).isdisjoint(cpus)])
 
 
@@ -105,7 +105,7 @@ class Node:
             self.ids = {key: value for key, value in self.ids.items() if not key.startswith(f"{name}/")}
 
     def restart(self, *, crash: bool = False, **settings: object) -> None:
-        """Start the daemon anew, with other settings or as it was."""
+        """Start the daemon again, with other settings or as it was."""
         before = self.snapshot()
         if crash:
             self.daemon.kill9()
@@ -118,7 +118,7 @@ class Node:
         configs, self.cri = self.cri, Cri(SOCKET, "")
         self.cri.adopt(configs)
         configs.close()
-        assert self.snapshot() == before, "a restart moves nobody"
+        assert self.snapshot() == before, "a restart moves no container"
 
     def groups(self) -> set[str]:
         """The cgroups of all pods."""
@@ -162,8 +162,8 @@ def across_nodes(node: Node) -> None:
     words = node.refused("wide", 4)
     assert words.startswith(TOPOLOGY), words
     step(f"restricted refuses: {words}")
-    told = node.daemon.explain("wide")
-    assert "Refused with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in told, told
+    reported = node.daemon.explain("wide")
+    assert "Refused with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in reported, reported
     node.restart(topologyManagerPolicy="single-numa-node")
     assert node.daemon.ask("explain", "wide").returncode == 1, "refusals are not kept over a restart"
     node.remove("wide")
@@ -186,8 +186,8 @@ def a_card_draws(node: Node) -> None:
     cards = [
         path.name
         for path in Path("/sys/class/net").iterdir()
-        for folder in path.resolve().parents
-        if (folder / "numa_node").exists() and (folder / "numa_node").read_text().strip() == "3"
+        for directory in path.resolve().parents
+        if (directory / "numa_node").exists() and (directory / "numa_node").read_text().strip() == "3"
     ]
     assert cards, [path.resolve() for path in Path("/sys/class/net").iterdir()]
     card = cards[0]
@@ -201,8 +201,8 @@ def a_card_draws(node: Node) -> None:
     for name, way in ways.items():
         place = node.run(name, "main", 4, **way)
         assert (nodes_of(place.cpus), place.mems) == (Mask([3]), Mask([3])), f"{name}: {place}"
-        told = node.daemon.explain(name)
-        assert "numa_node of " in told, told
+        reported = node.daemon.explain(name)
+        assert "numa_node of " in reported, reported
         step(f"by {name}: {card} on node 3 draws to {place.cpus}, memory of {place.mems}")
     node.remove(*ways)
 
@@ -229,9 +229,9 @@ def pods_as_a_whole(node: Node) -> None:
     words = node.refused("late", 4, whole_pod=True)
     assert words.startswith(TOPOLOGY), words
     step(f"a sandbox is refused: {words}")
-    told = node.daemon.explain("default/late")
-    assert "Pod default/late was refused" in told, told
-    assert "for the pod" in told, told
+    reported = node.daemon.explain("default/late")
+    assert "Pod default/late was refused" in reported, reported
+    assert "for the pod" in reported, reported
     node.restart(crash=True)
     node.remove("twin")
     node.pod("late", whole(4))

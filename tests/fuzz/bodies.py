@@ -67,7 +67,9 @@ class _Round:
         self.faults: list[str] = []
 
     async def run(self) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, told: self.faults.append(str(told)))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, reported: self.faults.append(str(reported))
+        )
         self.world = world = World(ControllerOptions(call_timeout=5.0))
         await world.sync.once()
         try:

@@ -36,10 +36,10 @@ def test_a_hook_that_came_into_use_or_failed_is_counted_again(tmp_path: Path) ->
 
 def test_marks_that_cannot_be_written_or_read_are_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for folder in (None, tmp_path / "file", tmp_path / "no" / "such"):
+    for directory in (None, tmp_path / "file", tmp_path / "no" / "such"):
         for _ in range(4):
-            Trials(folder).begin("50-x", FILE, b"one")
-        Trials(folder).end("50-x")
+            Trials(directory).begin("50-x", FILE, b"one")
+        Trials(directory).end("50-x")
     (tmp_path / "50-x").write_bytes(b"\xff garbage")
     Trials(tmp_path).begin("50-x", FILE, b"one")
     assert (tmp_path / "50-x").read_text().endswith(" 1")

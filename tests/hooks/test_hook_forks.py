@@ -93,7 +93,7 @@ def test_a_child_lives_on_without_what_it_must_not_share() -> None:
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("then", ["return Adjustment(labels={'a': 'b'})", "raise OSError"])
 def test_a_child_that_comes_out_of_a_hook_ends_there(kind: str, then: str) -> None:
-    told = play(
+    reported = play(
         f"""
         {kind} first(event):
             fork()
@@ -107,7 +107,7 @@ def test_a_child_that_comes_out_of_a_hook_ends_there(kind: str, then: str) -> No
         """
     )
     labels, failures = ({"a": "b"}, 0) if then.startswith("return") else ({}, 1)
-    assert told == [labels, failures, [0], 1], "the child asks nobody"
+    assert reported == [labels, failures, [0], 1], "the child calls no hook"
 
 
 def test_a_fork_of_the_main_thread_is_none_of_ours() -> None:

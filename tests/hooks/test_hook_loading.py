@@ -157,10 +157,10 @@ def test_its_settings_are_made_of_the_configuration() -> None:
     ],
 )  # fmt: skip
 def test_every_refusal_says_its_cause(text: str, words: str) -> None:
-    told = refused(text)
-    assert told.startswith(words)
-    assert len(told) < 400
-    assert "\n" not in told
+    reported = refused(text)
+    assert reported.startswith(words)
+    assert len(reported) < 400
+    assert "\n" not in reported
 
 
 def test_text_that_is_not_python_is_refused() -> None:

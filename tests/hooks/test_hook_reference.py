@@ -35,9 +35,9 @@ def test_each_point_has_a_section_with_its_facts_and_fields() -> None:
 def test_the_overview_has_a_row_for_each_point() -> None:
     rows = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \| (.*) \|$", reference.reference(), re.M)
     assert {name for name, _, _ in rows} == set(POINTS)
-    told = {name: (when, answer) for name, when, answer in rows}
-    assert told["pre_start_container"] == ("A container is about to be started.", "updates, veto")
-    assert told["shutdown"][1] == "nothing"
+    reported = {name: (when, answer) for name, when, answer in rows}
+    assert reported["pre_start_container"] == ("A container is about to be started.", "updates, veto")
+    assert reported["shutdown"][1] == "nothing"
 
 
 def test_a_point_that_belongs_to_no_section_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +98,11 @@ def test_documented_but_missing_fields_and_silent_classes_are_errors() -> None:
 
 
 def test_a_docstring_taken_apart() -> None:
-    told = documented(Adjustment)
-    assert told.prose == ("What a hook wants to be otherwise.",)
-    assert told.after[0].startswith("Each point lists the fields that it takes")
-    assert [row.names for row in told.rows][:3] == [("cpus",), ("mems",), ("cpu_period", "cpu_quota")]
-    assert told.rows[0].words.endswith("`CLEAR``: what the client asked for does not count.")
+    reported = documented(Adjustment)
+    assert reported.prose == ("What a hook wants to be otherwise.",)
+    assert reported.after[0].startswith("Each point lists the fields that it takes")
+    assert [row.names for row in reported.rows][:3] == [("cpus",), ("mems",), ("cpu_period", "cpu_quota")]
+    assert reported.rows[0].words.endswith("`CLEAR``: what the client asked for does not count.")
     update = documented(Update).rows[-1]
     assert dict(zip(update.names, update.types, strict=True))["unified"] == "Mapping[str, str]"
 

@@ -55,8 +55,8 @@ class Engine:
         if handler is None:
             return None
         said = getattr(event, "reason", "") or hook.name
-        who = "server" if hook.remote else hook.handlers["post_run_pod_sandbox"](EVENT)
-        self.story.append(f"{event.NAME} {said} ({who})")
+        origin = "server" if hook.remote else hook.handlers["post_run_pod_sandbox"](EVENT)
+        self.story.append(f"{event.NAME} {said} ({origin})")
         if gate := self.gates.get(event.NAME):
             await gate.wait()
         try:
@@ -73,26 +73,26 @@ class Engine:
 
 
 class Scene:
-    """Folders, an engine and the library between them."""
+    """Directories, an engine and the library between them."""
 
     def __init__(self, root: Path, words: str = "") -> None:
         self.etc, self.usr, self.servers = (root / name for name in ("etc", "usr", "servers"))
-        for folder in (self.etc, self.usr, self.servers):
-            folder.mkdir(mode=0o755, exist_ok=True)
+        for directory in (self.etc, self.usr, self.servers):
+            directory.mkdir(mode=0o755, exist_ok=True)
         given = f"folder: {self.etc}, vendorFolder: {self.usr}, serverFolder: {self.servers}"
         self.config: HooksConfig = parse(f"hooks: {{{given}, {words}}}", "f").hooks
         self.engine = Engine()
         self.now = 0.0
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.said: list[str] = []
         self.everything: Callable[[], Synchronize | None] = lambda: None
         self.library = HookRegistry(
-            self.config, self.engine, lambda: self.everything(), reasons(self.told), report(self.said)
+            self.config, self.engine, lambda: self.everything(), reasons(self.reported), report(self.said)
         )
 
-    def write(self, name: str, text: str, folder: Path | None = None) -> Path:
+    def write(self, name: str, text: str, directory: Path | None = None) -> Path:
         """Write as careful people do."""
-        path = (folder or self.etc) / name
+        path = (directory or self.etc) / name
         new = path.with_name(f".{name}.new")
         new.write_text(text)
         new.chmod(0o644)
@@ -185,7 +185,7 @@ def test_directories_may_come_later(scene: Scene) -> None:
             scene.etc.mkdir(mode=0o755)
             scene.write("10-a.py", hook("one"))
             await scene.until(lambda: scene.engine.answers() == ["one"])
-        assert scene.told == []
+        assert scene.reported == []
 
     play(story)
 
@@ -236,7 +236,7 @@ def test_a_new_version_is_ready_before_the_one_before_ends(scene: Scene) -> None
             "configure 10-a (three)", "synchronize 10-a (three)", "use three",
             "use", "shutdown stop (three)",
         ]  # fmt: skip
-        assert scene.told == []
+        assert scene.reported == []
 
     play(story)
 
@@ -249,12 +249,12 @@ def test_hooks_are_synchronized_only_once_the_state_is_known(scene: Scene) -> No
         scene.everything = lambda: 1 / 0  # type: ignore[assignment,return-value]
         scene.write("20-a.py", hook("deaf"))
         await scene.look()
-        assert scene.told == []
+        assert scene.reported == []
         (scene.etc / "20-a.py").unlink()
         scene.write("20-b.py", hook("two", LIFE))
         await scene.look()
         assert scene.engine.answers() == ["one", "two"]
-        assert scene.told == ["ZeroDivisionError: division by zero"]
+        assert scene.reported == ["ZeroDivisionError: division by zero"]
         await scene.library.close()
 
     play(story)
@@ -267,10 +267,10 @@ def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(scene: Scene) 
         path = scene.write("10-a.py", hook("one", more))
         await scene.look()
         assert scene.engine.answers() == ["one"]
-        assert scene.told == ["ValueError: s"]
+        assert scene.reported == ["ValueError: s"]
         path.unlink()
         await scene.look()
-        assert scene.told[1:] == ["ValueError: e"]
+        assert scene.reported[1:] == ["ValueError: e"]
         await scene.library.close()
 
     play(story)
@@ -297,8 +297,8 @@ def test_a_broken_version_leaves_the_one_before_until_it_is_mended(
         other = words.format(scene.etc / "20-b.py")
         assert scene.engine.answers() == ["one"]
         assert scene.entry("20-b") == HookFileEntry("20-b", f"{scene.etc}/20-b.py", State.BROKEN, other)
-        assert scene.told == [other]
-        scene.told.clear()
+        assert scene.reported == [other]
+        scene.reported.clear()
         scene.write("10-a.py", text)
         for _ in range(3):
             await scene.look()
@@ -306,7 +306,7 @@ def test_a_broken_version_leaves_the_one_before_until_it_is_mended(
         entry = scene.entry("10-a")
         assert (entry.state, entry.error) == (State.OLD, words.format(path))
         assert (entry.points, entry.policy, entry.timeout) == (("post_run_pod_sandbox",), "Ignore", 0.5)
-        assert scene.told == [words.format(path)]
+        assert scene.reported == [words.format(path)]
         scene.write("10-a.py", hook("two"))
         await scene.look()
         assert scene.engine.answers() == ["two"]
@@ -324,7 +324,7 @@ def test_a_version_that_is_given_back_as_it_was_runs_on_as_it_is(scene: Scene) -
         await scene.look()
         words = f"can be written by its group and others (mode 0666): chmod go-w {path}"
         lack = f"cannot trust hook {path}: {path} {words}"
-        assert scene.told == [lack]
+        assert scene.reported == [lack]
         assert (scene.entry("10-a").state, scene.entry("10-a").error) == (State.OLD, lack)
         path.chmod(0o644)
         await scene.look()
@@ -344,7 +344,7 @@ def test_what_cannot_be_trusted_is_not_run_until_it_can(scene: Scene, tmp_path: 
         assert not marker.exists()
         assert scene.states() == {"10-a": "untrusted"}
         words = f"the directory {scene.etc} can be written by its group (mode 0775): chmod g-w {scene.etc}"
-        assert scene.told == [f"cannot trust hook {scene.etc}/10-a.py: {words}"]
+        assert scene.reported == [f"cannot trust hook {scene.etc}/10-a.py: {words}"]
         scene.etc.chmod(0o755)
         await scene.look()
         assert scene.engine.answers() == ["one"]
@@ -368,7 +368,7 @@ def test_an_empty_file_and_a_link_to_dev_null_disable(scene: Scene) -> None:
             ("30-c", "running"),
         ]  # fmt: skip
         assert scene.engine.story[-1].startswith("shutdown removed")
-        assert scene.told == []
+        assert scene.reported == []
         (scene.etc / "10-a.py").unlink()
         (scene.etc / "20-b.py").unlink()
         await scene.look()
@@ -391,12 +391,12 @@ def test_a_file_is_not_taken_while_it_is_written(scene: Scene) -> None:
                     await asyncio.sleep(0.1)
                 await asyncio.sleep(0.5)
                 assert scene.engine.answers() == ["one"]
-                await scene.until(lambda: scene.told != [])
+                await scene.until(lambda: scene.reported != [])
                 words = f"cannot read hook {scene.etc}/10-a.py: another process has it open for writing"
-                assert scene.told == [words]
+                assert scene.reported == [words]
                 assert scene.entry("10-a").error == words
             await scene.until(lambda: scene.engine.answers() == ["two"])
-            assert scene.told == [words]
+            assert scene.reported == [words]
             assert scene.entry("10-a").error == ""
 
     play(story)
@@ -411,9 +411,9 @@ def test_a_file_that_hangs_blocks_no_other(scene: Scene, monkeypatch: pytest.Mon
             await scene.until(lambda: scene.states() == {"10-a": "being read"})
             scene.write("20-b.py", hook("b"))
             await scene.until(lambda: scene.engine.answers() == ["b"])
-            assert scene.told == []
-            await scene.until(lambda: scene.told != [])
-            assert scene.told == [f"cannot load hook {path}: it is still not through after 2 s (line 2)"]
+            assert scene.reported == []
+            await scene.until(lambda: scene.reported != [])
+            assert scene.reported == [f"cannot load hook {path}: it is still not through after 2 s (line 2)"]
             assert scene.states() == {"10-a": "broken", "20-b": "running"}
             scene.write("10-a.py", hook("a"))
             await scene.until(lambda: scene.engine.answers() == ["a", "b"])
@@ -444,7 +444,7 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
 ) -> None:
     monkeypatch.setattr(registry, "AGAIN", Backoff(5.0, 11.0))
     scene.library = HookRegistry(
-        scene.config, scene.engine, lambda: None, reasons(scene.told), clock=lambda: scene.now
+        scene.config, scene.engine, lambda: None, reasons(scene.reported), clock=lambda: scene.now
     )
     lacks = f"__import__('os').stat({str(tmp_path / 'there')!r})"
     scene.write("10-loads.py", hook("loads", lacks))
@@ -456,12 +456,12 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
         await scene.look()
         for _ in range(36):
             scene.now += 1
-            before = len(scene.told)
+            before = len(scene.reported)
             await scene.library.look_once(0)
             while scene.library._busy:
                 await asyncio.sleep(0.005)
-            if len(scene.told) > before:
-                tried.append((scene.now, len(scene.told) - before))
+            if len(scene.reported) > before:
+                tried.append((scene.now, len(scene.reported) - before))
         assert tried == [(5, 2), (15, 2), (26, 2)]
         (tmp_path / "there").touch()
         scene.now += 11
@@ -469,9 +469,9 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
         assert scene.engine.answers() == ["loads", "configures"]
         assert scene.states() == {"10-loads": "running", "20-configures": "running", "30-wrong": "broken"}
         scene.now += 1000
-        before = len(scene.told)
+        before = len(scene.reported)
         await scene.look()
-        assert len(scene.told) == before
+        assert len(scene.reported) == before
 
     asyncio.run(story())
 
@@ -549,7 +549,7 @@ def test_settings_of_missing_hooks_are_reported_once(tmp_path: Path) -> None:
         for _ in range(3):
             await scene.look()
         assert scene.engine.answers() == ["it-is-10-a"]
-        assert [words for words in scene.told if "hooks.settings" in words] == [
+        assert [words for words in scene.reported if "hooks.settings" in words] == [
             "hooks.settings.10-b: there is no such hook; did you mean 10-a?",
             "hooks.settings.koordlet.config: it is a server, which is configured elsewhere",
         ]
@@ -571,8 +571,8 @@ def test_servers_are_added_and_an_invalid_file_breaks_no_other(scene: Scene, tex
         await scene.look()
         assert scene.engine.names() == ["10-a"]
         assert scene.states() == {"10-a": "running", "koordlet": "broken"}
-        assert len(scene.told) == 1
-        assert str(path) in scene.told[0]
+        assert len(scene.reported) == 1
+        assert str(path) in scene.reported[0]
         scene.write("koordlet.json", json.dumps(SERVER), scene.servers)
         await scene.look()
         assert scene.engine.names() == ["10-a", "koordlet"]
@@ -603,7 +603,7 @@ def test_a_server_file_that_is_written_in_two_steps_is_not_reported(scene: Scene
                 await asyncio.sleep(0.7)
                 stream.write(json.dumps(SERVER))
             await scene.until(lambda: scene.engine.names() == ["koordlet"])
-        assert scene.told == []
+        assert scene.reported == []
 
     play(story)
 
@@ -626,7 +626,7 @@ def test_what_cannot_be_listed_now_is_kept(tmp_path: Path, monkeypatch: pytest.M
         (scene.usr / "20-b.py").unlink()
         await scene.look()
         assert scene.engine.answers() == ["a"]
-        assert scene.told == [f"cannot look for hooks in {scene.etc}: Input/output error"]
+        assert scene.reported == [f"cannot look for hooks in {scene.etc}: Input/output error"]
         await scene.library.close()
 
     play(story)
@@ -641,12 +641,12 @@ def test_a_fault_of_our_own_leaves_the_others(scene: Scene, monkeypatch: pytest.
         await scene.look()
         assert scene.engine.answers() == ["a"]
         cause = "ZeroDivisionError: division by zero"
-        assert scene.told == [f"cannot bring hook {path} into use: {cause}"]
+        assert scene.reported == [f"cannot bring hook {path} into use: {cause}"]
         assert scene.library._known["10-a"].again is not None, "it is tried again"
         monkeypatch.setattr("proxy.hooks.registry.survey", lambda *_: 1 / 0)
         async with running(scene):
-            await scene.until(lambda: len(scene.told) > 1)
-            assert scene.told[1] == "ZeroDivisionError: division by zero"
+            await scene.until(lambda: len(scene.reported) > 1)
+            assert scene.reported[1] == "ZeroDivisionError: division by zero"
             assert scene.engine.answers() == ["a"]
 
     play(story)
@@ -707,8 +707,8 @@ def test_the_real_engine_is_kept_to_the_files(scene: Scene) -> None:
         )
 
     async def story() -> None:
-        engine = Real(reasons(scene.told), lambda *_: None)
-        library = HookRegistry(scene.config, engine, lambda: None, reasons(scene.told))
+        engine = Real(reasons(scene.reported), lambda *_: None)
+        library = HookRegistry(scene.config, engine, lambda: None, reasons(scene.reported))
         scene.library = library
 
         async def asked() -> Any:

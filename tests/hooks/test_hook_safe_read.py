@@ -114,7 +114,7 @@ def test_a_slow_writer_is_never_read_half(file: Path) -> None:
 
 
 def test_a_writer_during_a_read_ends_no_thread(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel signals who holds the lease; SIGIO, its first choice, ends a process."""
+    """The kernel signals the holder of the lease; SIGIO, its first choice, ends a process."""
     settle()
     read_all = os.read
     writers: list[threading.Thread] = []

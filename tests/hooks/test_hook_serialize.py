@@ -134,9 +134,9 @@ def test_what_is_left_out_is_as_the_engine_would_say() -> None:
     assert event.decision.allowed == CpuSet((2, 3))
     assert event.decision.allowed_mems == Mask((1,))
     assert event.pod.ref == "/"
-    told = event_from({"point": "pre_create_container", "decision": {"cpus": "2", "allowed": "0-7"}})
-    assert isinstance(told, PreCreateContainer)
-    assert told.decision.allowed == CpuSet(range(8))
+    reported = event_from({"point": "pre_create_container", "decision": {"cpus": "2", "allowed": "0-7"}})
+    assert isinstance(reported, PreCreateContainer)
+    assert reported.decision.allowed == CpuSet(range(8))
     assert Decision().allowed == CpuSet()
 
 

@@ -17,8 +17,8 @@ from proxy.model.errors import HookError, InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask
 
 
-def written(folder: Path, body: str, name: str = "50-tried.py", head: str = "API_VERSION = 1") -> Path:
-    path = folder / name
+def written(directory: Path, body: str, name: str = "50-tried.py", head: str = "API_VERSION = 1") -> Path:
+    path = directory / name
     path.write_text(f"from proxy.hooks.api import *\n{head}\n{body}\n")
     return path
 

@@ -27,7 +27,7 @@ def cpus(text: str) -> CpuSet:
 
 
 class Node:
-    """The hook with its files in a folder."""
+    """The hook with its files in a directory."""
 
     def __init__(self, root: Path, config: dict[str, Any]) -> None:
         self.root = root
@@ -45,8 +45,8 @@ class Node:
         self.hear("post_create_container", pod=pod, container=existing(container, one), decision=decision)
         return answer
 
-    def file(self, folder: str = FOLDER) -> dict[str, str]:
-        lines = (self.root / folder / "cpus").read_text().splitlines()
+    def file(self, directory: str = FOLDER) -> dict[str, str]:
+        lines = (self.root / directory / "cpus").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines)
 
 
@@ -58,8 +58,8 @@ def node(tmp_path: Path) -> Callable[..., Node]:
 def test_an_owner_gets_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
     one = node()
     answer = one.create(pool="own", cpus="2-5", mems="0")
-    told = {"EXCLUSIVE_CPUS": "2-5", "SHARED_CPUS": "", "MEMORY_NODES": "0"}
-    assert answer.envs == told == one.file()
+    reported = {"EXCLUSIVE_CPUS": "2-5", "SHARED_CPUS": "", "MEMORY_NODES": "0"}
+    assert answer.envs == reported == one.file()
     host = str(one.root / FOLDER)
     assert answer.mounts == {"/run/topoproxy": Mount("/run/topoproxy", host, readonly=True)}
 
@@ -139,8 +139,8 @@ def test_the_file_follows_the_pools(node: Callable[..., Node]) -> None:
 def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
     one = node()
     one.create(pool="own", cpus="2-5")
-    folder = one.root / FOLDER
-    with (folder / "cpus").open() as opened:
+    directory = one.root / FOLDER
+    with (directory / "cpus").open() as opened:
         one.hear(
             "post_start_container",
             pod=POD,
@@ -153,9 +153,9 @@ def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
             container=existing(testing.container(), "c1"),
             decision=testing.decision("own", "6-7"),
         )
-        assert "2-5" in opened.read(), "who has it open reads what it was"
+        assert "2-5" in opened.read(), "a reader that has it open reads what it was"
     assert one.file()["EXCLUSIVE_CPUS"] == "6-7"
-    assert [path.name for path in folder.iterdir()] == ["cpus"]
+    assert [path.name for path in directory.iterdir()] == ["cpus"]
 
 
 def test_a_link_in_the_directory_is_not_followed(node: Callable[..., Node], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ CONTAINER = samples.existing(testing.container(), "c1")
 
 
 class Node:
-    """The hook with the kernel's files in a folder."""
+    """The hook with the kernel's files in a directory."""
 
     def __init__(self, root: Path, **config: Any) -> None:
         self.root = root
@@ -70,8 +70,10 @@ class Node:
         return self["proc/irq/9/smp_affinity_list"]
 
     def cpu(self, number: int) -> tuple[str, str]:
-        folder = f"sys/devices/system/cpu/cpu{number}"
-        return self[f"{folder}/power/pm_qos_resume_latency_us"], self[f"{folder}/cpufreq/scaling_governor"]
+        directory = f"sys/devices/system/cpu/cpu{number}"
+        return self[f"{directory}/power/pm_qos_resume_latency_us"], self[
+            f"{directory}/cpufreq/scaling_governor"
+        ]
 
 
 @pytest.fixture
@@ -80,17 +82,17 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     said: list[str] = []
     monkeypatch.setattr(log, "say_once", lambda key, level, text, **context: said.append(str(context["err"])))
     return said
 
 
-def test_without_annotations_nothing_happens(node: Node, told: list[str]) -> None:
+def test_without_annotations_nothing_happens(node: Node, reported: list[str]) -> None:
     assert node.life({}) == testing.NOTHING
     assert node[f"cgroup/cpu/kubepods/pod{UID}/cpu.cfs_quota_us"] == "400000"
     assert (node.irq, node.cpu(2)) == ("0-15", ("0", "powersave"))
-    assert told == []
+    assert reported == []
 
 
 def test_the_quota_of_container_and_pod(node: Node) -> None:
@@ -103,14 +105,14 @@ def test_the_quota_of_container_and_pod(node: Node) -> None:
     assert not node.hear("pre_update_container_resources", {}, decision=OWN, asked=asked)
 
 
-def test_interrupts_off_all_its_cpus_and_nothing_else(node: Node, told: list[str]) -> None:
+def test_interrupts_off_all_its_cpus_and_nothing_else(node: Node, reported: list[str]) -> None:
     off = {"irq-load-balancing.crio.io": "disable"}
     assert node.life(off) == testing.NOTHING
     assert node.irq == "0-1,6-15"
     asked = Resources(cpu_quota=100_000)
     assert not node.hear("pre_update_container_resources", off, decision=OWN, asked=asked)
     assert node[f"cgroup/cpuset/kubepods/pod{UID}/c1/cpuset.sched_load_balance"] == "1"
-    assert told == []
+    assert reported == []
     node.hear("post_stop_container", decision=OWN, container=CONTAINER)
     assert node.irq == "0-15"
 
@@ -136,26 +138,26 @@ def test_sleep_and_frequency(node: Node) -> None:
     assert node.cpu(2) == ("0", "powersave")
 
 
-def test_load_balancing_on_v1_says_what_it_cannot_do(node: Node, told: list[str]) -> None:
+def test_load_balancing_on_v1_says_what_it_cannot_do(node: Node, reported: list[str]) -> None:
     node.life({"cpu-load-balancing.crio.io": "disable"})
     assert node[f"cgroup/cpuset/kubepods/pod{UID}/c1/cpuset.sched_load_balance"] == "0"
-    assert len(told) == 1
-    assert "has no effect" in told[0]
-    assert told[0].endswith("groups above, /")
+    assert len(reported) == 1
+    assert "has no effect" in reported[0]
+    assert reported[0].endswith("groups above, /")
 
 
-def test_load_balancing_on_v2_is_left_to_the_engine(node: Node, told: list[str]) -> None:
+def test_load_balancing_on_v2_is_left_to_the_engine(node: Node, reported: list[str]) -> None:
     (node.root / "cgroup/cgroup.controllers").write_text("cpuset")
     node.life({"cpu-load-balancing.crio.io": "disable"})
-    assert "apply.partitions: isolated" in told[0]
+    assert "apply.partitions: isolated" in reported[0]
 
 
-def test_settings_without_effect_are_reported(node: Node, told: list[str]) -> None:
+def test_settings_without_effect_are_reported(node: Node, reported: list[str]) -> None:
     node.life({"cpu-quota.crio.io": "maybe", "cpu-shared.crio.io/main": "enable"})
-    assert any("'maybe'" in text for text in told)
-    assert any("cannot add CPUs" in text for text in told)
+    assert any("'maybe'" in text for text in reported)
+    assert any("cannot add CPUs" in text for text in reported)
     node.life({"cpu-freq-governor.crio.io": "warp", "irq-load-balancing.crio.io": "disable"})
-    assert any("governor warp" in text for text in told)
+    assert any("governor warp" in text for text in reported)
     assert node.irq == "0-1,6-15", "the others go on"
 
 

@@ -129,7 +129,7 @@ class Watch:
             ):
                 self.seen.append(str(path))
         elif event == "shutil.rmtree" or (event in self.changes and args[-1] in (-1, None)):
-            # With a descriptor of a folder: a step of a removal, which was told as a whole.
+            # With a descriptor of a directory: a step of a removal, which was recorded as a whole.
             self.seen.extend(str(arg) for arg in args if isinstance(arg, str | Path))
 
 
@@ -147,13 +147,13 @@ def watch(watching: Watch) -> Iterator[Watch]:
     watching.on = False
 
 
-def in_folder(path: Path, folder: Path) -> testing.Loaded:
-    """Load a hook with all paths of its settings below a folder."""
+def in_folder(path: Path, directory: Path) -> testing.Loaded:
+    """Load a hook with all paths of its settings below a directory."""
     plain = load_file(path, trusted=False)
     settings = getattr(plain.module, "Settings", None)
     keys = keys_of(settings) if settings is not None else []
     paths = {
-        k.name: str(folder / k.name) for k in keys if isinstance(k.default, str) and k.default[:1] == "/"
+        k.name: str(directory / k.name) for k in keys if isinstance(k.default, str) and k.default[:1] == "/"
     }
     return testing.load(path, paths or None)
 

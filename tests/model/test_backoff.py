@@ -106,7 +106,7 @@ def test_a_success_and_a_key_that_is_gone_begin_again() -> None:
 
 
 def doubles(node: ast.AST) -> bool:
-    """Tell whether an expression is something times two, or two to the power of something."""
+    """Return whether an expression is something times two, or two to the power of something."""
     if not isinstance(node, ast.BinOp):
         return False
     if isinstance(node.op, ast.Mult):

@@ -1,6 +1,6 @@
 """What may be changed in a file, one node of its syntax tree at a time.
 
-Messages, annotations and decorators are left alone: changing them tells little about the tests.
+Messages, annotations and decorators are left alone: changing them reports little about the tests.
 """
 
 from __future__ import annotations

@@ -121,24 +121,24 @@ def chosen(sources: list[str], at: list[str]) -> list[Mutant]:
 class Workspace:
     """A copy of the tree in which one mutant at a time is tried."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.limits: dict[str, float] = {}
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
-                shutil.copy(source, folder / name)
-        # Byte code is told to be out of date by contents; by time and size a mutant could go unnoticed.
+                shutil.copy(source, directory / name)
+        # Byte code is compared by contents; by time and size a mutant could go unnoticed.
         compiled = ["compileall", "-q", "--invalidation-mode", "checked-hash", "proxy"]
-        subprocess.run([sys.executable, "-m", *compiled], cwd=folder, check=True)
+        subprocess.run([sys.executable, "-m", *compiled], cwd=directory, check=True)
 
-    def twin(self, folder: Path) -> Workspace:
+    def twin(self, directory: Path) -> Workspace:
         """Copy it, with what has been measured."""
         other = copy.copy(self)
-        other.folder = folder
-        shutil.copytree(self.folder, folder)
+        other.directory = directory
+        shutil.copytree(self.directory, directory)
         return other
 
     def measure(self, tests: list[str]) -> None:
@@ -154,7 +154,7 @@ class Workspace:
         options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *tests],
-            cwd=self.folder,
+            cwd=self.directory,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -171,7 +171,7 @@ class Workspace:
                 process.wait()
 
     def survives(self, mutant: Mutant, tests: list[str]) -> bool:
-        file = self.folder / mutant.path
+        file = self.directory / mutant.path
         original = file.read_text()
         file.write_text(mutant.source)
         try:
@@ -181,7 +181,7 @@ class Workspace:
 
 
 def run(todo: list[tuple[Mutant, list[str]]], jobs: int) -> int:
-    """Try the mutants, each by its tests, and tell what survived.
+    """Try the mutants, each by its tests, and return what survived.
 
     Returns:
         How many survived.

@@ -61,8 +61,8 @@ EXPLANATIONS = st.builds(
 
 
 @given(EXPLANATIONS)
-def test_there_and_back(told: Explanation) -> None:
-    assert from_data(json.loads(json.dumps(to_data(told)))) == told
+def test_there_and_back(reported: Explanation) -> None:
+    assert from_data(json.loads(json.dumps(to_data(reported)))) == reported
 
 
 def test_every_field_is_written() -> None:
@@ -79,7 +79,7 @@ def test_former_names_of_fields_are_read_and_written(decision: Explanation) -> N
 
 
 def test_the_form() -> None:
-    told = Explanation(
+    reported = Explanation(
         "CreateContainer",
         "ns/p",
         "u",
@@ -108,7 +108,7 @@ def test_the_form() -> None:
         3,
         (Shortfall("memory", None, 5, 4),),
     )
-    data = to_data(told)
+    data = to_data(reported)
     assert (data.pop("said"), data.pop("lacks")) == (data["providers"], data["shortfalls"])
     assert data == {
         "event": "CreateContainer",
@@ -196,7 +196,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_anything_is_read_or_refused(data: object) -> None:
     try:
-        told = from_data(data)
+        reported = from_data(data)
     except InputError:
         return
-    assert from_data(to_data(told)) == told
+    assert from_data(to_data(reported)) == reported

@@ -28,7 +28,7 @@ def entry(
     ref: str, uid: str = "u", attempt: int = 0, verdict: Verdict | None = None, **more: object
 ) -> dict[str, object]:
     namespace, pod, *container = ref.split("/")
-    told = Explanation(
+    reported = Explanation(
         "CreateContainer",
         f"{namespace}/{pod}",
         uid,
@@ -36,7 +36,13 @@ def entry(
         attempt=attempt,
         verdict=verdict or Verdict(),
     )
-    return {"when": 1790000000.25, "id": "0123456789abcdef", "there": True, "decision": to_data(told), **more}
+    return {
+        "when": 1790000000.25,
+        "id": "0123456789abcdef",
+        "there": True,
+        "decision": to_data(reported),
+        **more,
+    }
 
 
 def page(*entries: dict[str, object], older: int = 0) -> str:
@@ -57,9 +63,12 @@ def test_a_page() -> None:
 
 
 def test_what_holds_now() -> None:
-    told = page(entry("ns/p/c", now="BE is suppressed: it runs on 0-1 now.\x07"), entry("ns/p/d"))
-    assert told.splitlines()[1:3] == ["ns/p/c was admitted.", "Now: BE is suppressed: it runs on 0-1 now.?"]
-    assert told.count("Now:") == 1
+    reported = page(entry("ns/p/c", now="BE is suppressed: it runs on 0-1 now.\x07"), entry("ns/p/d"))
+    assert reported.splitlines()[1:3] == [
+        "ns/p/c was admitted.",
+        "Now: BE is suppressed: it runs on 0-1 now.?",
+    ]
+    assert reported.count("Now:") == 1
 
 
 def test_what_is_gone_and_what_has_no_id() -> None:
@@ -85,7 +94,7 @@ def test_the_newest_of_each() -> None:
             ]
         }
     )
-    assert [told.data["when"] for told in newest(records)] == [2, 4, 5, 6]
+    assert [reported.data["when"] for reported in newest(records)] == [2, 4, 5, 6]
     assert newest([]) == []
 
 

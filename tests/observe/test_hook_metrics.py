@@ -25,13 +25,13 @@ BROKEN: dict[str, Any] = {"name": '2"', "state": "broken", "broken": True}
 MASKED: dict[str, Any] = {"name": "30-c", "state": "masked"}
 
 
-def told(*hooks: dict[str, Any]) -> list[str]:
+def reported(*hooks: dict[str, Any]) -> list[str]:
     text = metrics({"hooks": {"hooks": list(hooks)}})
     return [line for line in text.splitlines() if line.startswith("topoproxy_hook")]
 
 
 def test_all_that_is_known_of_hooks() -> None:
-    assert told(FINE, BROKEN, MASKED) == [
+    assert reported(FINE, BROKEN, MASKED) == [
         'topoproxy_hooks{state="broken"} 1',
         'topoproxy_hooks{state="masked"} 1',
         'topoproxy_hooks{state="running"} 1',
@@ -52,10 +52,13 @@ def test_all_that_is_known_of_hooks() -> None:
 
 
 def test_without_hooks_there_are_no_metrics_of_them() -> None:
-    assert told() == []
+    assert reported() == []
     assert "topoproxy_hook" not in metrics({})
     assert "topoproxy_hook" not in metrics({"hooks": 3})
 
 
 def test_hooks_that_were_never_asked_have_no_counters() -> None:
-    assert [line.partition("{")[0] for line in told(BROKEN)] == ["topoproxy_hooks", "topoproxy_hook_broken"]
+    assert [line.partition("{")[0] for line in reported(BROKEN)] == [
+        "topoproxy_hooks",
+        "topoproxy_hook_broken",
+    ]

@@ -37,13 +37,18 @@ def owner(uid: str, qos: QosClass, cpus: str) -> PodRow:
 
 
 def test_an_empty_node() -> None:
-    told = {key: json.loads(text) for key, text in picture(SEATS, NodeFacts()).annotations.items()}
+    reported = {key: json.loads(text) for key, text in picture(SEATS, NodeFacts()).annotations.items()}
     pools = [{"socket": 0, "node": 0, "cpuset": "0-1,4-5"}, {"socket": 1, "node": 1, "cpuset": "2-3,6-7"}]
-    assert told[SHARED_POOLS] == told[BE_POOLS] == pools
-    assert told[CPU_TOPOLOGY]["detail"][6] == {"id": 6, "core": 2, "socket": 1, "node": 1}
-    assert told[BASIC_INFO] == {"hyperThreadEnabled": True}
-    assert (told[POD_ALLOCS], told[MANAGER_POLICY], told[RESERVATION], told[SYSTEM_QOS]) == (None, {}, {}, {})
-    assert len(told) == 8
+    assert reported[SHARED_POOLS] == reported[BE_POOLS] == pools
+    assert reported[CPU_TOPOLOGY]["detail"][6] == {"id": 6, "core": 2, "socket": 1, "node": 1}
+    assert reported[BASIC_INFO] == {"hyperThreadEnabled": True}
+    assert (reported[POD_ALLOCS], reported[MANAGER_POLICY], reported[RESERVATION], reported[SYSTEM_QOS]) == (
+        None,
+        {},
+        {},
+        {},
+    )
+    assert len(reported) == 8
 
 
 def test_all_containers_with_cpus() -> None:
@@ -55,12 +60,12 @@ def test_all_containers_with_cpus() -> None:
         basic={"vendorID": "GenuineIntel"},
     )
     drawn = picture(SEATS, facts)
-    told = drawn.annotations
+    reported = drawn.annotations
     assert union(drawn.rule.shared) == CpuSet([6])
     assert union(drawn.rule.be) == CpuSet([1, 3, 6])
-    assert [alloc["uid"] for alloc in json.loads(told[POD_ALLOCS])] == ["c", "d", "k"]
-    assert json.loads(told[MANAGER_POLICY]) == {"policy": "static", "reservedCPUs": "4"}
-    assert json.loads(told[BASIC_INFO])["vendorID"] == "GenuineIntel"
+    assert [alloc["uid"] for alloc in json.loads(reported[POD_ALLOCS])] == ["c", "d", "k"]
+    assert json.loads(reported[MANAGER_POLICY]) == {"policy": "static", "reservedCPUs": "4"}
+    assert json.loads(reported[BASIC_INFO])["vendorID"] == "GenuineIntel"
     assert drawn.problems == ()
     assert drawn.withheld.kubelet == CpuSet([7])
 
@@ -79,7 +84,7 @@ def test_faults_of_the_node_object_are_reported() -> None:
     )
     drawn = picture(SEATS, facts)
     assert len(drawn.problems) == 4
-    assert drawn.rule.system == "", "a list that is none leads nobody anywhere"
+    assert drawn.rule.system == "", "a list that is none has no effect"
 
 
 @given(

@@ -44,11 +44,11 @@ def test_the_picture_of_a_running_node() -> None:
         owner("d", OWN, "6", Phase.EXITED),
     ]
     state = NodeState.of(NODE, [LSR, OWN], there)
-    told = node_resource_topology(MACHINE, node_facts(state, "n1"))
-    metadata = told["metadata"]
+    reported = node_resource_topology(MACHINE, node_facts(state, "n1"))
+    metadata = reported["metadata"]
     assert isinstance(metadata, dict)
     read = {key.partition("/")[2]: json.loads(text) for key, text in metadata["annotations"].items()}
-    assert (metadata["name"], told["topologyPolicies"]) == ("n1", ["RestrictedPodLevel"])
+    assert (metadata["name"], reported["topologyPolicies"]) == ("n1", ["RestrictedPodLevel"])
     assert json.loads(metadata["annotations"][POD_ALLOCS]) == [
         {"namespace": "ns", "name": "chosen", "uid": "u2", "cpuset": "4-5,12", "managedByKubelet": True}
     ]
@@ -81,8 +81,8 @@ def test_the_node_objects_values_pass_and_effective_ones_are_reported() -> None:
         {"cpu": 16_000},
         {"cpu": 14_000},
     )
-    told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n1", meta=meta))
-    metadata, zones = told["metadata"], told["zones"]
+    reported = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n1", meta=meta))
+    metadata, zones = reported["metadata"], reported["zones"]
     assert isinstance(metadata, dict)
     assert isinstance(zones, list)
     texts = metadata["annotations"]
@@ -115,8 +115,8 @@ def test_kubelets_assignments_are_reported_once() -> None:
     manager = CpuManager(
         "static", {"full-pcpus-only": "true"}, CpuSet((0, 8)), "single-numa-node", "pod", held=held
     )
-    told = node_resource_topology(MACHINE, node_facts(state, "n", manager))
-    metadata = told["metadata"]
+    reported = node_resource_topology(MACHINE, node_facts(state, "n", manager))
+    metadata = reported["metadata"]
     assert isinstance(metadata, dict)
     read = {key.partition("/")[2]: json.loads(text) for key, text in metadata["annotations"].items()}
     assert read["pod-cpu-allocs"] == [
@@ -128,15 +128,15 @@ def test_kubelets_assignments_are_reported_once() -> None:
         "options": {"full-pcpus-only": "true"},
         "reservedCPUs": "0,8",
     }
-    assert told["topologyPolicies"] == ["SingleNUMANodePodLevel"]
+    assert reported["topologyPolicies"] == ["SingleNUMANodePodLevel"]
     shared = CpuSet.parse(",".join(pool["cpuset"] for pool in read["cpu-shared-pools"]))
     assert shared == state.pools.shared - CpuSet((2, 10)), "no container of that pod is here yet"
 
 
 def test_our_topology_manager_is_reported_where_it_decides() -> None:
     manager = CpuManager("none", topology_policy="best-effort", topology_scope="container")
-    told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n", manager))
-    assert told["topologyPolicies"] == ["RestrictedPodLevel"]
+    reported = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n", manager))
+    assert reported["topologyPolicies"] == ["RestrictedPodLevel"]
 
 
 def test_kubelets_reserve_comes_from_raw_allocatable() -> None:

@@ -1,4 +1,4 @@
-"""Decisions told: whole texts of realistic records, and what holds for every sentence."""
+"""Decisions in sentences: whole texts of realistic records, and what holds for every sentence."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def record(name: str) -> Explanation:
     return from_data(json.loads((RECORDS / f"{name}.json").read_text()))
 
 
-def all_sentences(told: Explanation) -> list[str]:
-    return [text for section in sections(told) for text in section.sentences]
+def all_sentences(reported: Explanation) -> list[str]:
+    return [text for section in sections(reported) for text in section.sentences]
 
 
-def titles(told: Explanation) -> list[str]:
-    return [section.title for section in sections(told)]
+def titles(reported: Explanation) -> list[str]:
+    return [section.title for section in sections(reported)]
 
 
-def section(told: Explanation, title: str) -> tuple[str, ...]:
-    return next(part.sentences for part in sections(told) if part.title == title)
+def section(reported: Explanation, title: str) -> tuple[str, ...]:
+    return next(part.sentences for part in sections(reported) if part.title == title)
 
 
 def hint(preferred: bool, *nodes: int) -> TopologyHint:
@@ -82,17 +82,17 @@ def test_the_whole_text(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [20, 60, 200])
 def test_width_breaks_lines_and_loses_no_word(name: str, width: int) -> None:
-    told = record(name)
-    text = render_decision(told, width)
-    words = " ".join(f"{s.title} {' '.join(s.sentences)}" for s in sections(told)).split()
+    reported = record(name)
+    text = render_decision(reported, width)
+    words = " ".join(f"{s.title} {' '.join(s.sentences)}" for s in sections(reported)).split()
     assert text.split() == words
     longest = max(map(len, words))
     assert max(map(len, text.splitlines())) <= max(width, 40, longest + 6)
 
 
 def test_the_order_is_that_of_the_decision() -> None:
-    told = record("owner")
-    assert titles(told) == [
+    reported = record("owner")
+    assert titles(reported) == [
         "",
         "What was asked for",
         "What there was",
@@ -124,10 +124,10 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
 
 
 def blameless(name: str, *said: ProviderAnswer) -> Explanation:
-    """A refusal of which nobody has said what stood against it, or what would have done."""
-    told = record(name)
-    assert told.merge is not None
-    return replace(told, merge=replace(told.merge, blame=()), said=said or told.said, lacks=())
+    """A refusal whose record does not say what stood against it, or what would help."""
+    reported = record(name)
+    assert reported.merge is not None
+    return replace(reported, merge=replace(reported.merge, blame=()), said=said or reported.said, lacks=())
 
 
 def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
@@ -155,10 +155,10 @@ def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
 
 
 def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
-    told = replace(record("refused_gpu"), verdict=Verdict(9, "R", "R: text (ml/c/main)"))
-    assert all_sentences(told)[0] == "ml/c/main was refused: text."
-    told = replace(told, verdict=Verdict(9, "R", "more (ml/c/other) is told"))
-    assert all_sentences(told)[0] == "ml/c/main was refused: more (ml/c/other) is told."
+    reported = replace(record("refused_gpu"), verdict=Verdict(9, "R", "R: text (ml/c/main)"))
+    assert all_sentences(reported)[0] == "ml/c/main was refused: text."
+    reported = replace(reported, verdict=Verdict(9, "R", "more (ml/c/other) is told"))
+    assert all_sentences(reported)[0] == "ml/c/main was refused: more (ml/c/other) is told."
 
 
 def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
@@ -202,8 +202,8 @@ def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
     ],
 )
 def test_the_shortage_is_reported_for_the_closest_nodes(lacks: tuple[Shortfall, ...], text: str) -> None:
-    told = replace(record("refused_single"), lacks=lacks)
-    assert section(told, "What would help")[0] == text
+    reported = replace(record("refused_single"), lacks=lacks)
+    assert section(reported, "What would help")[0] == text
 
 
 def test_without_facts_no_fit_is_reported() -> None:
@@ -218,35 +218,37 @@ def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
         ProviderAnswer("devices", "x/gpu", "impossible"),
         ProviderAnswer("cpu", "cpu", "", (hint(True, 0),), 1, 1),
     )
-    told = blameless("refused_gpu", *said)
-    assert section(told, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
+    reported = blameless("refused_gpu", *said)
+    assert section(reported, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
     uncounted = blameless("refused_gpu", ProviderAnswer("devices", "x/gpu"), said[1])
-    assert all_sentences(uncounted)[1] == all_sentences(told)[1]
+    assert all_sentences(uncounted)[1] == all_sentences(reported)[1]
     assert "best-effort" not in render_decision(uncounted)
-    assert section(told, "What would help")[0] == "Ask for less of x/gpu."
-    assert "so that" not in render_decision(told)
-    assert "best-effort" not in render_decision(told)
+    assert section(reported, "What would help")[0] == "Ask for less of x/gpu."
+    assert "so that" not in render_decision(reported)
+    assert "best-effort" not in render_decision(reported)
 
 
 def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
-    told = blameless("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
-    assert all_sentences(told)[1] == "What it asks of cpu cannot be had on a single NUMA node."
-    assert section(told, "What would help")[0] == "Ask for less of cpu, so that one NUMA node has enough."
+    reported = blameless("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
+    assert all_sentences(reported)[1] == "What it asks of cpu cannot be had on a single NUMA node."
+    assert section(reported, "What would help")[0] == "Ask for less of cpu, so that one NUMA node has enough."
 
 
 def test_what_was_tried_and_refused_was_not_taken() -> None:
     verdict = Verdict(9, "SharedPoolExhausted", "the shared pool would be left empty")
-    told = titles(replace(record("owner"), verdict=verdict))
-    assert "What was tried" in told
-    assert "What was taken" not in told
+    reported = titles(replace(record("owner"), verdict=verdict))
+    assert "What was tried" in reported
+    assert "What was taken" not in reported
 
 
 def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
     said = (ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
     merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes do for all resources")
-    told = replace(record("refused_gpu"), said=said, merge=merge)
-    assert all_sentences(told)[1].startswith("What it asks of cpu cannot be had on as few NUMA nodes as its")
-    helped = " ".join(section(told, "What would help"))
+    reported = replace(record("refused_gpu"), said=said, merge=merge)
+    assert all_sentences(reported)[1].startswith(
+        "What it asks of cpu cannot be had on as few NUMA nodes as its"
+    )
+    helped = " ".join(section(reported, "What would help"))
     assert "best-effort refuses no pod for alignment; it would have looked on nodes 0-1 first." in helped
 
 
@@ -258,15 +260,15 @@ def test_simple_cases_are_short(name: str, most: int) -> None:
 def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
     facts = [Fact(f"cpu {kind}", "2", "x") for kind in ("request", "limit")]
     other = [Fact("memory request", "1", "x"), Fact("memory limit", "2", "x"), Fact("gpu limit", "1", "x")]
-    told = replace(record("owner"), facts=(*facts, *other))
-    assert section(told, "What was asked for") == (
+    reported = replace(record("owner"), facts=(*facts, *other))
+    assert section(reported, "What was asked for") == (
         "From x: cpu request and limit 2; memory request 1; memory limit 2; gpu limit 1.",
     )
 
 
 def test_a_refusal_without_anything_known() -> None:
-    told = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(9))
-    assert all_sentences(told) == [
+    reported = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(9))
+    assert all_sentences(reported) == [
         "a/b/c was refused: no reason is remembered.",
         "Refused (gRPC status 9, FAILED_PRECONDITION).",
         "Ask for less, or for no whole CPUs, so that it shares CPUs with others.",
@@ -286,16 +288,16 @@ def test_a_refusal_without_anything_known() -> None:
 def test_facts_of_a_pod_are_not_facts_of_the_node(
     reason: str, code: int, begins: str, elsewhere: bool
 ) -> None:
-    told = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(code, reason, "no"))
-    helped = section(told, "What would help")
+    reported = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(code, reason, "no"))
+    helped = section(reported, "What would help")
     assert helped[0].startswith(begins)
     assert ("Another node of the cluster may have room for it." in helped[1:]) == elsewhere
     assert len(helped) == 1 + elsewhere
 
 
 def test_a_system_container_has_no_exclusive_cpus() -> None:
-    told = replace(record("shared"), pool="system", cpus=CpuSet([0, 1]))
-    assert "was admitted to the SYSTEM pool (CPUs 0-1 then)" in all_sentences(told)[0]
+    reported = replace(record("shared"), pool="system", cpus=CpuSet([0, 1]))
+    assert "was admitted to the SYSTEM pool (CPUs 0-1 then)" in all_sentences(reported)[0]
 
 
 @pytest.mark.parametrize(
@@ -376,8 +378,8 @@ def test_what_a_policy_chose(merge: Merge, texts: list[str]) -> None:
 
 
 def test_a_long_list_of_moved_containers_is_cut() -> None:
-    def moved(*who: MovedContainer, more: int = 0) -> tuple[str, ...]:
-        return section(Explanation("e", "a/b", "u", moved=who, more_moved=more), "What had to move")
+    def moved(*containers: MovedContainer, more: int = 0) -> tuple[str, ...]:
+        return section(Explanation("e", "a/b", "u", moved=containers, more_moved=more), "What had to move")
 
     before, after = CpuSet.parse("0-7"), CpuSet.parse("0-3")
     (text,) = moved(*(MovedContainer(f"a/b{i}/c", before, after) for i in range(13)))
@@ -393,20 +395,20 @@ def test_a_long_list_of_moved_containers_is_cut() -> None:
 
 def test_steps_are_grouped_by_provider_and_cut() -> None:
     cores = [AllocationStep("cpu", f"core {i}: CPUs {i},{i + 32}") for i in range(12)]
-    told = Explanation("e", "a/b", "u", steps=(*cores, AllocationStep("memory", "node 0.")))
-    texts = section(told, "What was taken")
+    reported = Explanation("e", "a/b", "u", steps=(*cores, AllocationStep("memory", "node 0.")))
+    texts = section(reported, "What was taken")
     assert texts[0].endswith("core 9: CPUs 9,41; and 2 more.")
     assert texts[1] == "memory: node 0."
 
 
 def test_facts_are_grouped_by_source() -> None:
-    told = replace(record("owner"), facts=(Fact("a", "1", "x"), Fact("b", "2", ""), Fact("c", "3", "x")))
-    assert sections(told)[1].sentences == ("From x: a 1; c 3.", "Known: b 2.")
+    reported = replace(record("owner"), facts=(Fact("a", "1", "x"), Fact("b", "2", ""), Fact("c", "3", "x")))
+    assert sections(reported)[1].sentences == ("From x: a 1; c 3.", "Known: b 2.")
 
 
 def test_texts_of_others_cannot_harm_the_terminal() -> None:
-    told = replace(record("owner"), facts=(Fact("a", "\x1b[2J  b\nc\xe9", "x"),), reasons=("odd  one. ",))
-    texts = all_sentences(told)
+    reported = replace(record("owner"), facts=(Fact("a", "\x1b[2J  b\nc\xe9", "x"),), reasons=("odd  one. ",))
+    texts = all_sentences(reported)
     assert "From x: a ?[2J b c?." in texts
     assert "Odd one." in texts
 
@@ -474,12 +476,12 @@ EXPLANATIONS = st.builds(
 
 
 @given(EXPLANATIONS)
-def test_every_sentence_is_one(told: Explanation) -> None:
-    texts = all_sentences(told)
+def test_every_sentence_is_one(reported: Explanation) -> None:
+    texts = all_sentences(reported)
     assert texts
     for text in texts:
         check(text)
-    assert render_decision(told, 80).isascii()
+    assert render_decision(reported, 80).isascii()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -495,7 +497,7 @@ MACHINE = described(2, 2, 4, 2)  # 4 NUMA nodes of 8 CPUs
 @pytest.mark.parametrize("policy", list(Policy))
 def test_every_record_of_the_engine_has_a_sentence(policy: Policy, scope: Scope) -> None:
     node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=policy, scope=scope)
-    state, told = NodeState.empty(node), []
+    state, reported = NodeState.empty(node), []
     for i, (count, qos) in enumerate(
         [(0, "LS"), (0, "BE"), (4, ""), (6, ""), (6, ""), (5, ""), (9, ""), (30, "")]
     ):
@@ -503,19 +505,19 @@ def test_every_record_of_the_engine_has_a_sentence(policy: Policy, scope: Scope)
         pod = Pod(f"s{i}", f"u{i}", "ns", f"p{i}", 0, QosClass(qos), KubeQos.GUARANTEED)
         outcome = dry_run(state, ArrivingPod(pod, request, (("main", request),)))
         state = outcome.state
-        told += outcome.explanations
-    verdicts = {explanation.verdict.admitted for explanation in told}
+        reported += outcome.explanations
+    verdicts = {explanation.verdict.admitted for explanation in reported}
     assert verdicts == {True, False}
-    for explanation in told:
+    for explanation in reported:
         assert from_data(json.loads(json.dumps(to_data(explanation)))) == explanation
         for text in all_sentences(explanation):
             check(text)
 
 
 def test_what_a_pod_is_given_beside_its_cpus_is_its_containers() -> None:
-    told = replace(record("pod_scope"), devices=("x/gpu=g0",))
-    assert section(told, "Where that left it")[0].endswith(
-        f"out of CPUs {told.cpus}, beside device x/gpu=g0."
+    reported = replace(record("pod_scope"), devices=("x/gpu=g0",))
+    assert section(reported, "Where that left it")[0].endswith(
+        f"out of CPUs {reported.cpus}, beside device x/gpu=g0."
     )
-    without = replace(told, cpus=CpuSet())
+    without = replace(reported, cpus=CpuSet())
     assert section(without, "Where that left it")[0] == "Its containers have device x/gpu=g0."

@@ -76,14 +76,14 @@ def cpu_times(text: str) -> CpuTimes:
 
 def throttling(text: str) -> Throttling:
     """Read out of ``cpu.stat`` how the quota was felt."""
-    told = _figures(text, "cpu.stat", ("nr_periods", "nr_throttled", "throttled_usec"))
-    return Throttling(told["nr_periods"], told["nr_throttled"], 1000 * told["throttled_usec"])
+    reported = _figures(text, "cpu.stat", ("nr_periods", "nr_throttled", "throttled_usec"))
+    return Throttling(reported["nr_periods"], reported["nr_throttled"], 1000 * reported["throttled_usec"])
 
 
 def memory_figures(text: str) -> dict[str, int]:
     """Read ``memory.stat``: bytes by v1's names."""
-    told = _figures(text, "memory.stat", _MEMORY.values())
-    return {ours: told[theirs] for ours, theirs in _MEMORY.items()}
+    reported = _figures(text, "memory.stat", _MEMORY.values())
+    return {ours: reported[theirs] for ours, theirs in _MEMORY.items()}
 
 
 def memory_pages(text: str, nodes: Iterable[int] | None = None) -> dict[int, int]:

@@ -16,7 +16,7 @@ def wanted(
     static: bool,
     apart: frozenset[str] = frozenset(),
 ) -> dict[str, CpuSet]:
-    """Tell what each group shall have.
+    """Return what each group shall have.
 
     Args:
         groups: All of them.

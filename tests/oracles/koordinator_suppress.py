@@ -17,7 +17,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statuses:
-    """What became of both ways; None where nothing was done yet, and who knows what others left behind."""
+    """What became of both ways; None where nothing was done yet, as others may have left something."""
 
     cpuset: Status | None = None
     quota: Status | None = None
@@ -42,7 +42,7 @@ class Turn:
 
 
 def turn(mode: SuppressMode, before: Statuses) -> Turn:
-    """Tell what a round does in a mode, and what of the other mode has to be undone."""
+    """Return what a round does in a mode, and what of the other mode has to be undone."""
     used = Statuses(
         Status.USING if mode is SuppressMode.CPUSET else Status.RECOVERED,
         Status.USING if mode is SuppressMode.QUOTA else Status.RECOVERED,

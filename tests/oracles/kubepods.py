@@ -34,7 +34,7 @@ def pod_path(driver: Driver, qos: KubeQos, uid: str) -> str:
         CgroupError: The uid is no name.
     """
     if not _is_name(uid):
-        raise CgroupError(f"cannot tell the cgroup of pod {uid!r}: this is no uid")
+        raise CgroupError(f"cannot name the cgroup of pod {uid!r}: this is no uid")
     above, name = class_path(driver, qos), _CLASSES.get(qos)
     if driver is Driver.CGROUPFS:
         return f"{above}/pod{uid}"
@@ -46,7 +46,7 @@ def container_name(driver: Driver, container_id: str) -> tuple[str, str]:
     """Give the runtime of a container, and the name of its group in that of the pod.
 
     Args:
-        driver: Who made it.
+        driver: What made it.
         container_id: As Kubernetes writes it, ``containerd://ID``.
 
     Raises:
@@ -67,7 +67,7 @@ def container_path(driver: Driver, pod: str, container_id: str) -> str:
     """Give the path of a container's group.
 
     Args:
-        driver: Who made it.
+        driver: What made it.
         pod: The path of the pod's group.
         container_id: As Kubernetes writes it.
 
@@ -95,7 +95,7 @@ def container_id(driver: Driver, name: str) -> str:
             found = name.removeprefix(f"{prefix}-")
             if found != name and (found.endswith(".scope") or prefix == RUNTIMES["cri-o"]):
                 return found.removesuffix(".scope")
-    raise CgroupError(f"cannot tell whose cgroup {name!r} is: this is no container's")
+    raise CgroupError(f"cannot name the container of cgroup {name!r} is: this is no container's")
 
 
 def _is_name(text: str) -> bool:

@@ -98,4 +98,4 @@ def test_one_way_at_a_time_and_the_other_is_undone() -> None:
     off = turn(SuppressMode.OFF, then.after)
     assert (off.give_back_cpus, off.give_back_quota) == (True, False)
     assert turn(SuppressMode.OFF, off.after).give_back_cpus, "pools change under them"
-    assert turn(SuppressMode.OFF, Statuses()).give_back_quota, "who knows what others left behind"
+    assert turn(SuppressMode.OFF, Statuses()).give_back_quota, "others may have left something"

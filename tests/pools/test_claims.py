@@ -96,7 +96,7 @@ def test_cpus_of_an_annotation_that_is_partly_wrong_are_not_taken() -> None:
 
 
 def test_a_pod_that_names_missing_cpus_is_not_given_others_silently() -> None:
-    """As with an annotation that cannot be read: a Guaranteed pod shares, and its fault is told."""
+    """As with an annotation that cannot be read: a Guaranteed pod shares, and its fault is reported."""
     for static in (False, True):
         wish = claim(pod(cpus="7-8"), WHOLE_TWO, ONLINE, static=static)
         assert (wish.pool, wish.cpus, wish.count) == (Pool.SHARED, None, 0)

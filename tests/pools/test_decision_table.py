@@ -14,7 +14,7 @@ KUBE = tuple(KubeQos)
 
 
 @pytest.mark.parametrize(
-    ("qos", "kube", "told", "row"),
+    ("qos", "kube", "reported", "row"),
     [
         (QosClass.NONE, KubeQos.BURSTABLE, {"named": True, "known": False}, DecisionRow.NAMED),
         (QosClass.LS, KubeQos.BURSTABLE, {"known": False, "bound": True}, DecisionRow.UNKNOWN),
@@ -32,9 +32,9 @@ KUBE = tuple(KubeQos)
     ],
 )
 def test_the_first_row_that_fits_decides(
-    qos: QosClass, kube: KubeQos, told: dict[str, bool], row: DecisionRow
+    qos: QosClass, kube: KubeQos, reported: dict[str, bool], row: DecisionRow
 ) -> None:
-    assert row_of(qos, kube, **told) is row
+    assert row_of(qos, kube, **reported) is row
 
 
 @pytest.mark.parametrize(("qos", "kube"), list(itertools.product(QOS, KUBE)))

@@ -18,11 +18,11 @@ from proxy.pools.facts import POD_KEYS, QOS_LABEL, kube_qos, parent_of, pod_fact
 
 
 def resource_status(text: str) -> tuple[CpuSet | None, str]:
-    pod = told(text)
+    pod = reported(text)
     return pod.cpuset, pod.problem
 
 
-def told(text: str) -> Pod:
+def reported(text: str) -> Pod:
     return pod_facts("s", "u", "ns", "p", 0, {}, {POD_KEYS[1]: text}, "/kubepods/podu")
 
 

@@ -120,9 +120,9 @@ def test_a_ratio_beyond_numbers(text: str) -> None:
 
 
 def test_what_was_allocatable() -> None:
-    told = with_raw_allocatable({}, {"memory": "1Gi", "cpu": "8"})
-    assert told == {RAW_ALLOCATABLE: '{"cpu":"8","memory":"1Gi"}'}
-    assert raw_allocatable(told) == ({"cpu": "8", "memory": "1Gi"}, "")
+    reported = with_raw_allocatable({}, {"memory": "1Gi", "cpu": "8"})
+    assert reported == {RAW_ALLOCATABLE: '{"cpu":"8","memory":"1Gi"}'}
+    assert raw_allocatable(reported) == ({"cpu": "8", "memory": "1Gi"}, "")
     assert raw_allocatable({RAW_ALLOCATABLE: "[]"}) == (
         None,
         f"annotation {RAW_ALLOCATABLE}: it is not a JSON object",

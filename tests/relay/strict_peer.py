@@ -286,7 +286,7 @@ class Peer:
         fields = self.decoder.decode(bytes(block))
         stream = self.streams.get(sid)
         if stream is None:
-            assert not self.client, "HEADERS of a stream that nobody opened"
+            assert not self.client, "HEADERS of a stream that was not opened"
             assert sid > self.last_seen
             assert sid % 2
             self.last_seen = sid

@@ -835,7 +835,7 @@ def test_a_client_that_overruns_the_connection_window_is_stopped():
     [
         frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"),
         frame(WINDOW, 0, 1, b"\x7f\xff\xff\xff"),
-        frame(HEADERS, 4, 1, b"\x3f\xe2\x1f"),  # a table of 4097 bytes that nobody allowed
+        frame(HEADERS, 4, 1, b"\x3f\xe2\x1f"),  # a table of 4097 bytes, which is not allowed
     ],
 )
 def test_a_runtime_that_breaks_the_protocol_ends_the_connection(data):

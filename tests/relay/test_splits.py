@@ -11,7 +11,7 @@ METHODS = [CREATE, "/runtime.v1.RuntimeService/StopContainer", VERSION, "/x.Y/Z"
 
 
 def decide(session, stream, message):
-    """The same for the same message, whoever asks."""
+    """The same for the same message, for any caller."""
     kind = sum(message) % 4
     if kind == 0:
         session.refuse(stream, 9, "no room")

@@ -14,8 +14,8 @@ from tests.release.leaving_node import Node
 
 @pytest.fixture(params=[1, 2])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        made = Node(Path(folder), request.param)
+    with tempfile.TemporaryDirectory(prefix="tp-") as directory:
+        made = Node(Path(directory), request.param)
         made.runtime.start()
         yield made
         made.runtime.stop()

@@ -22,10 +22,10 @@ ALL = "0-15"
 class Node(DaemonNode):
     """A node that topoproxy leaves; effective CPUs and memory nodes are compared, as cgroup v2 has them."""
 
-    def __init__(self, folder: Path, version: int) -> None:
-        super().__init__(folder, version=version)
+    def __init__(self, directory: Path, version: int) -> None:
+        super().__init__(directory, version=version)
         self.settings = f"""
-kubelet: {{stateDir: {folder}/kubelet}}
+kubelet: {{stateDir: {directory}/kubelet}}
 reconcilePeriod: 200ms
 settle: {{perSecond: 100}}
 """
@@ -42,7 +42,7 @@ settle: {{perSecond: 100}}
         return "" if path is None else str(self.cgroups.read(path).effective_mems)
 
     async def ask(self, what: str, **options: Any) -> Any:
-        return await asyncio.to_thread(ask, self.folder / "admin.sock", what, 30, **options)
+        return await asyncio.to_thread(ask, self.directory / "admin.sock", what, 30, **options)
 
     async def release(self, daemon: Daemon) -> None:
         await self.ask("/release/start", act=True)
@@ -54,14 +54,14 @@ settle: {{perSecond: 100}}
 
 def command(node: Node, *words: str, config: str = "") -> Any:
     """``topoproxy release``, as a user types it."""
-    file = node.folder / "c.yaml"
+    file = node.directory / "c.yaml"
     if not file.exists():
-        write_sysfs(MACHINE, node.folder / "machine")
+        write_sysfs(MACHINE, node.directory / "machine")
     file.write_text(
-        f"{config}\nlisten: unix://{node.folder}/cri.sock\nadminSocket: unix://{node.folder}/admin.sock\n"
-        f"runtime: unix://{node.folder}/runtime.sock\nstateDir: {node.folder}/state\n"
-        f"kubelet: {{stateDir: {node.folder}/kubelet}}\ncgroupRoot: {node.folder}/cgroup\n"
-        f"sysfsRoot: {node.folder}/machine/sys\nprocfsRoot: {node.folder}/machine/proc\n"
+        f"{config}\nlisten: unix://{node.directory}/cri.sock\nadminSocket: unix://{node.directory}/admin.sock\n"
+        f"runtime: unix://{node.directory}/runtime.sock\nstateDir: {node.directory}/state\n"
+        f"kubelet: {{stateDir: {node.directory}/kubelet}}\ncgroupRoot: {node.directory}/cgroup\n"
+        f"sysfsRoot: {node.directory}/machine/sys\nprocfsRoot: {node.directory}/machine/proc\n"
         "settle: {perSecond: 100}\nreconcilePeriod: 200ms\n"
     )
     done = CliRunner().invoke(release, ["--config", str(file), *words])

@@ -38,7 +38,7 @@ def test_every_container_gets_everything_back(node: Node) -> None:
         ids.append(await node.launch(DemoPod("direct", "LS"), "runtime"))
         assert [node.cpus(i) for i in ids] == [ALL] * 3
         assert [node.mems(i) for i in ids] == ["0-1"] * 3
-        # From now on it is a relay: an owner that comes gets nothing, and nobody moves.
+        # From now on it is a relay: an owner that comes gets nothing, and no container moves.
         ids.append(await node.launch(DemoPod("late", "LSE", cpuset="4-5")))
         passes = daemon.pages.status()["counters"]["passes"]
         await until(lambda: daemon.pages.status()["counters"]["passes"] > passes + 2)
@@ -151,7 +151,7 @@ def test_without_a_daemon_and_without_permission(node: Node, monkeypatch: pytest
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "stat", denied)
-    config = Config(state_dir=node.folder / "state")
+    config = Config(state_dir=node.directory / "state")
     with pytest.raises(PermissionDeniedError, match=r"cannot use the state directory .*: Permission denied"):
         offline.release(config, 1, print)
     with pytest.raises(PermissionDeniedError, match=r"cannot use the state directory .*: Permission denied"):
@@ -177,16 +177,16 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
 
 
 def test_kubelets_file_names_the_cpus_of_each_container(node: Node) -> None:
-    """An owner of ours whom kubelet gave other CPUs, and somebody who shares, beside policy static."""
+    """An owner of ours with other CPUs at kubelet, and a sharing container, beside policy static."""
 
     async def day() -> None:
         web = await node.launch(DemoPod("web", "LS"))
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert daemon.keeper is not None
         uid = daemon.keeper.state.containers[lse].pod.uid
-        (node.folder / "kubelet").mkdir()
+        (node.directory / "kubelet").mkdir()
         text = static_state(MACHINE.online, {uid: {"main": CpuSet.parse("8-9")}}, reserved=CpuSet([0]))
-        (node.folder / "kubelet/cpu_manager_state").write_text(text)
+        (node.directory / "kubelet/cpu_manager_state").write_text(text)
         await node.release(daemon)
         assert (node.cpus(lse), node.cpus(web)) == ("8-9", "0-7,10-15")
 

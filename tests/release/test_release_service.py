@@ -265,7 +265,7 @@ def test_a_restart_continues_and_asks_before_it_updates(live: Callable[..., None
         before = w.keeper
         w.boot()
         await before.close()
-        # One was told before the end.
+        # One was updated before the end.
         w.runtime.specs[ls] = ALL
         w.runtime.details[ls] = RuntimeDetail("", cpuset_cpus=ALL, cpuset_mems="0-1")
         w.log.clear()

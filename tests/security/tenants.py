@@ -119,8 +119,8 @@ class Timed:
 class Node(World):
     """The node in memory with a real ledger and the rules of a configuration file."""
 
-    def __init__(self, folder: Path, config: str = CONFIG) -> None:
-        self.state_dir = folder
+    def __init__(self, directory: Path, config: str = CONFIG) -> None:
+        self.state_dir = directory
         read = parse(config, "the test")
         node = node_of(read, MACHINE)
         own = ("machine", "topology", "static", "alike")
@@ -136,8 +136,8 @@ class Node(World):
 class Tenants:
     """A day of honest pods, with hostile ones between its steps."""
 
-    def __init__(self, folder: Path) -> None:
-        self.node = Node(folder)
+    def __init__(self, directory: Path) -> None:
+        self.node = Node(directory)
         self.seen: dict[str, Any] = {}
         self.messages: list[str] = []
         self.hostile: set[str] = set()
@@ -197,8 +197,10 @@ class Tenants:
         runtime.quotas[container_id] = got.config.linux.resources.cpu_quota
         runtime.containers[container_id] = RuntimeContainer(container_id, sandbox, "main", 0, "CREATED")
         parent = config.linux.cgroup_parent
-        told = {name: value for name, value in resources.items() if name != "memory_limit_in_bytes"}
-        runtime.details[container_id] = RuntimeDetail(f"{parent}/{container_id}", cpuset_cpus=cpus, **told)
+        reported = {name: value for name, value in resources.items() if name != "memory_limit_in_bytes"}
+        runtime.details[container_id] = RuntimeDetail(
+            f"{parent}/{container_id}", cpuset_cpus=cpus, **reported
+        )
         self._end(call, pb.CreateContainerResponse(container_id=container_id))
         return container_id, call, raw
 
@@ -376,8 +378,8 @@ def play(visits: Visits, restart_at: int = 5) -> Played:
     """Play the honest day with these pods between its steps, and a restart before one of them."""
 
     async def day() -> Played:
-        with tempfile.TemporaryDirectory(prefix="tp-") as folder, pytest.MonkeyPatch.context() as patch:
-            tenants = Tenants(Path(folder))
+        with tempfile.TemporaryDirectory(prefix="tp-") as directory, pytest.MonkeyPatch.context() as patch:
+            tenants = Tenants(Path(directory))
             task = asyncio.current_task()
             assert task is not None
             tenants.timed.watch(patch, task)

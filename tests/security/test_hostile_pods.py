@@ -30,7 +30,7 @@ def check(visits: Visits, restart_at: int = 5) -> None:
     if restart_at not in _quiet:
         _quiet[restart_at] = play((), restart_at).seen
     held = []
-    for _ in range(3):  # a collection of garbage, say, is nobody's doing; what a pod does, it does each time
+    for _ in range(3):  # a collection of garbage, say, is no one's doing; what a pod does, it does each time
         played = play(visits, restart_at)
         assert played.seen == _quiet[restart_at]
         held.append(f"{played.held_ms:.1f} ms by {played.held_by}")

@@ -52,32 +52,32 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as 
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """A directory with the mode of /run/topoproxy: others may pass through."""
     with tempfile.TemporaryDirectory(prefix="tp-") as made:
         Path(made).chmod(0o711)
         yield Path(made)
 
 
-def attempts(user: int, folder: Path) -> list[str]:
-    command = [sys.executable, "-I", "-c", ATTEMPTS, str(user), str(folder)]
+def attempts(user: int, directory: Path) -> list[str]:
+    command = [sys.executable, "-I", "-c", ATTEMPTS, str(user), str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_another_user_reaches_no_socket_and_no_state(folder: Path) -> None:
-    cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
-    runtime = StandInRuntime(folder / "runtime.sock", cgroups)
+def test_another_user_reaches_no_socket_and_no_state(directory: Path) -> None:
+    cgroups = FolderCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+    runtime = StandInRuntime(directory / "runtime.sock", cgroups)
     runtime.start()
-    (folder / "runtime.sock").chmod(0o660)
+    (directory / "runtime.sock").chmod(0o660)
     config = parse(
         f"""
-listen: unix://{folder}/cri.sock
-adminSocket: unix://{folder}/admin.sock
-runtime: unix://{folder}/runtime.sock
-stateDir: {folder}/state
-hooks: {{serve: "unix://{folder}/hooks.sock"}}
+listen: unix://{directory}/cri.sock
+adminSocket: unix://{directory}/admin.sock
+runtime: unix://{directory}/runtime.sock
+stateDir: {directory}/state
+hooks: {{serve: "unix://{directory}/hooks.sock"}}
 """,
         "test",
     )
@@ -87,10 +87,10 @@ hooks: {{serve: "unix://{folder}/hooks.sock"}}
         await daemon.start()
         try:
             async with asyncio.timeout(60):
-                while not (folder / "hooks.sock").exists():
+                while not (directory / "hooks.sock").exists():
                     await asyncio.sleep(0.05)
-            found = await asyncio.to_thread(attempts, ANOTHER_USER, folder)
-            return found, await asyncio.to_thread(attempts, 0, folder)
+            found = await asyncio.to_thread(attempts, ANOTHER_USER, directory)
+            return found, await asyncio.to_thread(attempts, 0, directory)
         finally:
             await daemon.stop()
 

@@ -28,12 +28,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     import procs
 
     with tempfile.TemporaryDirectory(prefix="tu") as name:
-        folder = Path(name)
+        directory = Path(name)
         runtime = procs.start(
-            "the runtime", procs.backend_argv(folder / "r.sock"), folder / "r.sock", malloc=True
+            "the runtime", procs.backend_argv(directory / "r.sock"), directory / "r.sock", malloc=True
         )
         with procs.ended([runtime]) as running:
-            running.append(procs.TOPOPROXY.start(folder, runtime.sock))
+            running.append(procs.TOPOPROXY.start(directory, runtime.sock))
             wait(lambda: page(running[-1])["ready"])
             yield running[-1]
 
@@ -72,7 +72,7 @@ def send(daemon: Any, path: bytes, body: bytes) -> bytes:
 
 
 def ended(data: bytes) -> bool:
-    """Tell whether the answer on stream 1 is complete."""
+    """Return whether the answer on stream 1 is complete."""
     at = 0
     while len(data) - at >= 9:
         size, flags = int.from_bytes(data[at : at + 3], "big"), data[at + 4]

@@ -105,7 +105,7 @@ def test_explanations_are_kept_for_the_named_pods(cluster: MakeCluster, pod: Mak
         [pod("a", cpu=1, memory="1Gi"), pod("b", cpu=1, memory="1Gi")], explain=frozenset({"default/b"})
     )
     assert results[0].explanations == ()
-    assert [told.ref for told in results[1].explanations] == ["default/b/c"]
+    assert [reported.ref for reported in results[1].explanations] == ["default/b/c"]
 
 
 def test_every_pod_is_counted(cluster: MakeCluster, pod: MakePod) -> None:

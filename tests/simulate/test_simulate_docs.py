@@ -17,7 +17,7 @@ CONSOLE = re.compile(r"^(<!-- shortened -->\n)?```console\n\$ (.*?)\n(.*?)```", 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with the files of the page, and a command topoproxy."""
+    """A directory with the files of the page, and a command topoproxy."""
     for name, body in FILE.findall(PAGE.read_text()):
         (tmp_path / name).write_text(body)
     (tmp_path / "bin").mkdir()

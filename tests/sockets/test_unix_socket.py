@@ -1,4 +1,4 @@
-"""Who gets the listening socket, and what happens to what stands there."""
+"""Which process gets the listening socket, and what happens to what stands there."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_a_restart_keeps_an_adopted_socket_and_its_queue(
     assert not (tmp_path / "configured.sock").exists()
     first.leave()
     assert at.stat().st_ino == inode
-    with connect(at) as client:  # Nobody runs now: the connection waits in the queue.
+    with connect(at) as client:  # Nothing runs now: the connection waits in the queue.
         second = activated([handed], at, runtime)
         second.say("answer")
         assert client.recv(10) == b"hello"

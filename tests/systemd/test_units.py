@@ -94,8 +94,8 @@ def test_a_takeover_may_write_kubelets_directory_and_nothing_else() -> None:
 
 def test_the_directory_of_hooks_is_created_and_private() -> None:
     service, config = read("topoproxy.service")["Service"], Config()
-    folders = [Path("/etc") / name for name in service["ConfigurationDirectory"][0].split()]
-    assert folders == [config.hooks.directory.parent, config.hooks.directory]
+    directories = [Path("/etc") / name for name in service["ConfigurationDirectory"][0].split()]
+    assert directories == [config.hooks.directory.parent, config.hooks.directory]
     assert "ConfigurationDirectoryMode" not in service  # 0755, and root's
 
 

@@ -41,7 +41,7 @@ class PlayedKubelet:
     validateState), written down here a second time.
     """
 
-    folder: Path
+    directory: Path
     online: CpuSet = EIGHT
     reserved: CpuSet = field(default_factory=lambda: CpuSet([0]))
     policy: str = "static"
@@ -51,19 +51,19 @@ class PlayedKubelet:
 
     @property
     def path(self) -> Path:
-        return self.folder / "cpu_manager_state"
+        return self.directory / "cpu_manager_state"
 
     def configure(self, policy: str, options: dict[str, str] | None = None) -> None:
         """Write its configuration; it counts from the next start."""
         values = {"kind": "KubeletConfiguration", "cpuManagerPolicy": policy}
         more = {"cpuManagerPolicyOptions": options} if options else {}
-        (self.folder / "config.yaml").write_text(
+        (self.directory / "config.yaml").write_text(
             json.dumps({**values, **more, "reservedSystemCPUs": str(self.reserved)})
         )
 
     def start(self, policy: str = "static", options: dict[str, str] | None = None) -> None:
         """Start, or end in the way that makes a supervisor start it again and again."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         self.configure(policy, options)
         if policy == "none" and options:
             raise CrashLoopError("received unsupported options")
@@ -130,7 +130,7 @@ class PlayedKubelet:
 class KubeletNode:
     """A runtime, ``topoproxy serve`` as a process before it, and a played kubelet before that."""
 
-    folder: Path
+    directory: Path
     cgroups: FolderCgroups
     proxy: ProxyProcess
     kubelet: PlayedKubelet
@@ -242,23 +242,23 @@ def kubelet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNo
     """A node of 16 CPUs on two sockets; kubelet runs with the policy static, and the daemon before it."""
     machine = described(2, 1, 4, 2)
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
-        folder = Path(short)
-        write_sysfs(machine, folder / "machine")
-        cgroups = FolderCgroups(folder / "cgroup", machine.online, machine.memory_nodes, 1)
-        kubelet = PlayedKubelet(folder / "kubelet", machine.online, CpuSet([0, 1]))
-        procfs = folder / "proc"
+        directory = Path(short)
+        write_sysfs(machine, directory / "machine")
+        cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, 1)
+        kubelet = PlayedKubelet(directory / "kubelet", machine.online, CpuSet([0, 1]))
+        procfs = directory / "proc"
         procfs.mkdir()
         settings: dict[str, Any] = {
-            "runtime": f"unix://{folder}/runtime.sock",
-            "sysfsRoot": str(folder / "machine/sys"),
-            "cgroupRoot": str(folder / "cgroup"),
+            "runtime": f"unix://{directory}/runtime.sock",
+            "sysfsRoot": str(directory / "machine/sys"),
+            "cgroupRoot": str(directory / "cgroup"),
             "procfsRoot": str(procfs),
             "reconcilePeriod": "300ms",
-            "kubelet": {"stateDir": str(kubelet.folder)},
+            "kubelet": {"stateDir": str(kubelet.directory)},
         }
-        proxy = ProxyProcess(folder, settings)
-        node = KubeletNode(folder, cgroups, proxy, kubelet, procfs)
-        with StandInRuntime(folder / "runtime.sock", cgroups):
+        proxy = ProxyProcess(directory, settings)
+        node = KubeletNode(directory, cgroups, proxy, kubelet, procfs)
+        with StandInRuntime(directory / "runtime.sock", cgroups):
             kubelet.start()
             node.kubelet_runs(runs=True)
             proxy.start()

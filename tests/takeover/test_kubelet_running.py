@@ -48,7 +48,7 @@ def test_sockets_count_where_a_process_listens(root: Path) -> None:
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-        assert found(root) == (), "bound, and nobody listens: as a dead kubelet leaves it"
+        assert found(root) == (), "bound, and nothing listens: as a dead kubelet leaves it"
         server.listen()
         assert found(root) == (f"a process listens at {path}",)
     assert path.exists()

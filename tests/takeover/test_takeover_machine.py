@@ -1,6 +1,6 @@
 """A takeover against a kubelet that writes its file, pods that come and go, and a daemon that dies anywhere.
 
-What may never be: a container whose CPUs are lost or somebody else's, a file that no kubelet would read, a
+What may never be: a container whose CPUs are lost or another one's, a file that no kubelet would read, a
 kubelet that does not start under the policy that the commands named, a takeover that cannot be reverted.
 """
 
@@ -51,15 +51,15 @@ class DiedError(BaseException):
 
 
 class Takeovers(RuleBasedStateMachine):
-    """The world: kubelet's folder, our ledger, our state."""
+    """The world: kubelet's directory, our ledger, our state."""
 
     make_kubelet: Any
     make_ledger: Any
 
     @initialize()
     def begin(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="tp-machine-")
-        root = Path(self.folder.name)
+        self.directory = tempfile.TemporaryDirectory(prefix="tp-machine-")
+        root = Path(self.directory.name)
         self.kubelet = self.make_kubelet(root / "kubelet", MACHINE.online, KEEPS_BACK)
         self.kubelet.start("static")
         self.ledger = self.make_ledger()
@@ -71,13 +71,13 @@ class Takeovers(RuleBasedStateMachine):
         self.boot()
 
     def teardown(self) -> None:
-        if hasattr(self, "folder"):
-            self.folder.cleanup()
+        if hasattr(self, "directory"):
+            self.directory.cleanup()
 
     # -- the daemon ---------------------------------------------------------------------------------------
 
     def boot(self) -> None:
-        self.writer = Writer(self.ledger, self.kubelet.folder, self.backups, self.pause, lambda: self.now)
+        self.writer = Writer(self.ledger, self.kubelet.directory, self.backups, self.pause, lambda: self.now)
         self.writer.recover()
         assert self.writer.record.pending is None
         self.follow()
@@ -91,14 +91,14 @@ class Takeovers(RuleBasedStateMachine):
         record = self.writer.record
         reserved = record.reserved if record.ours else CpuSet()
         node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.ours, reserved=reserved)
-        file = File.of(text_in(self.kubelet.folder)[0])
+        file = File.of(text_in(self.kubelet.directory)[0])
         held = file.held.held if file.held is not None and file.policy == "static" else {}
         self.state = self.state.under(node).beside(record.standing(held))
 
     def scene(self) -> TakeoverInputs:
         return TakeoverInputs(
-            self.kubelet.folder,
-            File.of(text_in(self.kubelet.folder)[0]),
+            self.kubelet.directory,
+            File.of(text_in(self.kubelet.directory)[0]),
             CpuManager("static", reserved=KEEPS_BACK),
             ("process 1 is kubelet",) if self.kubelet.runs else (),
             owning=owning_of(self.state),
@@ -188,7 +188,7 @@ class Takeovers(RuleBasedStateMachine):
     @rule()
     def kubelet_starts(self) -> None:
         """As the commands say: where the file is not what finish wrote, finish again first."""
-        record, file = self.writer.record, File.of(text_in(self.kubelet.folder)[0])
+        record, file = self.writer.record, File.of(text_in(self.kubelet.directory)[0])
         if record.stage is TakeoverStage.FINISHED and file.policy != record.target:
             assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)
         policy = record.target if record.stage is TakeoverStage.FINISHED else "static"
@@ -231,7 +231,7 @@ class Takeovers(RuleBasedStateMachine):
     @rule(dies_at=DEATHS, force=st.booleans())
     def takeover_reverts(self, dies_at: int, force: bool) -> None:
         if self.kubelet.runs and force:
-            return  # a kubelet that runs under none would write its file again: for those who know
+            return  # a kubelet that runs under none would write its file again
         was = self.writer.record
         done = self.act(lambda r, s: revert(r, s, force=force), dies_at)
         if done:
@@ -242,11 +242,11 @@ class Takeovers(RuleBasedStateMachine):
             assert self.act(lambda r, s: revert(r, s, force=False), 0), "can always be reverted"
 
     def check_file(self) -> None:
-        """Whoever owns CPUs is in kubelet's file with them."""
+        """Whatever owns CPUs is in kubelet's file with them."""
         held = File.of(self.kubelet.path.read_text()).held
         assert held is not None
         for each in owning_of(self.state):
-            assert held.held.get(each.uid, {}).get(each.name) == each.cpus, "nobody is lost"
+            assert held.held.get(each.uid, {}).get(each.name) == each.cpus, "no container is lost"
 
     @rule()
     def daemon_dies(self) -> None:
@@ -265,7 +265,7 @@ class Takeovers(RuleBasedStateMachine):
         owned = CpuSet()
         for container in self.state.containers.values():
             own = container.placement.exclusive
-            assert own.isdisjoint(owned), "nobody's CPUs are given twice"
+            assert own.isdisjoint(owned), "no CPUs are given twice"
             owned |= own
             if own:
                 assert self.state.owners[container.owner].cpus == own

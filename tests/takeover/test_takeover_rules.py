@@ -212,8 +212,8 @@ def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
         "ns/a/x has CPUs 0-1: CPUs 0 are kept back by kubelet",
         "ns/b/y has CPUs 9: none of them is online",
     )
-    told = revert(begun(), scene(HELD, owning=owning), force=False).reported
-    assert any("ns/a/x has CPUs 0-1" in words for words in told)
+    messages = revert(begun(), scene(HELD, owning=owning), force=False).reported
+    assert any("ns/a/x has CPUs 0-1" in words for words in messages)
 
 
 def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> None:

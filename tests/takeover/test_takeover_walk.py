@@ -37,7 +37,7 @@ class Done:
 
 def run(node: Any, *words: str) -> Done:
     """Run ``topoproxy takeover`` in this process; the daemon is another."""
-    config = ["--config", str(node.folder / "config.yaml")]
+    config = ["--config", str(node.directory / "config.yaml")]
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = command_line(["takeover", *words, *config])
     assert isinstance(code, int)
@@ -139,7 +139,7 @@ def test_the_whole_way_and_back(kubelet_node: Any) -> None:
     )
     assert "cpuManagerPolicy: none" in said
     assert node.kubelet.path.read_text() == none_state()
-    assert (node.folder / "state/takeover/cpu_manager_state.before-finish").read_text() != untouched
+    assert (node.directory / "state/takeover/cpu_manager_state.before-finish").read_text() != untouched
     start_kubelet(node, "none")
     assert "nothing to do" in did(node, "finish")
     node.proxy.kill()
@@ -196,7 +196,7 @@ def test_a_kubelet_that_writes_meanwhile_is_found_out(kubelet_node: Any) -> None
     node.launch("old")
     did(node, "start")
     node.kubelet_runs(runs=False)
-    config = ["--config", str(node.folder / "config.yaml")]
+    config = ["--config", str(node.directory / "config.yaml")]
     command = [sys.executable, "-m", "proxy", "takeover", "finish", "--with-running", *config]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as finishing:
         end = time.monotonic() + 60
@@ -227,7 +227,7 @@ def test_what_stands_against_a_start(kubelet_node: Any) -> None:
 
 
 def test_odd_questions(kubelet_node: Any) -> None:
-    """The commands ask nothing like that; others who use the socket may."""
+    """The commands ask nothing like that; other users of the socket may."""
     admin = kubelet_node.proxy.admin
     for route, params, words in (
         ("/takeover/finish", {"kubelet-policy": "odd"}, "there is no policy 'odd'"),
@@ -288,7 +288,7 @@ main()
 def mortal(node: Any, dies_at: int) -> Iterator[None]:
     """Such a daemon in the place of the other one, which is there again afterwards."""
     node.proxy.stop()
-    config = ["--config", str(node.folder / "config.yaml")]
+    config = ["--config", str(node.directory / "config.yaml")]
     command = [sys.executable, "-c", MORTAL, str(dies_at), "serve", *config]
     env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
@@ -357,7 +357,7 @@ def test_the_document_shows_what_the_commands_say(kubelet_node: Any) -> None:
             continue
         done = run(node, *command.removeprefix("$ topoproxy takeover ").split())
         said = done.stdout + done.stderr
-        said = said.replace(str(node.folder / "kubelet"), "/var/lib/kubelet")
+        said = said.replace(str(node.directory / "kubelet"), "/var/lib/kubelet")
         said = re.sub(r"since [0-9: -]+", "since 2026-11-20 10:00:00", said)
         assert said == shown, f"{command}\n{said}"
         seen += 1

@@ -20,14 +20,14 @@ STARTED = TakeoverRecord(TakeoverStage.STARTED, 1.0, 1.0, "static")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     (tmp_path / "kubelet").mkdir()
     (tmp_path / "kubelet/cpu_manager_state").write_text("before")
     return tmp_path / "kubelet"
 
 
-def writer_of(ledger: Any, folder: Path, pause: Any = lambda seconds: None) -> Writer:
-    made = Writer(ledger, folder, folder.parent / "ours/takeover", pause, lambda: 7.0)
+def writer_of(ledger: Any, directory: Path, pause: Any = lambda seconds: None) -> Writer:
+    made = Writer(ledger, directory, directory.parent / "ours/takeover", pause, lambda: 7.0)
     made.recover()
     return made
 
@@ -36,8 +36,8 @@ def finishing(record: TakeoverRecord = STARTED) -> StepOutcome:
     return StepOutcome(changed_copy(record, pending=Pending("finish", "before", "after", "none")), ("told",))
 
 
-def test_a_step_that_writes(ledger: Any, folder: Path) -> None:
-    writer = writer_of(ledger, folder)
+def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
+    writer = writer_of(ledger, directory)
     writer.take(StepOutcome(STARTED, ()))
     assert ledger.entries[KEY]["stage"] == "started"
     done = writer.take(finishing())
@@ -47,96 +47,96 @@ def test_a_step_that_writes(ledger: Any, folder: Path) -> None:
         7.0,
         "after",
     )
-    assert read_text(folder) == "after"
-    copy = folder.parent / "ours/takeover/cpu_manager_state.before-finish"
+    assert read_text(directory) == "after"
+    copy = directory.parent / "ours/takeover/cpu_manager_state.before-finish"
     assert copy.read_text() == "before"
     assert oct(copy.stat().st_mode & 0o777) == "0o600"
-    assert writer_of(ledger, folder).record == writer.record
+    assert writer_of(ledger, directory).record == writer.record
     writer.take(StepOutcome(TakeoverRecord(), ()))
     assert ledger.entries == {}
 
 
-def test_a_file_that_does_not_stay_undoes_the_step(ledger: Any, folder: Path) -> None:
+def test_a_file_that_does_not_stay_undoes_the_step(ledger: Any, directory: Path) -> None:
     def kubelet_writes(seconds: float) -> None:
-        (folder / "cpu_manager_state").write_text("from memory")
+        (directory / "cpu_manager_state").write_text("from memory")
 
-    writer = writer_of(ledger, folder, kubelet_writes)
+    writer = writer_of(ledger, directory, kubelet_writes)
     with pytest.raises(StepRefusedError, match="did not stay as it was written"):
         writer.take(finishing())
     assert writer.record == STARTED
-    assert writer_of(ledger, folder).record == STARTED
+    assert writer_of(ledger, directory).record == STARTED
 
 
 def test_a_file_that_cannot_be_written_undoes_the_step(
-    ledger: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(where: Path, text: str) -> None:
         raise CannotCreateError("cannot write it: no space")
 
-    writer = writer_of(ledger, folder)
+    writer = writer_of(ledger, directory)
     monkeypatch.setattr(module, "write_text", full)
     with pytest.raises(CannotCreateError, match="no space"):
         writer.take(finishing())
-    assert (writer.record, read_text(folder)) == (STARTED, "before")
+    assert (writer.record, read_text(directory)) == (STARTED, "before")
 
 
-def test_nothing_is_written_where_the_record_cannot_be_kept(ledger: Any, folder: Path) -> None:
+def test_nothing_is_written_where_the_record_cannot_be_kept(ledger: Any, directory: Path) -> None:
     with pytest.raises(CannotCreateError, match="keeps no state"):
-        writer_of(None, folder).take(finishing())
+        writer_of(None, directory).take(finishing())
 
     def full(changes: object) -> None:
         raise CannotCreateError("cannot write the ledger")
 
-    writer = writer_of(ledger, folder)
+    writer = writer_of(ledger, directory)
     ledger.write = full
     with pytest.raises(CannotCreateError, match="the ledger"):
         writer.take(finishing())
-    assert (writer.record, read_text(folder)) == (TakeoverRecord(), "before")
+    assert (writer.record, read_text(directory)) == (TakeoverRecord(), "before")
 
 
-def test_a_record_that_cannot_be_read_is_reported(ledger: Any, folder: Path) -> None:
+def test_a_record_that_cannot_be_read_is_reported(ledger: Any, directory: Path) -> None:
     ledger.entries[KEY] = {"stage": "odd"}
-    writer = Writer(ledger, folder, folder.parent / "ours")
+    writer = Writer(ledger, directory, directory.parent / "ours")
     assert "cannot read the takeover's record" in writer.recover()
     assert writer.record == TakeoverRecord()
 
 
-def test_what_was_under_way_is_settled_at_the_start(ledger: Any, folder: Path) -> None:
-    writer = writer_of(ledger, folder)
+def test_what_was_under_way_is_settled_at_the_start(ledger: Any, directory: Path) -> None:
+    writer = writer_of(ledger, directory)
     writer._keep(finishing().record)
-    (folder / ".cpu_manager_state.topoproxy").write_text("half")
-    later = Writer(ledger, folder, folder.parent / "ours", now=lambda: 8.0)
+    (directory / ".cpu_manager_state.topoproxy").write_text("half")
+    later = Writer(ledger, directory, directory.parent / "ours", now=lambda: 8.0)
     assert "had not come to its write" in later.recover()
-    assert os.listdir(folder) == ["cpu_manager_state"]
+    assert os.listdir(directory) == ["cpu_manager_state"]
     writer._keep(finishing().record)
-    (folder / "cpu_manager_state").write_text("after")
-    assert "was completed" in Writer(ledger, folder, folder.parent / "ours").recover()
+    (directory / "cpu_manager_state").write_text("after")
+    assert "was completed" in Writer(ledger, directory, directory.parent / "ours").recover()
     assert ledger.entries[KEY]["stage"] == "finished"
     writer._keep(finishing().record)
-    (folder / "cpu_manager_state").unlink()
-    (folder / "cpu_manager_state").mkdir()
-    assert "it is not a regular file" in Writer(ledger, folder, folder.parent / "ours").recover()
+    (directory / "cpu_manager_state").unlink()
+    (directory / "cpu_manager_state").mkdir()
+    assert "it is not a regular file" in Writer(ledger, directory, directory.parent / "ours").recover()
 
 
 def test_a_directory_that_cannot_be_written(
-    ledger: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert writer_of(ledger, folder).unwritable() == ""
-    assert "No such file" in writer_of(ledger, folder / "absent").unwritable()
+    assert writer_of(ledger, directory).unwritable() == ""
+    assert "No such file" in writer_of(ledger, directory / "absent").unwritable()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "may not write" in writer_of(ledger, folder).unwritable()
+    assert "may not write" in writer_of(ledger, directory).unwritable()
 
     class ReadOnly:
         f_flag = os.ST_RDONLY
 
     monkeypatch.setattr(os, "statvfs", lambda path: ReadOnly)
-    assert "is read-only for the daemon" in writer_of(ledger, folder).unwritable()
+    assert "is read-only for the daemon" in writer_of(ledger, directory).unwritable()
 
 
-def test_reading(folder: Path) -> None:
-    assert text_in(folder) == ("before", "")
-    assert text_in(folder / "absent") == (None, "")
-    (folder / "cpu_manager_state").unlink()
-    (folder / "cpu_manager_state").mkdir()
-    assert text_in(folder)[0] is None
-    assert "it is not a regular file" in text_in(folder)[1]
+def test_reading(directory: Path) -> None:
+    assert text_in(directory) == ("before", "")
+    assert text_in(directory / "absent") == (None, "")
+    (directory / "cpu_manager_state").unlink()
+    (directory / "cpu_manager_state").mkdir()
+    assert text_in(directory)[0] is None
+    assert "it is not a regular file" in text_in(directory)[1]

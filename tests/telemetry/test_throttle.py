@@ -79,6 +79,6 @@ def test_every_line_is_written_or_counted(calls):
         said.now += wait
         said.say(key, "line")
         made += 1
-    told = sum(1 + int(line.partition("(")[2].split()[0] if "(" in line else 0) for line in said.lines)
+    reported = sum(1 + int(line.partition("(")[2].split()[0] if "(" in line else 0) for line in said.lines)
     waiting = sum(window.missed for window in said.throttle._windows.values())
-    assert told + waiting == made
+    assert reported + waiting == made

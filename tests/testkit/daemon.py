@@ -38,7 +38,7 @@ class DaemonNode:
     """The files, cgroups and runtime of one test.
 
     Attributes:
-        folder: All files of the node are below this directory.
+        directory: All files of the node are below this directory.
         machine: The machine that daemons are given.
         cgroups: The imitated cgroup tree.
         runtime: The container runtime; it is not started yet. A subclass may replace it.
@@ -47,11 +47,11 @@ class DaemonNode:
 
     settings = ""
 
-    def __init__(self, folder: Path, machine: Any = MACHINE, version: int = 1) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, machine: Any = MACHINE, version: int = 1) -> None:
+        self.directory = directory
         self.machine = machine
-        self.cgroups = FolderCgroups(folder / "cgroup", machine.online, machine.memory_nodes, version)
-        self.runtime: Any = StandInRuntime(folder / "runtime.sock", self.cgroups)
+        self.cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
+        self.runtime: Any = StandInRuntime(directory / "runtime.sock", self.cgroups)
 
     def configuration(self, text: str = "", name: str = "cri") -> str:
         """Return a configuration with the paths of this node.
@@ -62,10 +62,10 @@ class DaemonNode:
         """
         admin = "admin" if name == "cri" else f"{name}-admin"
         paths = (
-            f"listen: unix://{self.folder}/{name}.sock\n"
-            f"adminSocket: unix://{self.folder}/{admin}.sock\n"
-            f"runtime: unix://{self.folder}/runtime.sock\n"
-            f"stateDir: {self.folder}/state\n"
+            f"listen: unix://{self.directory}/{name}.sock\n"
+            f"adminSocket: unix://{self.directory}/{admin}.sock\n"
+            f"runtime: unix://{self.directory}/runtime.sock\n"
+            f"stateDir: {self.directory}/state\n"
         )
         return "\n".join(part.strip("\n") for part in (text, self.settings, paths) if part)
 
@@ -76,7 +76,7 @@ class DaemonNode:
 
     def client(self, name: str = "cri") -> CriClient:
         """Connect to a socket of the node: ``cri`` is the daemon's, ``runtime`` the runtime's own."""
-        return CriClient(str(self.folder / f"{name}.sock"))
+        return CriClient(str(self.directory / f"{name}.sock"))
 
     async def launch(self, spec: DemoPod, name: str = "cri") -> str:
         """Run a pod with one container through a socket; return the container's id."""
@@ -99,8 +99,8 @@ AnyNode = TypeVar("AnyNode", bound=DaemonNode)
 @contextlib.contextmanager
 def temporary_node(make: Callable[[Path], AnyNode] = DaemonNode) -> Iterator[AnyNode]:  # type: ignore[assignment]
     """Create a node in a short temporary directory (socket paths are limited) and start its runtime."""
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        node = make(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="tp-") as directory:
+        node = make(Path(directory))
         node.runtime.start()
         try:
             yield node

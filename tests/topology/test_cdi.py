@@ -36,7 +36,7 @@ containerEdits:
 
 
 class Folders:
-    """Two folders of specs, and what was complained about."""
+    """Two directories of specs, and what was complained about."""
 
     def __init__(self, root: Path) -> None:
         self.static, self.dynamic = root / "etc", root / "run"
@@ -51,7 +51,7 @@ class Folders:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Folders:
+def directories(tmp_path: Path) -> Folders:
     return Folders(tmp_path)
 
 
@@ -61,55 +61,61 @@ def spec(kind: str = "a.com/b", **devices: str) -> str:
     return json.dumps({"cdiVersion": "0.6.0", "kind": kind, "devices": listed})
 
 
-def test_yaml_with_everything_that_vendors_write(folders: Folders) -> None:
-    file = folders.static / "nvidia.yaml"
+def test_yaml_with_everything_that_vendors_write(directories: Folders) -> None:
+    file = directories.static / "nvidia.yaml"
     file.write_text(YAML)
-    assert folders.specs.device("nvidia.com/gpu=0") == CdiDevice(
+    assert directories.specs.device("nvidia.com/gpu=0") == CdiDevice(
         ("/dev/nvidia0", "/dev/dri/card1"), str(file)
     )
-    assert folders.paths("nvidia.com/gpu=1") == folders.paths("nvidia.com/gpu=GPU-8f") == ("/dev/nvidia1",)
-    assert folders.specs.device("nvidia.com/gpu=2") is None
-    assert folders.specs.device("0") is None
-    assert folders.complaints == []
+    assert (
+        directories.paths("nvidia.com/gpu=1")
+        == directories.paths("nvidia.com/gpu=GPU-8f")
+        == ("/dev/nvidia1",)
+    )
+    assert directories.specs.device("nvidia.com/gpu=2") is None
+    assert directories.specs.device("0") is None
+    assert directories.complaints == []
 
 
-def test_json_and_a_claim_of_a_dra_driver(folders: Folders) -> None:
-    (folders.dynamic / "k8s.gpu.example.com-claim.json").write_text(
+def test_json_and_a_claim_of_a_dra_driver(directories: Folders) -> None:
+    (directories.dynamic / "k8s.gpu.example.com-claim.json").write_text(
         spec("k8s.gpu.example.com/claim", c1="/dev/x0")
     )
-    assert folders.paths("k8s.gpu.example.com/claim=c1") == ("/dev/x0",)
+    assert directories.paths("k8s.gpu.example.com/claim=c1") == ("/dev/x0",)
 
 
-def test_a_device_without_device_files_is_known(folders: Folders) -> None:
-    (folders.static / "a.json").write_text('{"kind": "a.com/b", "devices": [{"name": "x"}, {"name": ""}, 7]}')
-    assert folders.paths("a.com/b=x") == ()
-    assert folders.paths("a.com/b=") is None
+def test_a_device_without_device_files_is_known(directories: Folders) -> None:
+    (directories.static / "a.json").write_text(
+        '{"kind": "a.com/b", "devices": [{"name": "x"}, {"name": ""}, 7]}'
+    )
+    assert directories.paths("a.com/b=x") == ()
+    assert directories.paths("a.com/b=") is None
 
 
-def test_the_later_directory_wins(folders: Folders) -> None:
-    (folders.dynamic / "z.json").write_text(spec(x="/dev/dynamic"))
-    (folders.static / "a.json").write_text(spec(x="/dev/static", y="/dev/only"))
-    assert folders.paths("a.com/b=x") == ("/dev/dynamic",)
-    assert folders.paths("a.com/b=y") == ("/dev/only",)
-    assert folders.complaints == []
-    (folders.dynamic / "z.json").unlink()
-    assert folders.paths("a.com/b=x") == ("/dev/static",)
+def test_the_later_directory_wins(directories: Folders) -> None:
+    (directories.dynamic / "z.json").write_text(spec(x="/dev/dynamic"))
+    (directories.static / "a.json").write_text(spec(x="/dev/static", y="/dev/only"))
+    assert directories.paths("a.com/b=x") == ("/dev/dynamic",)
+    assert directories.paths("a.com/b=y") == ("/dev/only",)
+    assert directories.complaints == []
+    (directories.dynamic / "z.json").unlink()
+    assert directories.paths("a.com/b=x") == ("/dev/static",)
 
 
-def test_a_name_twice_in_a_directory_counts_for_nothing(folders: Folders) -> None:
-    (folders.static / "a.json").write_text(spec(x="/dev/a", y="/dev/y"))
-    (folders.static / "b.json").write_text(spec(x="/dev/b"))
-    (folders.static / "c.json").write_text(spec(x="/dev/c"))
-    assert folders.paths("a.com/b=x") is None
-    assert folders.paths("a.com/b=y") == ("/dev/y",)
-    a, b = folders.static / "a.json", folders.static / "b.json"
-    assert folders.complaints == [
+def test_a_name_twice_in_a_directory_counts_for_nothing(directories: Folders) -> None:
+    (directories.static / "a.json").write_text(spec(x="/dev/a", y="/dev/y"))
+    (directories.static / "b.json").write_text(spec(x="/dev/b"))
+    (directories.static / "c.json").write_text(spec(x="/dev/c"))
+    assert directories.paths("a.com/b=x") is None
+    assert directories.paths("a.com/b=y") == ("/dev/y",)
+    a, b = directories.static / "a.json", directories.static / "b.json"
+    assert directories.complaints == [
         f'two CDI specs name the same device: it is ignored device="a.com/b=x" path={b} other={a}'
     ]
 
 
 def test_specs_are_read_once_and_again_when_they_change(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch
+    directories: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     real = os.open
@@ -119,14 +125,14 @@ def test_specs_are_read_once_and_again_when_they_change(
         return real(path, flags)
 
     monkeypatch.setattr(os, "open", noted)
-    one, two = folders.static / "a.json", folders.static / "b.json"
+    one, two = directories.static / "a.json", directories.static / "b.json"
     one.write_text(spec(x="/dev/a"))
     two.write_text(spec(y="/dev/b"))
     for _ in range(3):
-        assert folders.paths("a.com/b=x") == ("/dev/a",)
+        assert directories.paths("a.com/b=x") == ("/dev/a",)
     assert opened == [str(one), str(two)]
     two.write_text(spec(y="/dev/longer"))
-    assert folders.paths("a.com/b=y") == ("/dev/longer",)
+    assert directories.paths("a.com/b=y") == ("/dev/longer",)
     assert opened[2:] == [str(two)]
 
 
@@ -153,39 +159,39 @@ NESTED_YAML = "kind: " + "[" * 300_000
     ],
 )
 def test_a_broken_file_is_reported_once_and_left_out(
-    folders: Folders, name: str, text: str, words: str
+    directories: Folders, name: str, text: str, words: str
 ) -> None:
-    file = folders.static / name
+    file = directories.static / name
     file.write_bytes(text.encode(errors="surrogateescape"))
-    (folders.static / "good.json").write_text(spec(x="/dev/a"))
+    (directories.static / "good.json").write_text(spec(x="/dev/a"))
     for _ in range(2):
-        assert folders.paths("a.com/b=x") == ("/dev/a",)
-    (complaint,) = folders.complaints
+        assert directories.paths("a.com/b=x") == ("/dev/a",)
+    (complaint,) = directories.complaints
     assert complaint.startswith(f"cannot read a CDI spec path={file} err=")
     assert "\n" not in complaint
     assert re.search(words, complaint)
-    (folders.static / "other.json").write_text(spec(y="/dev/b"))
-    assert folders.paths("a.com/b=y") == ("/dev/b",)
-    assert len(folders.complaints) == 1
+    (directories.static / "other.json").write_text(spec(y="/dev/b"))
+    assert directories.paths("a.com/b=y") == ("/dev/b",)
+    assert len(directories.complaints) == 1
     file.write_text("{")
-    folders.paths("a.com/b=x")
-    assert len(folders.complaints) == 2
+    directories.paths("a.com/b=x")
+    assert len(directories.complaints) == 2
 
 
-def test_a_file_of_the_largest_size_is_read(folders: Folders) -> None:
+def test_a_file_of_the_largest_size_is_read(directories: Folders) -> None:
     text = spec(x="/dev/a")
-    (folders.static / "a.json").write_text(text + " " * ((1 << 20) - len(text)))
-    assert folders.paths("a.com/b=x") == ("/dev/a",)
+    (directories.static / "a.json").write_text(text + " " * ((1 << 20) - len(text)))
+    assert directories.paths("a.com/b=x") == ("/dev/a",)
 
 
-def test_other_files_are_not_opened(folders: Folders) -> None:
-    (folders.static / "a.yml").write_text("{")
-    (folders.static / "b.json.bak").write_text("{")
-    (folders.static / "folder.json").mkdir()
-    (folders.static / "link.json").symlink_to("gone")
-    os.mkfifo(folders.static / "pipe.json")
-    assert folders.paths("a.com/b=x") is None
-    assert folders.complaints == []
+def test_other_files_are_not_opened(directories: Folders) -> None:
+    (directories.static / "a.yml").write_text("{")
+    (directories.static / "b.json.bak").write_text("{")
+    (directories.static / "folder.json").mkdir()
+    (directories.static / "link.json").symlink_to("gone")
+    os.mkfifo(directories.static / "pipe.json")
+    assert directories.paths("a.com/b=x") is None
+    assert directories.complaints == []
 
 
 def test_directories_may_be_missing_and_come_later(tmp_path: Path) -> None:
@@ -196,26 +202,26 @@ def test_directories_may_be_missing_and_come_later(tmp_path: Path) -> None:
     assert specs.device("a.com/b=x") is not None
 
 
-def test_of_too_many_files_those_that_count_most_are_read(folders: Folders) -> None:
-    (folders.static / "first.json").write_text(spec(first="/dev/first"))
+def test_of_too_many_files_those_that_count_most_are_read(directories: Folders) -> None:
+    (directories.static / "first.json").write_text(spec(first="/dev/first"))
     for number in range(600):
         text = spec(**{f"x{number}": "/dev/x"}) if number in (0, 499, 500) else spec()
-        (folders.dynamic / f"{number:03}.json").write_text(text)
-    assert folders.paths("a.com/b=x499") == ("/dev/x",)
-    assert folders.paths("a.com/b=x500") is None
-    assert folders.paths("a.com/b=first") is None
-    assert folders.complaints == ["cannot read all CDI specs: there are too many limit=499"]
+        (directories.dynamic / f"{number:03}.json").write_text(text)
+    assert directories.paths("a.com/b=x499") == ("/dev/x",)
+    assert directories.paths("a.com/b=x500") is None
+    assert directories.paths("a.com/b=first") is None
+    assert directories.complaints == ["cannot read all CDI specs: there are too many limit=499"]
 
 
-def test_lists_of_thousands_are_cut(folders: Folders) -> None:
+def test_lists_of_thousands_are_cut(directories: Folders) -> None:
     edits = {"deviceNodes": [{"path": f"/dev/n{number}"} for number in range(300)]}
     devices = [
         {"name": str(number), "containerEdits": edits if number == 0 else {}} for number in range(2100)
     ]
-    (folders.static / "a.json").write_text(json.dumps({"kind": "a.com/b", "devices": devices}))
-    assert len(folders.paths("a.com/b=0") or ()) == 256
-    assert folders.paths("a.com/b=2047") == ()
-    assert folders.paths("a.com/b=2048") is None
+    (directories.static / "a.json").write_text(json.dumps({"kind": "a.com/b", "devices": devices}))
+    assert len(directories.paths("a.com/b=0") or ()) == 256
+    assert directories.paths("a.com/b=2047") == ()
+    assert directories.paths("a.com/b=2048") is None
 
 
 def test_yaml_is_read_after_the_daemon_forgot_its_module(tmp_path: Path) -> None:

@@ -168,6 +168,6 @@ def test_a_node_of_unknown_memory_is_not_without_memory() -> None:
 
 def test_offline_cpus_are_written_as_the_kernel_shows_them(tmp_path) -> None:
     write_sysfs(machine_from_json(minimal() | {"cpus": {"present": "0-4"}}), tmp_path)
-    folder = tmp_path / "sys/devices/system/cpu"
-    assert [(folder / f"cpu{cpu}/online").read_text() for cpu in (3, 4)] == ["1\n", "0\n"]
-    assert [(folder / f"cpu{cpu}/topology").is_dir() for cpu in (3, 4)] == [True, False]
+    directory = tmp_path / "sys/devices/system/cpu"
+    assert [(directory / f"cpu{cpu}/online").read_text() for cpu in (3, 4)] == ["1\n", "0\n"]
+    assert [(directory / f"cpu{cpu}/topology").is_dir() for cpu in (3, 4)] == [True, False]

@@ -22,12 +22,12 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "machines"
 
 
 class Host:
-    """A host in a folder. Device files are plain files there; ``stat`` tells their kinds and numbers."""
+    """A host in a directory. Device files are plain files there; ``stat`` reports their kinds and numbers."""
 
     def __init__(self, root: Path) -> None:
         self.sys, self.dev, self.proc, self.cdi = (root / name for name in ("sys", "dev", "proc", "cdi"))
-        for folder in (self.sys, self.dev, self.proc, self.cdi):
-            folder.mkdir()
+        for directory in (self.sys, self.dev, self.proc, self.cdi):
+            directory.mkdir()
         self.numbers: dict[str, tuple[int, int]] = {}
         self.asked: list[str] = []
         for node in (0, 1):
@@ -49,14 +49,14 @@ class Host:
         (self.sys / target).mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(self.sys / target, link.parent))
 
-    def device(self, name: str, number: int, folder: str = "", kind: int = modes.S_IFCHR) -> None:
-        """A device file 200:number, and its folder in sysfs where it has one."""
+    def device(self, name: str, number: int, directory: str = "", kind: int = modes.S_IFCHR) -> None:
+        """A device file 200:number, and its directory in sysfs where it has one."""
         file = self.dev / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
         self.numbers[os.path.realpath(file)] = (kind, os.makedev(200, number))
-        if folder:
-            self.link(f"dev/{'block' if kind == modes.S_IFBLK else 'char'}/200:{number}", folder)
+        if directory:
+            self.link(f"dev/{'block' if kind == modes.S_IFBLK else 'char'}/200:{number}", directory)
 
     def stat(self, path: str) -> os.stat_result:
         self.asked.append(path)
@@ -70,10 +70,10 @@ class Host:
         return SysfsDevices(self.sys, self.dev, (self.cdi,), self.proc, stat=self.stat)
 
     def near(self, *paths: str) -> dict[str, str | None]:
-        return told(self.devices().near(DeviceFacts(paths=paths)))
+        return reported(self.devices().near(DeviceFacts(paths=paths)))
 
 
-def told(near: tuple[Near, ...]) -> dict[str, str | None]:
+def reported(near: tuple[Near, ...]) -> dict[str, str | None]:
     return {entry.name: None if entry.nodes is None else str(entry.nodes) for entry in near}
 
 
@@ -166,9 +166,9 @@ def test_a_directory_represents_its_device_files(host: Host) -> None:
         "/dev/infiniband/uverbs1": "0",
         "/dev/infiniband/by-ibdev/uverbs2": "1",
     }
-    assert told(host.devices().near(DeviceFacts(mounts=("/dev/infiniband",)))) == found
+    assert reported(host.devices().near(DeviceFacts(mounts=("/dev/infiniband",)))) == found
     assert (
-        told(
+        reported(
             host.devices().near(DeviceFacts(mounts=("/dev/infiniband/",), paths=("/dev/infiniband/uverbs0",)))
         )
         == found
@@ -262,14 +262,19 @@ def test_a_card_that_sysfs_does_not_know_is_found_by_its_driver(host: Host) -> N
         paths=("/dev/nvidia0", "/dev/nvidia7", "/run/nvidia/driver/dev/nvidia1", "/dev/nvidia5")
     )
     near = devices.near(paths)
-    assert told(near) == {"/dev/nvidia0": "1", "/dev/nvidia7": "0", "/dev/nvidia1": "0", "/dev/nvidia5": None}
+    assert reported(near) == {
+        "/dev/nvidia0": "1",
+        "/dev/nvidia7": "0",
+        "/dev/nvidia1": "0",
+        "/dev/nvidia5": None,
+    }
     assert near[0].source == "numa_node of PCI device 0000:5e:00.0"
     file.write_text("")  # not read again while the cards are the same
     assert devices.near(paths) == near
     host.function(NVME, "0")
     card(host, "0000:5e:00.0", 0)
     card(host, "0000:81:00.0", 5)
-    assert told(devices.near(paths))["/dev/nvidia5"] == "0"
+    assert reported(devices.near(paths))["/dev/nvidia5"] == "0"
 
 
 def test_a_card_that_sysfs_knows_goes_the_normal_way(host: Host) -> None:
@@ -279,7 +284,7 @@ def test_a_card_that_sysfs_knows_goes_the_normal_way(host: Host) -> None:
     host.device("nvidia0", 0, f"{GPU}/nvidia/nvidia0")
     host.device("nvidia1", 1, "devices/virtual/nvidia/nvidia1")
     near = host.devices().near(DeviceFacts(paths=("/dev/nvidia0", "/dev/nvidia1")))
-    assert told(near) == {"/dev/nvidia0": "0", "/dev/nvidia1": None}
+    assert reported(near) == {"/dev/nvidia0": "0", "/dev/nvidia1": None}
     assert near[1].source == "a device without hardware of its own"
 
 
@@ -315,7 +320,7 @@ def test_a_directory_of_sysfs_is_its_device(host: Host) -> None:
         "/sys/class/net/x",
     )
     near = host.devices().near(DeviceFacts(mounts=mounts))
-    assert told(near) == dict(zip(mounts, ("1", "1", None), strict=False))
+    assert reported(near) == dict(zip(mounts, ("1", "1", None), strict=False))
 
 
 def test_a_cdi_name_is_where_its_device_files_are(host: Host) -> None:
@@ -371,7 +376,7 @@ def test_a_real_device_file(host: Host) -> None:
         pytest.skip(f"no device file can be made here: {error}")
     host.link("dev/block/259:4", f"{NVME}/nvme/nvme0/nvme0n1")
     devices = SysfsDevices(host.sys, host.dev, (), host.proc)
-    assert told(devices.near(DeviceFacts(paths=("/dev/nvme0n1",)))) == {"/dev/nvme0n1": "1"}
+    assert reported(devices.near(DeviceFacts(paths=("/dev/nvme0n1",)))) == {"/dev/nvme0n1": "1"}
 
 
 @pytest.fixture

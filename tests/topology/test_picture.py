@@ -128,11 +128,11 @@ def test_hybrid_isolated_and_offline_show() -> None:
 
 
 def nodes(*spec: tuple[str, int | None, list[int]]) -> Machine:
-    told = [{"id": i, "cpus": c, "mem_bytes": m, "distance": d} for i, (c, m, d) in enumerate(spec)]
+    reported = [{"id": i, "cpus": c, "mem_bytes": m, "distance": d} for i, (c, m, d) in enumerate(spec)]
     node_of = {cpu: i for i, (c, _, _) in enumerate(spec) for cpu in CpuSet.parse(c)}
     rows = [[cpu, cpu, 0, node] for cpu, node in sorted(node_of.items())]
     return machine_from_json(
-        {"cpu_columns": ["cpu", "core", "package", "numa"], "cpu_rows": rows, "numa": {"nodes": told}}
+        {"cpu_columns": ["cpu", "core", "package", "numa"], "cpu_rows": rows, "numa": {"nodes": reported}}
     )
 
 

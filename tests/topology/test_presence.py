@@ -20,7 +20,7 @@ NODE1 = "sys/devices/system/node/node1/meminfo"
 
 @pytest.fixture
 def known(tmp_path: Path) -> Machine:
-    """A machine with two nodes of 1 GiB, written below the test's folder."""
+    """A machine with two nodes of 1 GiB, written below the test's directory."""
     whole = described(2, 1, 4, 2)
     nodes = tuple(changed_copy(node, mem_bytes=GIB) for node in whole.nodes)
     write_sysfs(changed_copy(whole, nodes=nodes), tmp_path)

@@ -57,8 +57,8 @@ def unpack(archive: Path, to: Path) -> None:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Give a folder in memory where there is one: thousands of small files are written."""
+def directory() -> Iterator[Path]:
+    """Give a directory in memory where there is one: thousands of small files are written."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)
@@ -69,10 +69,10 @@ def as_json(machine) -> dict:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.bz2"))
-def test_snapshot_comes_out_as_its_facts(archive: Path, folder: Path) -> None:
+def test_snapshot_comes_out_as_its_facts(archive: Path, directory: Path) -> None:
     facts = json.loads(archive.with_name(archive.name.replace(".tar.bz2", ".json")).read_text())
-    unpack(archive, folder)
-    machine = read_machine(folder)
+    unpack(archive, directory)
+    machine = read_machine(directory)
     got = as_json(machine)
     different = {(facts["name"], key) for key in COMPARED if got.get(key) != facts.get(key)}
     assert different == {key for key in DIFFERENCES if key[0] == facts["name"]}
@@ -90,10 +90,10 @@ def test_facts_survive_the_way_through_a_machine(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FACTS, ids=lambda path: path.stem)
-def test_machine_written_as_sysfs_reads_back_equal(path: Path, folder: Path) -> None:
+def test_machine_written_as_sysfs_reads_back_equal(path: Path, directory: Path) -> None:
     machine = machine_from_json(json.loads(path.read_text()))
-    write_sysfs(machine, folder)
-    got = read_machine(folder)
+    write_sysfs(machine, directory)
+    got = read_machine(directory)
     assert got == machine
     want, have = as_json(machine), as_json(got)
     if (machine.extra["memory"] or {}).get("hugepages_source"):

@@ -34,21 +34,21 @@ def test_what_matters(first: bytes, matters: bool) -> None:
 
 
 def test_the_kernel_reports_without_delay() -> None:
-    told, lack = listen()
-    if told is None:
+    reported, lack = listen()
+    if reported is None:
         pytest.skip(lack)
     try:
-        while told.heard():
+        while reported.heard():
             pass
-        assert not told.heard()
+        assert not reported.heard()
         try:
             CPU.write_text("online")  # the kernel says it again, and nothing else happens
         except OSError as error:
-            pytest.skip(f"cannot have the kernel tell something: {error}")
-        assert select.select([told], [], [], 10)[0]
-        assert told.heard()
+            pytest.skip(f"cannot have the kernel send an event: {error}")
+        assert select.select([reported], [], [], 10)[0]
+        assert reported.heard()
     finally:
-        told.close()
+        reported.close()
 
 
 class Lost:
@@ -64,13 +64,13 @@ class Lost:
 
 
 def test_what_is_lost_may_have_mattered(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Uevents.__new__(Uevents)
-    monkeypatch.setattr(told, "_socket", Lost(errno.ENOBUFS), raising=False)
-    assert told.heard()
-    assert not told.heard()
-    monkeypatch.setattr(told, "_socket", Lost(errno.EBADF), raising=False)
+    reported = Uevents.__new__(Uevents)
+    monkeypatch.setattr(reported, "_socket", Lost(errno.ENOBUFS), raising=False)
+    assert reported.heard()
+    assert not reported.heard()
+    monkeypatch.setattr(reported, "_socket", Lost(errno.EBADF), raising=False)
     with pytest.raises(OSError, match="made"):
-        told.heard()
+        reported.heard()
 
 
 def test_listening_may_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +78,6 @@ def test_listening_may_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
 
     monkeypatch.setattr(uevents.socket, "socket", refuse)
-    told, lack = listen()
-    assert told is None
+    reported, lack = listen()
+    assert reported is None
     assert lack == "cannot listen to the kernel's uevents: Address family not supported by protocol"

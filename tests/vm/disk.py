@@ -3,8 +3,8 @@
     python tests/vm/disk.py FOLDER
 
 Needs root and Debian: packages come from where this machine's apt has its own. Nothing is installed and
-nothing is mounted here: the kernel is only unpacked, and ``mke2fs`` fills the disk from a folder. The disk is
-built anew when this recipe changes. Takes about two minutes.
+nothing is mounted here: the kernel is only unpacked, and ``mke2fs`` fills the disk from a directory. The disk
+is built again when this recipe changes. Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ def why_not() -> str:
 
 
 def recipe() -> str:
-    """Tell of what a disk is built."""
+    """Return of what a disk is built."""
     parts = [Path(__file__), HERE / "init.sh", Path(images.__file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 
 def place_in(top: Path) -> Path:
-    """The folder of today's disk: each recipe has its own, so that nobody's disk changes below a machine."""
+    """The directory of today's disk: each recipe has its own, so that no disk changes below a machine."""
     return top / f"disk-{recipe()[:12]}"
 
 
-def is_built(folder: Path) -> bool:
-    return (folder / "complete").exists()
+def is_built(directory: Path) -> bool:
+    return (directory / "complete").exists()
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -115,10 +115,10 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 def archive() -> str:
     """The address of the Debian archive that apt has here."""
-    told = run(
+    reported = run(
         "apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"
     )
-    for line in told.splitlines():
+    for line in reported.splitlines():
         origin, label, address = line.split()
         if origin == label == "Debian":
             return address
@@ -127,8 +127,8 @@ def archive() -> str:
 
 def unpack_kernel(root: Path, work: Path) -> str:
     """Put a kernel and its modules into a system, without installing it; returns its release."""
-    told = run("apt-cache", "depends", KERNEL).split()
-    package = told[told.index("Depends:") + 1]
+    reported = run("apt-cache", "depends", KERNEL).split()
+    package = reported[reported.index("Depends:") + 1]
     run("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", package, cwd=work)
     (file,) = work.glob(f"{package}_*.deb")
     run("dpkg-deb", "-x", file, work / "kernel")
@@ -186,8 +186,8 @@ def first_stage(modules: Path) -> bytes:
     """What the kernel starts: it loads the disks' drivers, and goes on to the system on the disk."""
 
     def entries() -> Iterator[tuple[str, int, bytes]]:
-        for folder in ("bin", "dev", "mod", "new", "proc"):
-            yield folder, 0o40755, b""
+        for directory in ("bin", "dev", "mod", "new", "proc"):
+            yield directory, 0o40755, b""
         busybox = shutil.which("busybox", path=PATH)
         assert busybox is not None
         yield "bin/busybox", 0o100755, Path(busybox).read_bytes()
@@ -199,7 +199,7 @@ def first_stage(modules: Path) -> bytes:
 
 
 def furnish(root: Path, work: Path) -> None:
-    """Put our files into a fresh Debian, and take away what nobody needs."""
+    """Put our files into a fresh Debian, and remove what is not needed."""
     for junk in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
         shutil.rmtree(root / junk, ignore_errors=True)
     for name, text in {
@@ -215,31 +215,36 @@ def furnish(root: Path, work: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # a link, perhaps, to a file of this machine
         path.write_text(text)
-    for folder in ("in", "out"):
-        (root / folder).mkdir(exist_ok=True)
+    for directory in ("in", "out"):
+        (root / directory).mkdir(exist_ok=True)
     shutil.copy(images.build(work / "images"), root / "bed/images.tar")
 
 
-def build(folder: Path, import_images: Callable[[Path], None], say: Callable[[str], object] = print) -> None:
-    """Build a disk, an initial RAM disk and a kernel in a folder, unless they are there.
+def build(
+    directory: Path, import_images: Callable[[Path], None], say: Callable[[str], object] = print
+) -> None:
+    """Build a disk, an initial RAM disk and a kernel in a directory, unless they are there.
 
     Args:
-        folder: Where; made if it is not there.
-        import_images: Starts a machine on the folder's disk that keeps what it writes: containerd itself
+        directory: Where; made if it is not there.
+        import_images: Starts a machine on the directory's disk that keeps what it writes: containerd itself
             must import the images.
-        say: Is told what is being done.
+        say: Gets what is being done.
 
     Raises:
         RuntimeError: A program failed; its words are in the message.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder, prefix="work") as name:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        (directory / "lock").open("w") as lock,
+        tempfile.TemporaryDirectory(dir=directory, prefix="work") as name,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_built(folder):
+        if is_built(directory):
             return
         work, root = Path(name), Path(name, "root")
         suite = SUITES[sys.version_info[:2]]
-        say(f"building the disk of the virtual machines in {folder}: Debian {suite}")
+        say(f"building the disk of the virtual machines in {directory}: Debian {suite}")
         run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, root, archive())
         say("the kernel, our images, and compiled Python")
         release = unpack_kernel(root, work)
@@ -252,10 +257,10 @@ def build(folder: Path, import_images: Callable[[Path], None], say: Callable[[st
             file.truncate(SIZE_MIB << 20)
         run("mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d", root, disk)
         for file_name in FILES:
-            (work / file_name).replace(folder / file_name)
+            (work / file_name).replace(directory / file_name)
         say("the first start, in which containerd imports the images")
-        import_images(folder)
-        (folder / "complete").touch()
+        import_images(directory)
+        (directory / "complete").touch()
 
 
 if __name__ == "__main__":

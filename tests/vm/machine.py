@@ -38,11 +38,11 @@ class Machine:
         memory_only: Further NUMA nodes, which have memory and no CPUs.
         plugged: MiB of the memory of one more NUMA node, after these, that can be taken out while it runs.
         without_memory: NUMA nodes that have CPUs and no memory.
-        distances: NUMA nodes tell how far they are from each other; else all are alike.
+        distances: NUMA nodes report how far they are from each other; else all are alike.
         cards: NUMA nodes with a network card behind a root bridge of theirs.
         kernel: Words for the kernel's command line.
         cgroup: v1, v2, or hybrid: all controllers that v1 has are there, and v2 beside them at ``unified``.
-        driver: Who makes cgroups: ``cgroupfs``, or ``systemd``, which then is the first process.
+        driver: What makes cgroups: ``cgroupfs``, or ``systemd``, which then is the first process.
         modules: Kernel modules that are loaded before containerd starts.
     """
 
@@ -101,7 +101,7 @@ class Machine:
                 yield from ("-object", f"memory-backend-ram,id=mem{node},size={self.memory}M")
                 words += f",memdev=mem{node}"
             yield from ("-numa", words)
-        if self.plugged:  # not told at the start: the kernel finds it as memory that was put in
+        if self.plugged:  # not reported at the start: the kernel finds it as memory that was put in
             yield from ("-object", f"memory-backend-ram,id=plugged,size={self.plugged}M")
             yield from ("-device", f"pc-dimm,memdev=plugged,node={filled}")
         pairs = ((one, other) for one in every for other in every if self.distances and one != other)
@@ -112,15 +112,15 @@ class Machine:
         start = (self.numa_nodes + self.memory_only - len(self.without_memory)) * self.memory
         return f"{start}M,slots=1,maxmem={start + self.plugged}M" if self.plugged else f"{start}M"
 
-    def qemu(self, folder: Path, work: Path, *, keep: bool = False) -> list[str]:
+    def qemu(self, directory: Path, work: Path, *, keep: bool = False) -> list[str]:
         """Give qemu's command line.
 
         Args:
-            folder: The disk's.
+            directory: The disk's.
             work: Where the run has ``in.tar`` and ``out.tar``, and gets ``console`` and ``said``.
             keep: What is written to the disk stays.
         """
-        # An AMD model would show no threads of a core: emulation lacks what tells of them.
+        # An AMD model would show no threads of a core: emulation lacks what reports of them.
         words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
         words += ["-machine", "q35", "-accel", "tcg,thread=single,tb-size=1024"]
         # Linux 6.12 wants to be emulated without cx16; older ones do not miss it.
@@ -132,13 +132,13 @@ class Machine:
             port = f"id=port{number},bus=bridge{number},chassis={number + 1},slot={number + 1}"
             words += ["-device", f"pxb-pcie,{at}", "-device", f"pcie-root-port,{port}"]
             words += ["-device", f"virtio-net-pci,bus=port{number}"]
-        files = (folder / "disk.img", work / "in.tar", work / "out.tar")
+        files = (directory / "disk.img", work / "in.tar", work / "out.tar")
         for number, path in enumerate(files):
             kind = "" if number or keep else ",snapshot=on"
             words += ["-drive", f"if=none,id=disk{number},file={path},format=raw,cache=unsafe{kind}"]
             place = f"bus=pcie.0,addr={0x18 + number:#x}"
             words += ["-device", f"virtio-blk-pci,num-queues=1,drive=disk{number},{place}"]
-        words += ["-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initrd.img")]
+        words += ["-kernel", str(directory / "vmlinuz"), "-initrd", str(directory / "initrd.img")]
         words += ["-append", self.command_line()]
         for file in ("console", "said"):
             words += ["-serial", f"file:{work / file}"]
@@ -168,14 +168,14 @@ def _pack(machine: Machine, job: str, carried: Mapping[str, Path], limit: float,
 
 
 def _watch(process: subprocess.Popen[bytes], said: Path, limit: float, say: Callable[[str], object]) -> None:
-    """Wait for a machine to end, and tell what its job says meanwhile."""
-    end, told = time.monotonic() + limit, 0
+    """Wait for a machine to end, and return what its job says meanwhile."""
+    end, reported = time.monotonic() + limit, 0
     while True:
         over = process.poll() is not None or time.monotonic() > end
         lines = said.read_text(errors="replace").replace("\r", "").split("\n") if said.exists() else [""]
-        for line in lines[told : len(lines) - (not over)]:
+        for line in lines[reported : len(lines) - (not over)]:
             say(line)
-        told = max(told, len(lines) - 1)
+        reported = max(reported, len(lines) - 1)
         if over:
             return
         time.sleep(0.2)
@@ -183,7 +183,7 @@ def _watch(process: subprocess.Popen[bytes], said: Path, limit: float, say: Call
 
 def run(
     machine: Machine,
-    folder: Path,
+    directory: Path,
     job: str,
     carried: Mapping[str, Path],
     out: Path,
@@ -196,12 +196,12 @@ def run(
 
     Args:
         machine: What it is like.
-        folder: Of the disk.
+        directory: Of the disk.
         job: A line for bash, run as root in /in.
-        carried: Files and folders for /in, by the name that they have there.
+        carried: Files and directories for /in, by the name that they have there.
         out: Where results go, and what the console said (``console``).
         limit: Seconds for the job.
-        say: Is told each line that the job prints, while it runs.
+        say: Gets each line that the job prints, while it runs.
         keep: What is written to the disk stays.
 
     Returns:
@@ -214,7 +214,7 @@ def run(
         with (work / "out.tar").open("wb") as results:
             results.truncate(RESULTS_MIB << 20)
         with (out / "qemu.log").open("wb") as log:
-            command = machine.qemu(folder, work, keep=keep)
+            command = machine.qemu(directory, work, keep=keep)
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             _watch(process, work / "said", limit + BOOT_S, say)
@@ -233,7 +233,7 @@ def run(
             return NO_STATUS, f"nothing came back: {error}\n{(out / 'qemu.log').read_text()}{console[-3000:]}"
 
 
-def import_images(folder: Path) -> None:
+def import_images(directory: Path) -> None:
     """Let containerd import the images into the disk itself.
 
     Raises:
@@ -241,6 +241,6 @@ def import_images(folder: Path) -> None:
     """
     job = "ctr -n k8s.io images import /bed/images.tar && ctr -n k8s.io images ls -q && rm /bed/images.tar"
     small = Machine(1, 1, 2, 1)
-    status, said = run(small, folder, job, {}, folder / "first-start", say=lambda _: None, keep=True)
+    status, said = run(small, directory, job, {}, directory / "first-start", say=lambda _: None, keep=True)
     if status or images.PAUSE not in said or images.BUSYBOX not in said:
-        raise RuntimeError(f"cannot import the images into {folder}: status {status}: {said}")
+        raise RuntimeError(f"cannot import the images into {directory}: status {status}: {said}")

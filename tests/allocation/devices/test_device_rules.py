@@ -1,4 +1,4 @@
-"""The device manager rule by rule: what counts, what is taken first, and who lets go of what."""
+"""The device manager rule by rule: what counts, what is taken first, and which devices are released when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPEN = TopologyHint(None, preferred=False)
 
 
 def devices(**places: int) -> list[RegisteredDevice]:
-    """Devices by name and node; a node below 0: none told."""
+    """Devices by name and node; a node below 0: none known."""
     return [RegisteredDevice(name, None if node < 0 else Mask([node])) for name, node in places.items()]
 
 

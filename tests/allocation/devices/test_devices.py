@@ -1,4 +1,4 @@
-"""The device manager: hints against the plainly written rules, choices under a hint, and who holds what."""
+"""The device manager: hints against the plainly written rules, choices under a hint, and the holders."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def plain(
             near = {d.id for d in devices if set(d.nodes or ()) & set(taken)}
             if len(near) >= count:
                 least = min(least, size)
-            told = {d.id for d in devices if d.id in reusable and d.nodes is not None}
-            if told <= near and len(told) + len(near & available) >= count:
+            reported = {d.id for d in devices if d.id in reusable and d.nodes is not None}
+            if reported <= near and len(reported) + len(near & available) >= count:
                 found.append(Mask(taken))
     return [TopologyHint(mask, len(mask) == least) for mask in found]
 
@@ -63,7 +63,7 @@ def test_hints_are_those_of_the_rules(
     state = DeviceState().register(R, devices).give("other", "c", R, taken).give("p", "i", R, reusable)
     both = pod(ask(0, "i", ContainerKind.INIT), ask(count))
     got = container_hints(state, both, "c", NODES)
-    assert set(got) == {R}, "what no plugin registered is nobody's"
+    assert set(got) == {R}, "what no plugin registered has no plugin"
     available = frozenset(d.id for d in devices if d.healthy) - taken - reusable
     if not any(d.nodes for d in devices):
         assert got[R] is None

@@ -1,4 +1,4 @@
-"""What nodes give, nodes for bursts, amplified CPUs, and the text that tells others."""
+"""What nodes give, nodes for bursts, amplified CPUs, and the text that reports others."""
 
 from __future__ import annotations
 

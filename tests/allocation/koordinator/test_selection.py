@@ -27,8 +27,8 @@ def pod(uid: str, **wishes: object) -> Pod:
     return Pod(f"s-{uid}", uid, "ns", uid, **wishes)  # type: ignore[arg-type]
 
 
-def on(state: NodeState, who: Pod, count: int, **more: object) -> Plan:
-    return place(state, who, "c", 0, whole(count, **more), f"t-{who.uid}")
+def on(state: NodeState, pod: Pod, count: int, **more: object) -> Plan:
+    return place(state, pod, "c", 0, whole(count, **more), f"t-{pod.uid}")
 
 
 def cpus(node: Node, count: int, **wishes: object) -> str:
@@ -113,8 +113,8 @@ def test_numa_nodes_that_were_decided_on_come_first() -> None:
     plan = on(NodeState.empty(node), pod("a"), 4, devices=(gpu,))
     assert plan.container is not None
     assert str(plan.container.placement.exclusive) == "4-7"
-    told = [step.what for step in plan.explanation.steps if step.provider == "cpu"]  # type: ignore[union-attr]
-    assert told[0] == "bind policy SpreadByPCPUs, required"
+    reported = [step.what for step in plan.explanation.steps if step.provider == "cpu"]  # type: ignore[union-attr]
+    assert reported[0] == "bind policy SpreadByPCPUs, required"
     few = changed_copy(node, policy=Policy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
     wide = on(NodeState.empty(few), pod("a", bind_preferred=FULL), 4, devices=(gpu,))
     assert wide.verdict.admitted
@@ -134,9 +134,9 @@ def test_a_restart_keeps_the_cpus_whatever_the_policy_says_today() -> None:
 BURST = {"bind_preferred": BindPolicy.CONSTRAINED_BURST, "kube_qos": KubeQos.BURSTABLE}
 
 
-def shared(state: NodeState, who: Pod, milli: int, name: str = "c") -> Plan:
+def shared(state: NodeState, pod: Pod, milli: int, name: str = "c") -> Plan:
     request = Request(512, milli * 100, 100_000)
-    plan = place(state, who, name, 0, request, f"t-{who.uid}-{name}")
+    plan = place(state, pod, name, 0, request, f"t-{pod.uid}-{name}")
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
     return plan

@@ -1,4 +1,4 @@
-"""Who holds which memory, as containers come, end, take over and go."""
+"""Which container holds which memory, as containers come, end, take over and go."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_what_an_init_container_leaves_is_taken_over_and_counted_once() -> None:
     state = create(state, POD, "app", 60)
     assert (held(state), reserved(state)) == ({INIT: [("0", 20)], APP: [("0", 60)]}, (80, 0))
     failed = state.changed(drop=["p-app-0"])
-    assert (held(failed), reserved(failed)) == ({INIT: [("0", 80)]}, (80, 0)), "nobody has taken it over"
+    assert (held(failed), reserved(failed)) == ({INIT: [("0", 80)]}, (80, 0)), (
+        "no container has taken it over"
+    )
     state = run(state, "p-app-0")
     assert (held(state), reserved(state)) == ({APP: [("0", 60)]}, (60, 0))
     state = create(end(state, "p-app-0"), POD, "app", 60, attempt=1)
@@ -190,7 +192,7 @@ def test_memory_of_a_lost_node_is_counted_on_its_group() -> None:
     a, b, c = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "abc")
     blocks = [holding(a, "c", 40, (0, 7)), holding(b, "c", 50), holding(c, "c", 30, (7,))]
     state = NodeState.of(NODE, (), blocks)
-    assert reserved(state) == (90, 0), "what was only there is charged to nobody"
+    assert reserved(state) == (90, 0), "what was only there is charged to no container"
     assert reserved(state.changed(drop=["a-c-0"])) == (50, 0)
     assert reserved(state.changed(drop=["c-c-0"])) == (90, 0)
 

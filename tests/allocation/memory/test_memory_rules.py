@@ -1,4 +1,4 @@
-"""The memory manager rule by rule: tables, who may share a group, extensions, pods' own requests."""
+"""The memory manager rule by rule: tables, sharing of groups, extensions, pods' own requests."""
 
 from __future__ import annotations
 

@@ -10,16 +10,16 @@ from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
 from proxy.model.errors import CgroupError
 
 
-def v1(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cpu.cfs_quota_us").write_text("-1\n")
-    return folder
+def v1(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "cpu.cfs_quota_us").write_text("-1\n")
+    return directory
 
 
-def v2(folder: Path, controllers: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cgroup.controllers").write_text(controllers)
-    return folder
+def v2(directory: Path, controllers: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "cgroup.controllers").write_text(controllers)
+    return directory
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu,cpuacct", "cpuacct,cpu", ""])

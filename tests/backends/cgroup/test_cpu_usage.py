@@ -19,20 +19,20 @@ POD = "/kubepods/besteffort/podb"
 
 
 class Tree:
-    """Counters in a folder."""
+    """Counters in a directory."""
 
-    def __init__(self, folder: Path, file: str) -> None:
-        self.root, self.proc, self.file = folder / "cg", folder / "proc", file
+    def __init__(self, directory: Path, file: str) -> None:
+        self.root, self.proc, self.file = directory / "cg", directory / "proc", file
         self.root.mkdir()
         self.proc.mkdir()
         (self.proc / "stat").write_text(STAT)
         self.usage = CgroupUsage(self.root, file, self.proc)
 
     def put(self, path: str, nanoseconds: int) -> None:
-        folder = self.root / path
-        folder.mkdir(parents=True, exist_ok=True)
+        directory = self.root / path
+        directory.mkdir(parents=True, exist_ok=True)
         v2 = f"usage_usec {nanoseconds // 1000}\nuser_usec 1\nsystem_usec 1\n"
-        (folder / self.file).write_text(f"{nanoseconds}\n" if self.file == V1 else v2)
+        (directory / self.file).write_text(f"{nanoseconds}\n" if self.file == V1 else v2)
 
     def read(self, **groups: UsageGroup) -> UsageReading:
         return self.usage.read(groups)
@@ -48,21 +48,21 @@ def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Tree]:
 def test_pods_and_the_node(tree: Tree) -> None:
     tree.put("kubepods/besteffort/podb", 7_000_000)
     tree.put("kubepods.slice/kubepods-podg.slice", 9_000_000)
-    told = tree.read(
+    reported = tree.read(
         b=UsageGroup(POD), g=UsageGroup("kubepods-podg.slice"), gone=UsageGroup("/kubepods/podx")
     )
-    assert told.groups == {
+    assert reported.groups == {
         "b": {"kubepods/besteffort/podb": 7_000_000},
         "g": {"kubepods.slice/kubepods-podg.slice": 9_000_000},
     }
-    assert told.node == (100 + 20 + 30 + 6 + 7) * TICK_NS
+    assert reported.node == (100 + 20 + 30 + 6 + 7) * TICK_NS
 
 
 def test_a_pod_without_a_group_of_its_own_is_its_containers(tree: Tree) -> None:
     tree.put("k8s.io/c1", 1000)
     tree.put("system.slice/cri-containerd-c2.scope", 2000)
-    told = tree.read(p=UsageGroup("", ("c1", "c2", "c3")))
-    assert told.groups == {"p": {"k8s.io/c1": 1000, "system.slice/cri-containerd-c2.scope": 2000}}
+    reported = tree.read(p=UsageGroup("", ("c1", "c2", "c3")))
+    assert reported.groups == {"p": {"k8s.io/c1": 1000, "system.slice/cri-containerd-c2.scope": 2000}}
 
 
 def test_files_stay_open_and_are_read_again(tree: Tree) -> None:
@@ -74,7 +74,7 @@ def test_files_stay_open_and_are_read_again(tree: Tree) -> None:
     assert (first.groups["a"], again.groups["a"]) == ({"kubepods/poda": 1000}, {"kubepods/poda": 5000})
     assert len(os.listdir("/proc/self/fd")) == count
     assert again.at > first.at
-    tree.read()  # nobody asks for it any more
+    tree.read()  # nothing asks for it any more
     assert len(os.listdir("/proc/self/fd")) == count - 1
 
 
@@ -85,8 +85,8 @@ def test_more_files_than_stay_open(tree: Tree, monkeypatch: pytest.MonkeyPatch) 
         tree.put(f"kubepods/podp{i}", 1000 * i)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
-        told = tree.usage.read(asked).groups
-        assert [told[f"p{i}"][f"kubepods/podp{i}"] for i in range(5)] == [0, 1000, 2000, 3000, 4000]
+        reported = tree.usage.read(asked).groups
+        assert [reported[f"p{i}"][f"kubepods/podp{i}"] for i in range(5)] == [0, 1000, 2000, 3000, 4000]
     assert len(os.listdir("/proc/self/fd")) == before + 2
 
 

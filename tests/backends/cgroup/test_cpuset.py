@@ -27,7 +27,7 @@ def lay(root: Path, files: dict[str, str]) -> Path:
         ({"cgroup.controllers": "cpuset cpu memory\n"}, 2, ""),
         ({"cpuset/cpuset.cpus": "0-3\n", "unified/cgroup.controllers": "hugetlb\n"}, 1, "cpuset"),
         ({"memory/tasks": "", "unified/cgroup.controllers": "cpuset memory\n"}, 2, "unified"),
-        # A v2 hierarchy in which somebody made a group called "cpuset", and a v2 group as the root.
+        # A v2 hierarchy with a group called "cpuset", and a v2 group as the root.
         (
             {"cgroup.controllers": "cpuset\n", "cpuset/cpuset.cpus": "", "cpuset/cgroup.controllers": ""},
             2,

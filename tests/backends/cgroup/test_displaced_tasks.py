@@ -22,21 +22,21 @@ POD = f"topoproxy-displaced-{os.getpid()}"
 
 @pytest.fixture
 def groups() -> Iterator[tuple[Path, Path]]:
-    """A container's group in two hierarchies, without tasks; the folders of both."""
+    """A container's group in two hierarchies, without tasks; the directories of both."""
     if os.geteuid() != 0 or not (CPUSET / "cpuset.cpus").exists() or not (OTHER / "cgroup.procs").exists():
         pytest.skip("needs root and cgroup v1")
     made = []
     try:
         for top in (CPUSET, OTHER):
-            for folder in (top / POD, top / POD / ID):
-                folder.mkdir()
-                made.append(folder)
+            for directory in (top / POD, top / POD / ID):
+                directory.mkdir()
+                made.append(directory)
                 for name in ("cpuset.cpus", "cpuset.mems") if top == CPUSET else ():
-                    (folder / name).write_text((folder.parent / name).read_text())
+                    (directory / name).write_text((directory.parent / name).read_text())
         yield CPUSET / POD / ID, OTHER / POD / ID
     finally:
-        for folder in reversed(made):
-            folder.rmdir()
+        for directory in reversed(made):
+            directory.rmdir()
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_tasks_come_back_to_their_group(
     displaced = KernelDisplaced(CPUSET, Path("/proc"))
     assert displaced.bring_back(f"{POD}/{ID}") == 1
     assert held(ours) == {mine.pid}
-    assert held(ours.parent) == {foreign.pid}, "nobody else's is taken"
-    assert displaced.bring_back(f"{POD}/{ID}") == 0, "who is there has nobody away"
+    assert held(ours.parent) == {foreign.pid}, "no other task is taken"
+    assert displaced.bring_back(f"{POD}/{ID}") == 0, "a group with its tasks has none away"
     assert displaced.bring_back(f"{POD}/absent") == 0
 
 
@@ -93,7 +93,7 @@ def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subpr
 def test_the_capabilities_of_the_shipped_unit_are_enough(
     groups: tuple[Path, Path], tasks: list[subprocess.Popen[bytes]], without: str
 ) -> None:
-    """The kernel asks more of who moves a process that has capabilities which he has not."""
+    """The kernel requires more of a process that moves another one with more capabilities."""
     ours, other = groups
     (other / "cgroup.procs").write_text(str(tasks[0].pid))  # it has all that root has here
     (found,) = re.findall(r"^CapabilityBoundingSet=(.*)$", SERVICE.read_text(), re.MULTILINE)

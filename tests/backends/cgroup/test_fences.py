@@ -14,10 +14,10 @@ from proxy.model.idset import CpuSet
 
 @pytest.fixture
 def slice_file(tmp_path: Path) -> Path:
-    folder = tmp_path / "kubepods.slice/kubepods-podx.slice"
-    folder.mkdir(parents=True)
-    (folder / "cpuset.cpus").write_text("\n")
-    return folder / "cpuset.cpus"
+    directory = tmp_path / "kubepods.slice/kubepods-podx.slice"
+    directory.mkdir(parents=True)
+    (directory / "cpuset.cpus").write_text("\n")
+    return directory / "cpuset.cpus"
 
 
 def test_it_writes_and_returns_the_previous_value(tmp_path: Path, slice_file: Path) -> None:

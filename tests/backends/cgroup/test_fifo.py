@@ -67,9 +67,9 @@ def test_a_bulk_write_passes_over_a_fifo(group: Path) -> None:
 def test_fences_and_counters_refuse_a_fifo(group: Path) -> None:
     with pytest.raises(CgroupError, match="not a kernel file"):
         KernelFences(group).swap("g", CpuSet.parse("0"))
-    folder = group / "kubepods" / "podu"
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / V1)
+    directory = group / "kubepods" / "podu"
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / V1)
     with pytest.raises(CgroupError, match="CPU time"):
         CgroupUsage(group, V1).read({"s": UsageGroup("/kubepods/podu", ())})
 

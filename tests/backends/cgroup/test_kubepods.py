@@ -45,8 +45,8 @@ def test_a_pods_name_gives_its_uid_and_class(driver: Driver, qos: KubeQos, uid: 
 
 @given(st.sampled_from(Driver), st.sampled_from(sorted(RUNTIMES)), st.text("0123456789abcdef", min_size=1))
 def test_a_containers_name_gives_its_id(driver: Driver, runtime: str, own: str) -> None:
-    told, name = container_name(driver, f"{runtime}://{own}")
-    assert (told, container_id(driver, name)) == (runtime, own)
+    reported, name = container_name(driver, f"{runtime}://{own}")
+    assert (reported, container_id(driver, name)) == (runtime, own)
     assert container_path(driver, "a/b/", f"{runtime}://{own}") == f"a/b/{name}"
     assert container_path(driver, "", f"{runtime}://{own}") == name
 

@@ -1,4 +1,4 @@
-"""A container's group by what the runtime tells: its path, and its first process."""
+"""A container's group by what the runtime reports: its path, and its first process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ID = "4f1c9d"
 
 
 class Place:
-    """A tree in a folder, and a /proc beside it."""
+    """A tree in a directory, and a /proc beside it."""
 
-    def __init__(self, folder: Path, version: int = 1) -> None:
-        self.folder = folder
-        self.tree = FolderCgroups(folder / "tree", CpuSet.parse("0-3"), Mask.parse("0"), version)
-        self.locator = Locator(self.tree, (), folder / "proc", folder / "mounts")
+    def __init__(self, directory: Path, version: int = 1) -> None:
+        self.directory = directory
+        self.tree = FolderCgroups(directory / "tree", CpuSet.parse("0-3"), Mask.parse("0"), version)
+        self.locator = Locator(self.tree, (), directory / "proc", directory / "mounts")
 
     def make(self, path: str) -> str:
         parts = path.split("/")
@@ -38,13 +38,13 @@ class Place:
         return path
 
     def process(self, pid: int, lines: str) -> None:
-        (self.folder / f"proc/{pid}").mkdir(parents=True)
-        (self.folder / f"proc/{pid}/cgroup").write_text(lines)
+        (self.directory / f"proc/{pid}").mkdir(parents=True)
+        (self.directory / f"proc/{pid}/cgroup").write_text(lines)
 
     def mounted_at(self, root: str) -> None:
-        (self.folder / "mounts/self").mkdir(parents=True)
-        line = f"34 31 0:31 {root} {self.folder / 'tree'} rw - cgroup cgroup rw,cpuset\n"
-        (self.folder / "mounts/self/mountinfo").write_text(line)
+        (self.directory / "mounts/self").mkdir(parents=True)
+        line = f"34 31 0:31 {root} {self.directory / 'tree'} rw - cgroup cgroup rw,cpuset\n"
+        (self.directory / "mounts/self/mountinfo").write_text(line)
 
 
 def test_the_path_of_the_spec_is_checked_first(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_path_of_the_spec_is_checked_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "group"),
+    ("reported", "group"),
     [
         (f"/node/kubelet/podx/{ID}", f"node/kubelet/podx/{ID}"),
         (f"/a.slice/crio-{ID}.scope/container", f"a.slice/crio-{ID}.scope"),
@@ -64,10 +64,12 @@ def test_the_path_of_the_spec_is_checked_first(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_first_process_names_the_group(tmp_path: Path, told: str, group: str, version: int) -> None:
+def test_the_first_process_names_the_group(tmp_path: Path, reported: str, group: str, version: int) -> None:
     place = Place(tmp_path, version)
-    place.make(told.strip("/"))
-    lines = f"3:cpuset:{told}\n0::/elsewhere\n" if version == 1 else f"3:cpuset:/elsewhere\n0::{told}\n"
+    place.make(reported.strip("/"))
+    lines = (
+        f"3:cpuset:{reported}\n0::/elsewhere\n" if version == 1 else f"3:cpuset:/elsewhere\n0::{reported}\n"
+    )
     place.process(7, lines)
     assert place.locator.locate(ID, RuntimeDetail(pid=7)).path == group
 
@@ -119,7 +121,7 @@ def test_unknown_levels_are_searched(tmp_path: Path) -> None:
     assert place.locator.locate(ID, RuntimeDetail(pid=7)).path == path
     place.make(f"kubepods/other/podx/{ID}")
     place.process(8, f"3:cpuset:/../podx/{ID}\n")
-    fresh = Locator(place.tree, (), place.folder / "proc", place.folder / "mounts")
+    fresh = Locator(place.tree, (), place.directory / "proc", place.directory / "mounts")
     assert fresh.locate(ID, RuntimeDetail(pid=8)).path == "", "two such groups: no guess"
 
 
@@ -135,7 +137,7 @@ def test_other_trees_are_reported(tmp_path: Path) -> None:
     assert memory.use("/kubepods/podx", "another") is None
     Locator(place.tree, (again, memory)).remember(ID, path)
     assert again.find("/kubepods/podx", ID) == path
-    place.make("kubepods/podx")  # where its name says, so that nobody searches
+    place.make("kubepods/podx")  # where its name says, so that nothing searches
     assert memory.use("/kubepods/podx", ID) is not None
 
 
@@ -145,9 +147,9 @@ def test_our_own_group_is_where_the_kernel_says() -> None:
         groups = open_cgroups(Path("/sys/fs/cgroup"))
     except CgroupError:
         pytest.skip("no cpuset controller here")
-    told = group_line(Path("/proc/self/cgroup").read_text(), groups.version)
-    place = below(told or "/", root_of(read_mounts(Path("/proc")), groups.root))
-    if told is None or place is None or place.hidden:
+    reported = group_line(Path("/proc/self/cgroup").read_text(), groups.version)
+    place = below(reported or "/", root_of(read_mounts(Path("/proc")), groups.root))
+    if reported is None or place is None or place.hidden:
         pytest.skip("this process is outside of what is mounted")
     procs = (groups.root / place.path / "cgroup.procs").read_text().split()
     assert str(os.getpid()) in procs or "0" in procs

@@ -124,8 +124,8 @@ def test_mounts_are_only_taken_where_the_root_is_the_machines_own(tmp_path: Path
 
 def test_v1_without_prefix_and_v2_without_the_controller_are_passed_over(tmp_path: Path) -> None:
     plain, good, v2, bare = (tmp_path / name for name in ("plain", "good", "v2", "bare"))
-    for folder in (plain, good, v2, bare):
-        folder.mkdir()
+    for directory in (plain, good, v2, bare):
+        directory.mkdir()
     (plain / "cpus").touch()
     (good / "cpuset.cpus").touch()
     (v2 / "cgroup.controllers").write_text("cpu cpuset memory\n")

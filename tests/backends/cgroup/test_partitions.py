@@ -19,11 +19,11 @@ OWN, REST = CpuSet.parse("4-5"), CpuSet.parse("0-3,6-7")
 
 
 class Node:
-    """A tree with an owner, somebody beside it in its pod, and somebody in another pod."""
+    """A tree with an owner, a container beside it in its pod, and one in another pod."""
 
-    def __init__(self, folder: Path, version: int = 2, *, exclusive: bool = True) -> None:
+    def __init__(self, directory: Path, version: int = 2, *, exclusive: bool = True) -> None:
         online, nodes = CpuSet.parse("0-7"), Mask.parse("0-1")
-        self.groups = FolderCgroups(folder, online, nodes, version, exclusive=exclusive)
+        self.groups = FolderCgroups(directory, online, nodes, version, exclusive=exclusive)
         for path in ("kubepods", POD, ONE, TWO, "kubepods/pody", OTHER):
             self.groups.mkdir(path)
         self.groups.write(ONE, OWN, None)

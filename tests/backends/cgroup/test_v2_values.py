@@ -73,8 +73,13 @@ def test_times() -> None:
 
 def test_memory() -> None:
     lines = "anon 1\nfile 2\ninactive_anon 3\nactive_anon 4\ninactive_file 5\nactive_file 6\nunevictable 7\n"
-    told = memory_figures(lines)
-    assert (told["rss"], told["cache"], told["inactive_file"], told["unevictable"]) == (1, 2, 5, 7)
+    reported = memory_figures(lines)
+    assert (reported["rss"], reported["cache"], reported["inactive_file"], reported["unevictable"]) == (
+        1,
+        2,
+        5,
+        7,
+    )
     with pytest.raises(CgroupError, match=r"it has no unevictable$"):
         memory_figures(lines.replace("unevictable", "slab"))
 

@@ -1,4 +1,4 @@
-"""Many groups written in one go: the quick way, and who is left for the careful one."""
+"""Many groups written in one go: the quick way, and which ones are left for the careful one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_groups_that_are_gone_or_hold_too_much_block_no_other(tmp_path: Path) ->
     long = ",".join(str(cpu) for cpu in range(0, 400, 2)) + "\n"
     assert len(long) > QUICK_BYTES
     put(tmp_path, "b", long)
-    assert groups.write_all(("gone", *NAMES, ""), FEW) == [None] * 5, "the root is nobody's"
+    assert groups.write_all(("gone", *NAMES, ""), FEW) == [None] * 5, "the root is not written"
     assert groups.write_all(("gone", *NAMES), FEW) == [None, True, None, True]
     assert seen(tmp_path, "b") == long
     assert groups.write_all(NAMES, CpuSet.parse(long.strip())) == [None] * 3

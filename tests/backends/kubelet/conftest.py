@@ -28,8 +28,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("certificate")
-    cert, key = folder / "cert.pem", folder / "key.pem"
+    directory = tmp_path_factory.mktemp("certificate")
+    cert, key = directory / "cert.pem", directory / "key.pem"
     made = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=node-1", "-addext", "subjectAltName=IP:127.0.0.1"]
     run = [openssl, "req", *made, *names, "-keyout", str(key), "-out", str(cert)]
@@ -67,7 +67,7 @@ class PodsServer:
                 """Clients that give up are part of the tests."""
 
             def finish_request(self, request: Any, client_address: Any) -> None:
-                # In the connection's thread, so that a client that stalls in its handshake stops nobody.
+                # In the connection's thread, so that a client that stalls in its handshake stops no other.
                 wrapped = context.wrap_socket(request, server_side=True) if context else request
                 try:
                     super().finish_request(wrapped, client_address)

@@ -138,7 +138,7 @@ def test_no_file_and_no_readable_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / NAME).rmdir()
     os.mkfifo(tmp_path / NAME)
     with pytest.raises(CheckpointError, match=r"cannot read .*: it is not a regular file"):
-        read_text(tmp_path)  # and not wait until somebody writes to it
+        read_text(tmp_path)  # and not wait until another program writes to it
 
 
 def test_a_file_that_does_not_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

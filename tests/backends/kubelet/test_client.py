@@ -33,7 +33,7 @@ ITEM: dict[str, Any] = {
 
 
 class Clock:
-    """Seconds that pass only when told, so that no test waits for a rest to end."""
+    """Seconds that pass only on request, so that no test waits for a rest to end."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -73,8 +73,8 @@ def pod_answer(cpu: str = "3", uid: str = "u-1") -> bytes:
 
 
 def cpus(client: KubeletClient, uid: str = "u-1") -> tuple[int, str] | None:
-    told = client.asks(uid, "shop", "web")
-    return None if told is None else (told[0].named("main").requests["cpu"], told[1])
+    reported = client.asks(uid, "shop", "web")
+    return None if reported is None else (reported[0].named("main").requests["cpu"], reported[1])
 
 
 def until(answer: Callable[[], Any], wanted: Any) -> None:
@@ -99,14 +99,14 @@ def test_it_is_what_the_keeper_wants(asking: Asking) -> None:
 def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
     pods_server.items = [ITEM]
     client = asking(pods_url=pods_server.url)
-    told = client.asks("u-1", "shop", "web")
-    assert told is not None
-    assert (told[0].uid, told[0].containers, told[0].guaranteed) == (
+    reported = client.asks("u-1", "shop", "web")
+    assert reported is not None
+    assert (reported[0].uid, reported[0].containers, reported[0].guaranteed) == (
         "u-1",
         (ContainerResources("main", requests={"cpu": 2000}),),
         False,
     )
-    assert told[1] == POD_LIST
+    assert reported[1] == POD_LIST
     assert client.asks("u-2", "shop", "db") is None
     assert client.asks("", "shop", "web") is None
     assert len(pods_server.seen) == 2
@@ -116,9 +116,9 @@ def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
 def test_a_static_pod_keeps_the_uid_that_the_runtime_knows(asking: Asking, pods_server: Any) -> None:
     annotations = {"kubernetes.io/config.hash": "h-1", "kubernetes.io/config.mirror": "h-1"}
     pods_server.items = [{**ITEM, "metadata": {**ITEM["metadata"], "uid": "m-1", "annotations": annotations}}]
-    told = asking(pods_url=pods_server.url).asks("h-1", "shop", "web")
-    assert told is not None
-    assert told[0].uid == "h-1"
+    reported = asking(pods_url=pods_server.url).asks("h-1", "shop", "web")
+    assert reported is not None
+    assert reported[0].uid == "h-1"
 
 
 def test_the_pods_api_goes_first(asking: Asking, pods_server: Any, serve: Any, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_source_that_hangs_is_left_alone_for_a_while(asking: Asking, serve: An
     try:
         for _ in range(4):
             assert client.devices("shop", "web", "main") is None
-        assert len(calls) == 2, "the third pod waits for nobody"
+        assert len(calls) == 2, "the third pod does not wait"
         hangs[0] = False
         over.set()
         asking.clock.now += 15.1

@@ -32,9 +32,9 @@ class Clock:
         return self.now
 
 
-def beside(folder: Path, clock: Clock | None = None, **settings: Any) -> KubeletBeside:
+def beside(directory: Path, clock: Clock | None = None, **settings: Any) -> KubeletBeside:
     found = KubeletSettings(**{"timeout": PATIENT, **settings})
-    return KubeletBeside(found, str(folder), "", lambda: TOPOLOGY, clock or Clock())
+    return KubeletBeside(found, str(directory), "", lambda: TOPOLOGY, clock or Clock())
 
 
 def seen(found: KubeletBeside) -> CpuManager:

@@ -32,7 +32,7 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     path.write_text(GOOD)
     assert labels(file) == {"a": "1"}
     assert file.problem == ""
-    assert file.read() is file.read(), "what has not changed is not read anew"
+    assert file.read() is file.read(), "what has not changed is not read again"
     path.write_text(LATER)
     assert labels(file) == {"a": "2"}, "of the same length, written in the same moment"
 
@@ -70,15 +70,15 @@ def test_the_last_valid_file_stays_in_effect(tmp_path: Path) -> None:
 
 
 def test_invalid_files(tmp_path: Path) -> None:
-    fifo, folder, binary, huge = (tmp_path / name for name in ("fifo", "folder", "binary", "huge"))
+    fifo, directory, binary, huge = (tmp_path / name for name in ("fifo", "folder", "binary", "huge"))
     os.mkfifo(fifo)
-    folder.mkdir()
+    directory.mkdir()
     binary.write_bytes(b'{"a": "\xff"}')
     with huge.open("wb") as file:
         file.truncate(node_file.LIMIT + 1)
     for path, words in (
         (fifo, "not a regular file"),
-        (folder, "not a regular file"),
+        (directory, "not a regular file"),
         (binary, "not UTF-8"),
         (huge, "larger than 4 MiB"),
     ):

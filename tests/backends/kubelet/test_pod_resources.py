@@ -194,11 +194,11 @@ def test_all_devices_are_asked_for_every_ten_seconds(
     kubelet: Kubelet, resources: PodResources, clock: Clock
 ) -> None:
     kubelet.all = [group("r", "a", nodes=(0, 1)), group("r", "b"), group("q", "c", nodes=(1,))]
-    told = {"r": {"a": Mask([0, 1]), "b": None}, "q": {"c": Mask([1])}}
-    assert resources.allocatable() == told
+    reported = {"r": {"a": Mask([0, 1]), "b": None}, "q": {"c": Mask([1])}}
+    assert resources.allocatable() == reported
     kubelet.all = []
     clock.now += 9.9
-    assert resources.allocatable() == told
+    assert resources.allocatable() == reported
     assert kubelet.calls == ["GetAllocatableResources"]
     clock.now += 0.1
     assert resources.allocatable() == {}

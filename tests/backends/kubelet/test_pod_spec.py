@@ -108,9 +108,9 @@ def test_qos_class(raw: Raw, qos: KubeQos) -> None:
 def test_kubelets_class_wins_in_its_lists_only() -> None:
     raw = {**pod(FULL), "status": {"qosClass": "Burstable"}}
     assert pod_spec(raw).qos is KubeQos.GUARANTEED
-    told = pod_spec(raw, listed=True)
-    assert told.qos is KubeQos.BURSTABLE
-    assert not told.ask.guaranteed
+    reported = pod_spec(raw, listed=True)
+    assert reported.qos is KubeQos.BURSTABLE
+    assert not reported.ask.guaranteed
     raw["status"] = {"qosClass": "Splendid"}
     assert pod_spec(raw, listed=True).qos is KubeQos.GUARANTEED
 

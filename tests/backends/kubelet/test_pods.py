@@ -135,7 +135,7 @@ def test_static_pods_go_by_the_hash_of_their_file() -> None:
     world = World(pod("m-1", "etcd", "2", mirror), pod("liar", "web", "64", mirror))
     assert world.cpu("h-1", "etcd") == 2000
     assert world.cpu("m-1", "etcd") == 2000
-    # An annotation that anybody may write gives nobody another pod's requests.
+    # An annotation that any user may write gives no pod another one's requests.
     assert world.cpu("h-1", "db") is None
     own = World(pod("m-1", "etcd", "2", mirror), pod("h-1", "etcd", "3", mirror))
     assert own.cpu("h-1", "etcd") == 3000

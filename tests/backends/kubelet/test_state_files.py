@@ -1,4 +1,4 @@
-"""A state file of kubelet while somebody writes it: never a wrong set, never an exception."""
+"""A state file of kubelet while another program writes it: never a wrong set, never an exception."""
 
 from __future__ import annotations
 

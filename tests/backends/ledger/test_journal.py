@@ -19,15 +19,15 @@ from proxy.model.errors import CannotCreateError
 NOON = 1_767_268_800.0  # 2026-01-01T12:00:00Z
 
 
-def fresh(folder: Path, machine: str = "m1", **options: Any) -> FileLedger:
-    """Open without anything to tell."""
-    ledger, notes = open_ledger(folder, machine, **options)
+def fresh(directory: Path, machine: str = "m1", **options: Any) -> FileLedger:
+    """Open without anything to report."""
+    ledger, notes = open_ledger(directory, machine, **options)
     assert notes == []
     return ledger
 
 
-def stored(folder: Path) -> dict[str, Any]:
-    ledger = fresh(folder)
+def stored(directory: Path) -> dict[str, Any]:
+    ledger = fresh(directory)
     try:
         return dict(ledger.entries)
     finally:
@@ -64,7 +64,7 @@ def test_modes(home: Path) -> None:
     ledger, notes = open_ledger(home, "m1")
     ledger.close()
     assert "others may write" in notes[0]
-    assert stat.S_IMODE(home.stat().st_mode) == 0o777  # whose folder it is, we do not know
+    assert stat.S_IMODE(home.stat().st_mode) == 0o777  # whose directory it is, we do not know
 
 
 def test_readers_keep_what_they_saw(home: Path) -> None:

@@ -24,8 +24,8 @@ def ledger(tmp_path: Path) -> FileLedger:
     return open_ledger(tmp_path, "m1")[0]
 
 
-def read_back(folder: Path) -> dict[str, Any]:
-    again, notes = open_ledger(folder, "m1")
+def read_back(directory: Path) -> dict[str, Any]:
+    again, notes = open_ledger(directory, "m1")
     try:
         assert notes == []
         return dict(again.entries)
@@ -130,8 +130,8 @@ anything = st.recursive(
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=()), max_size=4), anything, max_size=4))
 def test_whatever_a_record_holds_the_others_are_stored(changes: dict[str, Any]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        ledger, _ = open_ledger(Path(folder), "m1")
+    with tempfile.TemporaryDirectory() as directory:
+        ledger, _ = open_ledger(Path(directory), "m1")
         rejected: dict[str, str] = {}
         message = ""
         try:
@@ -139,7 +139,7 @@ def test_whatever_a_record_holds_the_others_are_stored(changes: dict[str, Any]) 
         except RecordError as error:
             rejected, message = dict(error.rejected), str(error)
         ledger.close()
-        found = read_back(Path(folder))
+        found = read_back(Path(directory))
     assert len(message) < 300
     assert found["c/good"] == {"own": "0-3"}
     for key, value in changes.items():

@@ -67,8 +67,8 @@ class Server(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tp-") as folder:
-        made = Server(Path(folder) / "cri.sock")
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tp-") as directory:
+        made = Server(Path(directory) / "cri.sock")
         made.start()
         yield made
         made.stop()

@@ -100,14 +100,14 @@ def test_fields_that_are_not_declared_do_not_matter() -> None:
 
 
 class Containerd(grpc.GenericRpcHandler):
-    """Serves version and events; what a test puts into ``told`` is sent, None ends the stream."""
+    """Serves version and events; what a test puts into ``reported`` is sent, None ends the stream."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.serves = {VERSION, SUBSCRIBE}
         self.seen: list[str] = []
         self.asked: list[pb.SubscribeRequest] = []
-        self.told: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.reported: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.left = threading.Event()
         self.server: grpc.Server | None = None
 
@@ -123,10 +123,10 @@ class Containerd(grpc.GenericRpcHandler):
 
     def subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         self.asked.append(request)
-        told = self.told
+        reported = self.reported
         context.add_callback(self.left.set)
-        context.add_callback(lambda: told.put(None))
-        while (message := told.get()) is not None:
+        context.add_callback(lambda: reported.put(None))
+        while (message := reported.get()) is not None:
             yield message
 
     def start(self) -> None:
@@ -143,8 +143,8 @@ class Containerd(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def containerd() -> Iterator[Containerd]:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tp-") as folder:
-        made = Containerd(Path(folder) / "containerd.sock")
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tp-") as directory:
+        made = Containerd(Path(directory) / "containerd.sock")
         made.start()
         yield made
         made.stop()
@@ -159,12 +159,12 @@ def events(containerd: Containerd) -> Iterator[ContainerdEvents]:
 
 def test_events_come_in_order(containerd: Containerd, events: ContainerdEvents) -> None:
     for message in (ended("a"), b"\xff", ended("a", "exec"), ended("b"), None):
-        containerd.told.put(message)
+        containerd.reported.put(message)
     assert list(events.listen()) == [RuntimeEvent("exit", "a"), RuntimeEvent("exit", "b")]
 
 
 def test_it_asks_for_what_it_reads_and_nothing_else(containerd: Containerd, events: ContainerdEvents) -> None:
-    containerd.told.put(None)
+    containerd.reported.put(None)
     assert list(events.listen()) == []
     (request,) = containerd.asked
     assert list(request.filters) == [
@@ -197,15 +197,15 @@ def test_a_runtime_that_is_not_there(containerd: Containerd, events: ContainerdE
 
 def test_a_runtime_that_goes_and_comes_back(containerd: Containerd, events: ContainerdEvents) -> None:
     stream = events.listen()
-    containerd.told.put(ended("a"))
+    containerd.reported.put(ended("a"))
     assert next(stream) == RuntimeEvent("exit", "a")
     containerd.stop()
     with pytest.raises(UnavailableError):
         next(stream)
-    containerd.told = queue.SimpleQueue()
+    containerd.reported = queue.SimpleQueue()
     containerd.start()
     stream = until(events.listen)
-    containerd.told.put(ended("b"))
+    containerd.reported.put(ended("b"))
     assert next(stream) == RuntimeEvent("exit", "b")
 
 
@@ -222,8 +222,8 @@ def until(what: Callable[[], Iterator[RuntimeEvent]]) -> Iterator[RuntimeEvent]:
 
 def test_an_event_without_bounds_ends_the_stream(containerd: Containerd, events: ContainerdEvents) -> None:
     stream = events.listen()
-    containerd.told.put(ended("a"))
-    containerd.told.put(ended("b" * MESSAGE_LIMIT))
+    containerd.reported.put(ended("a"))
+    containerd.reported.put(ended("b" * MESSAGE_LIMIT))
     assert next(stream) == RuntimeEvent("exit", "a")
     with pytest.raises(RuntimeCallError, match="RESOURCE_EXHAUSTED"):
         next(stream)
@@ -237,14 +237,14 @@ def test_close_wakes_the_reader(containerd: Containerd, events: ContainerdEvents
         events.close()
         with pytest.raises(UnavailableError):
             waits.result(EVER)
-    assert containerd.left.wait(EVER), "the runtime must not keep a queue for who has gone"
+    assert containerd.left.wait(EVER), "the runtime must not keep a queue for a client that has gone"
     with pytest.raises(UnavailableError, match="closed"):
         events.listen()
 
 
 def test_a_client_that_stops_reading_is_dropped(containerd: Containerd, events: ContainerdEvents) -> None:
     stream = events.listen()
-    containerd.told.put(ended("a"))
+    containerd.reported.put(ended("a"))
     next(stream)
     del stream
     assert containerd.left.wait(EVER)

@@ -30,12 +30,12 @@ ENTRY = RuntimeContainer("good", "s", "main", 2, "RUNNING")
     ids=["deep", "deep without an id", "id not first", "id not UTF-8", "cut"],
 )
 def test_one_entry_costs_only_itself(entry: bytes, unread: set[str], words: str) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     raw = field(1, entry) + field(1, GOOD) + field(1, entry)
-    found = entries_of(raw, "container", read_container, told.append)
+    found = entries_of(raw, "container", read_container, reported.append)
     assert (list(found), found.unread) == ([ENTRY], unread)
-    assert len(told) == 2
-    assert all(each.startswith(words) for each in told)
+    assert len(reported) == 2
+    assert all(each.startswith(words) for each in reported)
 
 
 def test_a_list_that_cannot_be_split_is_a_failed_call() -> None:

@@ -95,8 +95,8 @@ class PlayedSystemd:
         assert member in ("Hello", "AddMatch", "Subscribe")
         return new_method_return(message, "s", (":1.7",)) if member == "Hello" else new_method_return(message)
 
-    def tell(self, member: str, signature: str = "", body: tuple[Any, ...] = ()) -> None:
-        """Send a signal to all who are connected."""
+    def send(self, member: str, signature: str = "", body: tuple[Any, ...] = ()) -> None:
+        """Send a signal to all connections."""
         emitter = DBusAddress("/org/freedesktop/systemd1", interface=f"{NAME}.Manager")
         for connection in self.connections:
             with suppress(OSError):
@@ -187,9 +187,9 @@ def test_reloads_are_reported_when_they_are_over(
     systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
     until(lambda: news == [UnitNews.CONNECTED])
-    systemd.tell("UnitNew", "so", ("a.scope", "/a"))
-    systemd.tell("Reloading", "b", (True,))
-    systemd.tell("Reloading", "b", (False,))
+    systemd.send("UnitNew", "so", ("a.scope", "/a"))
+    systemd.send("Reloading", "b", (True,))
+    systemd.send("Reloading", "b", (False,))
     until(lambda: UnitNews.RELOADED in news)
     assert units.read(SCOPE).cpus == CpuSet()
     assert news == [UnitNews.CONNECTED, UnitNews.RELOADED]

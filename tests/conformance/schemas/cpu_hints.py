@@ -25,5 +25,5 @@ def check(case: Case, topologies: Topologies) -> Outcome:
 
 
 def _cpu(found: Hints) -> object:
-    """Give the hints for CPUs; upstream does not tell nothing from nothing."""
+    """Give the hints for CPUs; upstream does not distinguish two kinds of nothing."""
     return shown(found).get("cpu") or []

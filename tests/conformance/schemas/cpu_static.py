@@ -70,9 +70,9 @@ def _allocate(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
     owned = {name: now.of(asked.uid, name) for name in names}
     got: dict[str, Any] = {"error": _error(refused)}
     want: dict[str, Any] = {"error": _told(case, "error")}
-    if told := case.optional("expected", dict):
-        want["expected"] = told
-        got["expected"] = {name: None if owned.get(name) is None else str(owned[name]) for name in told}
+    if reported := case.optional("expected", dict):
+        want["expected"] = reported
+        got["expected"] = {name: None if owned.get(name) is None else str(owned[name]) for name in reported}
     if (caches := case.optional("expected_uncore_caches", list)) is not None:
         cpus = CpuSet(cpu for part in owned.values() for cpu in part or ())
         want["expected_uncore_caches"] = sorted(caches)

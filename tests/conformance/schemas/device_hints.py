@@ -28,8 +28,8 @@ def check(case: Case, _: Topologies) -> Outcome:
             found = pod_hints(state, asked, nodes)
         else:
             found = container_hints(state, asked, first_app(asked), nodes)
-        told = hints.shown(found)
-        got[scope] = {resource: told.get(resource, "no answer") for resource in expected}
+        reported = hints.shown(found)
+        got[scope] = {resource: reported.get(resource, "no answer") for resource in expected}
     return Outcome(dict.fromkeys(got, expected), got)
 
 

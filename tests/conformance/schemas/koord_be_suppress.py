@@ -35,7 +35,7 @@ def check(case: Case, _: Topologies) -> Outcome:
 def _budget(case: Case) -> Outcome:
     kept, _ = reservation(case.optional("node_annotations", dict, {}))
     pods = noderules.pods(case)
-    told = case.optional("host_app_used", dict, {})
+    reported = case.optional("host_app_used", dict, {})
     usage = Usage(
         case.value("capacity_milli", int),
         case.value("allocatable_milli", int),
@@ -47,7 +47,7 @@ def _budget(case: Case) -> Outcome:
             for pod in pods
             if is_be(qos_class(pod.get("qos_label") or ""), KubeQos(pod["kube_qos"]))
         ),
-        tuple(_app(raw, told) for raw in noderules.pods(case, "host_apps")),
+        tuple(_app(raw, reported) for raw in noderules.pods(case, "host_apps")),
     )
     least = case.optional("min_percent", int)
     return Outcome(
@@ -133,13 +133,13 @@ def _recover_quota(case: Case) -> Outcome:
 
 
 def _status(case: Case) -> Status | None:
-    told = case.optional("status_before", str)
-    return None if told is None else _STATUS[told]
+    reported = case.optional("status_before", str)
+    return None if reported is None else _STATUS[reported]
 
 
 def _expected(case: Case) -> Status | None:
-    told = case.expected("expected_status")
-    return None if told is None else _STATUS[told]
+    reported = case.expected("expected_status")
+    return None if reported is None else _STATUS[reported]
 
 
 def _apply(case: Case) -> Outcome:

@@ -31,7 +31,7 @@ def _container(case: Case) -> Outcome:
 def _host_app(case: Case) -> Outcome:
     expected = (case.optional("error", bool, default=False), case.expected())
     request = case.optional("request", dict)
-    if request is None:  # nobody asks
+    if request is None:  # nothing asks
         return Outcome(expected, (False, None))
     answer = decide_host_app(noderules.rule(case), request["name"], request["qos"])
     return Outcome(expected, (answer.row == 0, answer.upstream))
@@ -49,17 +49,17 @@ def _parse(case: Case) -> Outcome:
 
 def _update_pods(case: Case) -> Outcome:
     rule = noderules.rule(case) or NodeRule()
-    told, askers = noderules.pods(case), []
-    for pod in told:
+    reported, askers = noderules.pods(case), []
+    for pod in reported:
         asker = noderules.asker(pod, _BESTEFFORT)
         askers.append((pod["uid"], asker))
         askers += [(name, asker) for part in ("init", "containers") for name in pod.get(part) or ()]
     written = {key: "" for key, _ in askers}
     written |= {change.key: change.answer.text for change in changes(None, rule, askers)}
-    containers = [name for pod in told for part in ("init", "containers") for name in pod.get(part) or ()]
+    containers = [name for pod in reported for part in ("init", "containers") for name in pod.get(part) or ()]
     got = (
         {name: written[name] for name in containers},
-        {pod["uid"]: written[pod["uid"]] for pod in told},
+        {pod["uid"]: written[pod["uid"]] for pod in reported},
     )
     return Outcome((case.expected("expected_containers"), case.expected("expected_sandboxes")), got)
 

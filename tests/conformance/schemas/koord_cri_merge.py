@@ -1,4 +1,4 @@
-"""Koordinator's hook protocol: what servers are told, how answers are merged, what is remembered for them."""
+"""Koordinator's hook protocol: what servers are sent, how answers are merged, what is remembered for them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(case: Case, _: Topologies) -> Outcome:
 def _apply_response(case: Case) -> Outcome:
     sandbox = case.value("rpc", str) == "RunPodSandbox"
     entry: Any = hook.PodSandboxHookRequest if sandbox else hook.ContainerResourceHookRequest
-    told: merge.Request = message(entry, case.optional("stored", dict))
+    reported: merge.Request = message(entry, case.optional("stored", dict))
     name = case.value("response_type", str)
     kind: Any = getattr(hook, name, None) or getattr(cri, name, None)
     if kind is None:
@@ -50,7 +50,7 @@ def _apply_response(case: Case) -> Outcome:
     expected = _expected(case) or {}
     error = case.optional("error", bool, default=False)
     try:
-        got, failed = _parts(merge.merge_answer(told, answer)), False
+        got, failed = _parts(merge.merge_answer(reported, answer)), False
     except HookError:
         got, failed = _request_parts(case), True  # nothing of it is changed
     wanted = {key: _part(key, value) for key, value in expected.items()}
@@ -183,16 +183,16 @@ def _remembered_container(case: Case, raw: object) -> tuple[object, object]:
 def _told(
     pod: PodFacts, container: ContainerFacts, like: hook.ContainerResourceHookRequest
 ) -> hook.ContainerResourceHookRequest:
-    """Give what a server is told of a container that exists, its id and resources only if they are expected.
+    """Give what a server receives of a container that exists, its id and resources only if expected.
 
     Koordinator's entry gets its id at another time than ours, and has no resources after a restart.
     """
-    told = container_request(PostStartContainer(pod, container, Decision()))
+    reported = container_request(PostStartContainer(pod, container, Decision()))
     if not like.container_meta.id:
-        told.container_meta.id = ""
+        reported.container_meta.id = ""
     if not like.HasField("container_resources"):
-        told.ClearField("container_resources")
-    return told
+        reported.ClearField("container_resources")
+    return reported
 
 
 def _merge(case: Case) -> Outcome:
@@ -228,10 +228,10 @@ def _envs_cri_to_hook(case: Case) -> Outcome:
 def _envs_hook_to_cri(case: Case) -> Outcome:
     """A server answers with an environment for a container that has none."""
     event = PreCreateContainer(PodFacts(), ContainerFacts(), Decision())
-    told = container_request(event)
+    reported = container_request(event)
     raw = {"container_envs": case.optional("input", dict, {})}
-    after = merge.merge_answer(told, message(hook.ContainerResourceHookResponse, raw))
-    body = adjusted_create(b"", claims_of(event, NOTHING, told, after).adjustment)
+    after = merge.merge_answer(reported, message(hook.ContainerResourceHookResponse, raw))
+    body = adjusted_create(b"", claims_of(event, NOTHING, reported, after).adjustment)
     envs = cri.CreateContainerRequest.FromString(body).config.envs
     got = sorted((entry.key, entry.value.decode()) for entry in envs)
     expected = _expected(case, list) or []

@@ -38,10 +38,10 @@ def _reserved(case: Case) -> Outcome:
 
 def _system(case: Case) -> Outcome:
     found, problem = system_qos(_annotations(case))
-    # A CPU list that is none is told too, but the annotation as such was readable.
+    # A CPU list that is none is reported too, but the annotation as such was readable.
     fails = bool(problem) and not found.text
-    told = None if fails or case.fields.get("annotations") is None else found.data()
-    return Outcome((_fails(case), case.expected()), (fails, told))
+    reported = None if fails or case.fields.get("annotations") is None else found.data()
+    return Outcome((_fails(case), case.expected()), (fails, reported))
 
 
 def _exclusive(case: Case) -> Outcome:

@@ -124,14 +124,14 @@ def _pools(case: Case) -> Outcome:
     )
     annotations = case.optional("node_annotations", dict, {})
     facts = NodeFacts(annotations=annotations, kubelet=kubelet, pods=_rows(case))
-    told = picture([CpuLocation(*row) for row in case.value("processors", list)], facts).annotations
+    reported = picture([CpuLocation(*row) for row in case.value("processors", list)], facts).annotations
     got = {
-        "expected_ls_pools": json.loads(told[SHARED_POOLS]),
-        "expected_allocs": json.loads(told[POD_ALLOCS]),
-        "expected_reserved_cpus": json.loads(told[MANAGER_POLICY]).get("reservedCPUs", ""),
-        "expected_cpu_topology": json.loads(told[CPU_TOPOLOGY]),
-        "expected_reservation": json.loads(told[RESERVATION]),
-        "expected_system_qos": json.loads(told[SYSTEM_QOS]),
+        "expected_ls_pools": json.loads(reported[SHARED_POOLS]),
+        "expected_allocs": json.loads(reported[POD_ALLOCS]),
+        "expected_reserved_cpus": json.loads(reported[MANAGER_POLICY]).get("reservedCPUs", ""),
+        "expected_cpu_topology": json.loads(reported[CPU_TOPOLOGY]),
+        "expected_reservation": json.loads(reported[RESERVATION]),
+        "expected_system_qos": json.loads(reported[SYSTEM_QOS]),
     }
     return Outcome({name: case.expected(name) for name in got}, got)
 

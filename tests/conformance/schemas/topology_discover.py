@@ -2,7 +2,7 @@
 
 The description is put into our own words and read by the code that reads machine files; the answer is what
 the allocators see of it. Ours names sockets and caches by their lowest CPU, kubelet by the numbers that it
-was told, so these names are put back before the comparison.
+was reported, so these names are put back before the comparison.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _described(case: Case) -> dict[str, object]:
         for core in cores
         for cpu in core["threads"]
     ]
-    told = {} if case.value("num_cores_reported", int) else {"online": ""}
+    reported = {} if case.value("num_cores_reported", int) else {"online": ""}
     return {
-        "cpus": told,
+        "cpus": reported,
         "cpu_columns": list(_COLUMNS),
         "cpu_rows": rows,
         "cores": {str(min(c["threads"], default="none")): _list(c["threads"]) for c in cores},

@@ -33,8 +33,8 @@ def peers(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
     """Make runtime proxies of Koordinator's; all are ended after the test."""
     made: list[RuntimeProxy] = []
 
-    def make(runtime: Path | None = None, folder: str = "koord") -> RuntimeProxy:
-        made.append(RuntimeProxy(tmp_path / folder, runtime or bed.socket))
+    def make(runtime: Path | None = None, directory: str = "koord") -> RuntimeProxy:
+        made.append(RuntimeProxy(tmp_path / directory, runtime or bed.socket))
         return made[-1]
 
     yield make
@@ -59,7 +59,7 @@ def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
 
 @pytest.fixture
 def serving(bed: Bed, proxies: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
-    """Make daemons that serve hooks, whose own hooks are in folders of the test."""
+    """Make daemons that serve hooks, whose own hooks are in directories of the test."""
 
     def make(**config: Any) -> Daemon:
         for name in ("hooks.d", "servers"):
@@ -81,7 +81,7 @@ def through(
     def make(daemon: Daemon | None = None, runtime: Path | None = None, **config: Any) -> Node:
         daemon = daemon or serving(**config)
         peer = peers(runtime)
-        text = (daemon.folder / "config.yaml").read_text()
+        text = (daemon.directory / "config.yaml").read_text()
         (peer.servers / "topoproxy.json").write_text(registration(parse(text, "test")))
         peer.start(bed.cgroup)
         clients.append(peer.client(bed.cgroup))

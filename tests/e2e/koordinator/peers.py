@@ -1,6 +1,6 @@
 """Koordinator's own programs, for a test: its runtime proxy, and a hook server of koordlet's parts.
 
-``build.sh`` makes them; ``TOPOPROXY_KOORDINATOR`` names their folder.
+``build.sh`` makes them; ``TOPOPROXY_KOORDINATOR`` names their directory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSIDE = """
 mount -t tmpfs none /etc && mkdir -p /etc/runtime/hookserver.d &&
     mount --bind "$0" /etc/runtime/hookserver.d && exec "$@"
 """
-"""Gives a program an /etc of its own: the folder of hook servers is a constant in it."""
+"""Gives a program an /etc of its own: the directory of hook servers is a constant in it."""
 
 
 def why_not_koordinator() -> str:
@@ -33,10 +33,10 @@ def why_not_koordinator() -> str:
 class Program:
     """A process of Koordinator's; what it says is in ``log``."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.log = folder / f"{name}.log"
+    def __init__(self, directory: Path, name: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.log = directory / f"{name}.log"
         self._process: subprocess.Popen[str] | None = None
 
     def _run(self, command: list[str]) -> None:
@@ -46,7 +46,7 @@ class Program:
             )
 
     def lives(self) -> bool:
-        """Tell whether it runs."""
+        """Return whether it runs."""
         return self._process is not None and self._process.poll() is None
 
     def _must_live(self) -> None:
@@ -65,13 +65,13 @@ class RuntimeProxy(Program):
 
     Attributes:
         socket: Where it listens.
-        servers: Its folder of hook servers; it is told of files in it at once.
+        servers: Its directory of hook servers; it is notified of files in it at once.
     """
 
-    def __init__(self, folder: Path, runtime: Path) -> None:
-        super().__init__(folder, "koord-runtime-proxy")
-        self.socket = folder / "koord.sock"
-        self.servers = folder / "hookserver.d"
+    def __init__(self, directory: Path, runtime: Path) -> None:
+        super().__init__(directory, "koord-runtime-proxy")
+        self.socket = directory / "koord.sock"
+        self.servers = directory / "hookserver.d"
         self.servers.mkdir(exist_ok=True)
         self._runtime = runtime
 
@@ -96,11 +96,11 @@ class RuntimeProxy(Program):
 
 
 class HookServer(Program):
-    """koordlet's hook server, with its plugins for CPUs and GPUs; it registers itself in a folder."""
+    """koordlet's hook server, with its plugins for CPUs and GPUs; it registers itself in a directory."""
 
-    def __init__(self, folder: Path, servers: Path) -> None:
-        super().__init__(folder, "hookserver")
-        self.socket = folder / "koordlet.sock"
+    def __init__(self, directory: Path, servers: Path) -> None:
+        super().__init__(directory, "hookserver")
+        self.socket = directory / "koordlet.sock"
         self._servers = servers
 
     def start(self, shared: str, policy: str = "Fail", manager: str = "none") -> None:

@@ -140,7 +140,7 @@ def test_what_was_made_before_the_peer_came_back(
     waiting = node.create(node.pod("ls"))
     lse = node.spawn("lse", LAST)
     node.check()
-    again = peers(folder="koord-again")
+    again = peers(directory="koord-again")
     for file in (tmp_path / "koord/hookserver.d").iterdir():
         (again.servers / file.name).write_text(file.read_text())
     again.start(bed.cgroup)

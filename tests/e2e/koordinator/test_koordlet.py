@@ -150,7 +150,7 @@ def test_all_of_them_in_a_row(
     """Koordinator's proxy asks us, and we ask koordlet: one hook server an event is enough for all."""
     daemon, _ = beside(str(FIRST))
     peer = peers()
-    config = parse((daemon.folder / "config.yaml").read_text(), "test")
+    config = parse((daemon.directory / "config.yaml").read_text(), "test")
     (peer.servers / "topoproxy.json").write_text(registration(config))
     peer.start(bed.cgroup)
     with peer.client(bed.cgroup) as cri:

@@ -189,10 +189,10 @@ class Client:
 class Bed:
     """A front in a process of its own."""
 
-    def __init__(self, folder, **options):
-        self.path = folder / "front"
-        self.runtime = Runtime(folder / "runtime")
-        argv = [sys.executable, str(HERE / "lone_front.py"), str(self.path), str(folder / "runtime")]
+    def __init__(self, directory, **options):
+        self.path = directory / "front"
+        self.runtime = Runtime(directory / "runtime")
+        argv = [sys.executable, str(HERE / "lone_front.py"), str(self.path), str(directory / "runtime")]
         env = {**os.environ, "PYTHONPATH": os.environ.get("FRONT_TREE", str(HERE.parent.parent))}
         self.process = subprocess.Popen(
             [*argv, json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env

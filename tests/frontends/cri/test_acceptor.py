@@ -114,9 +114,9 @@ class Decider:
 class Bed:
     """A front on a loop of its own thread, a runtime behind it and a channel to it."""
 
-    def __init__(self, folder, runtime=True, methods=(CREATE, SERVICE + "StopContainer")):
-        self.folder = folder
-        self.path, self.upstream = str(folder / "p.sock"), str(folder / "r.sock")
+    def __init__(self, directory, runtime=True, methods=(CREATE, SERVICE + "StopContainer")):
+        self.directory = directory
+        self.path, self.upstream = str(directory / "p.sock"), str(directory / "r.sock")
         self.runtime = Runtime(self.upstream) if runtime else None
         self.decider = Decider()
         self.lines = []
@@ -296,11 +296,11 @@ def test_a_fault_of_the_interceptor_lets_the_call_pass(bed, call):
     assert call(CREATE, b"raise") == b"5"
     assert call(CREATE, b"as is: fault") == b"12"
     assert bed.runtime.seen == [b"raise", b"as is: fault"]
-    told = [
+    reported = [
         f'cannot handle a call step=decide method={CREATE} err="ValueError: a fault of ours"',
         f'cannot handle a call step="note the answer" method={CREATE} err="ValueError: a fault in reading"',
     ]
-    until(lambda: bed.lines == told)
+    until(lambda: bed.lines == reported)
 
 
 def test_a_cancel_while_held_ends_the_call(bed, call):

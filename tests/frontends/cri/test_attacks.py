@@ -106,7 +106,7 @@ def test_a_client_that_reads_no_refusals_is_not_read_either(bed):
     assert sent < total
     assert bed.rss() - before < GROWTH_MIB
     assert bed.client().answered()
-    client.frames(5, until=lambda kind, flags, stream, _: kind == HEADERS)  # whoever reads is read again
+    client.frames(5, until=lambda kind, flags, stream, _: kind == HEADERS)  # read again
     client.end.settimeout(0.2)
     with contextlib.suppress(TimeoutError):
         while client.end.recv(MIB):

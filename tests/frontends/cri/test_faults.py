@@ -1,4 +1,4 @@
-"""An exception that nobody foresaw, at each place of a link: the link ends, and no other one is touched."""
+"""An unforeseen exception at each place of a link: the link ends, and no other one is touched."""
 
 import asyncio
 import socket

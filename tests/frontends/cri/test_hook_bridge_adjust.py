@@ -63,7 +63,7 @@ def clean(path: str) -> str:
 
 
 def slow_list(old: list[tuple[str, bytes]], wanted: Mapping[str, bytes | None]) -> list[bytes]:
-    """Give names and messages anew; None takes a name out."""
+    """Give names and messages again; None takes a name out."""
     after = []
     for index, (name, raw) in enumerate(old):
         if name not in wanted:
@@ -393,10 +393,10 @@ def test_a_request_that_cannot_be_read_is_an_error_where_it_must_be_read() -> No
 @given(creates(), st.dictionaries(keys, texts, min_size=1, max_size=3))
 @example(request(), {"PATH": "1"})
 def test_later_facts_contain_what_hooks_set(body: bytes, envs: dict[str, str]) -> None:
-    told = container_facts(adjusted_create(body, Adjustment(envs=envs))).envs
-    assert {name: told[name] for name in envs} == envs
+    reported = container_facts(adjusted_create(body, Adjustment(envs=envs))).envs
+    assert {name: reported[name] for name in envs} == envs
     others = {name: value for name, value in container_facts(body).envs.items() if name not in envs}
-    assert {name: value for name, value in told.items() if name not in envs} == others
+    assert {name: value for name, value in reported.items() if name not in envs} == others
 
 
 ODD = b"\xff\xfe"

@@ -51,7 +51,7 @@ PLAIN = ContainerFacts(
     ("vendor.com/gpu=0",),
     Resources(0, -1, 0, 0, 8192, -997, "", "", {"2MB": 4096}, {"memory.high": "max"}),
 )
-"""What ``request`` asks for, as hooks are told."""
+"""What ``request`` asks for, as hooks get it."""
 
 
 def cpus(text: str) -> CpuSet:
@@ -105,14 +105,14 @@ def test_a_pods_facts_do_not_depend_on_their_source() -> None:
 
 def test_labels_are_not_read_before_they_are_used() -> None:
     """Nor is a failure of a hook what cannot be read: the runtime will refuse it."""
-    told = pod_facts(POD, b"\xff\xff")
-    assert isinstance(told.labels, LazyMap)
-    assert (told.labels, told.annotations) == ({}, {})
+    reported = pod_facts(POD, b"\xff\xff")
+    assert isinstance(reported.labels, LazyMap)
+    assert (reported.labels, reported.annotations) == ({}, {})
 
 
 def test_a_containers_facts_are_those_of_its_request() -> None:
-    told = container_facts(request().SerializeToString())
-    assert told == PLAIN
+    reported = container_facts(request().SerializeToString())
+    assert reported == PLAIN
 
 
 def test_the_image_is_the_one_that_the_user_named() -> None:
@@ -125,8 +125,8 @@ def test_variables_keep_order_and_bytes_and_the_last_duplicate_counts() -> None:
     message = request()
     for name, value in (("Z", b"1"), ("A", b"\xff\xfe!"), ("Z", b"2"), ("M", "ü".encode())):
         message.config.envs.add(key=name, value=value)
-    told = container_facts(message.SerializeToString()).envs
-    assert [*told.items()] == [("Z", "2"), ("A", "\udcff\udcfe!"), ("M", "ü")]
+    reported = container_facts(message.SerializeToString()).envs
+    assert [*reported.items()] == [("Z", "2"), ("A", "\udcff\udcfe!"), ("M", "ü")]
 
 
 def test_facts_of_a_create_include_appended_fields() -> None:
@@ -140,31 +140,33 @@ def test_an_invalid_create_counts_as_empty() -> None:
 
 
 def test_a_new_container_is_one_like_any() -> None:
-    told, plain = container_facts(request().SerializeToString()), PLAIN
-    assert isinstance(told, ContainerFacts)
-    assert (told == plain, plain == told, told.__eq__(1)) == (True, True, NotImplemented)
-    assert told != changed_copy(plain, name="other")
+    reported, plain = container_facts(request().SerializeToString()), PLAIN
+    assert isinstance(reported, ContainerFacts)
+    assert (reported == plain, plain == reported, reported.__eq__(1)) == (True, True, NotImplemented)
+    assert reported != changed_copy(plain, name="other")
     assert repr(container_facts(request().SerializeToString())) == repr(plain)
     assert changed_copy(container_facts(request().SerializeToString()), name="other").image == "sha256:0123"
     again = pickle.loads(pickle.dumps(container_facts(request().SerializeToString())))
     assert (type(again), again) == (ContainerFacts, plain)
     with pytest.raises(AttributeError, match="nosuch"):
-        _ = told.nosuch  # type: ignore[attr-defined]
+        _ = reported.nosuch  # type: ignore[attr-defined]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        told.name = "other"  # type: ignore[misc]
+        reported.name = "other"  # type: ignore[misc]
 
 
 def test_many_threads_read_one_request() -> None:
     message = request()
     for number in range(500):
         message.config.envs.add(key=f"NAME_{number}", value=b"%d" % number)
-    told = container_facts(message.SerializeToString())
+    reported = container_facts(message.SerializeToString())
     found: list[tuple[object, ...]] = []
     gate = threading.Barrier(8)
 
     def look() -> None:
         gate.wait(30)
-        found.append((dict(told.envs), tuple(told.mounts), dict(told.labels), tuple(told.args)))
+        found.append(
+            (dict(reported.envs), tuple(reported.mounts), dict(reported.labels), tuple(reported.args))
+        )
 
     threads = [threading.Thread(target=look) for _ in range(8)]
     for thread in threads:
@@ -173,7 +175,7 @@ def test_many_threads_read_one_request() -> None:
         thread.join(30)
     assert len(found) == 8
     assert all(each == found[0] for each in found)
-    assert len(told.envs) == 500
+    assert len(reported.envs) == 500
 
 
 # -- containers that exist ----------------------------------------------------------------------------------
@@ -182,9 +184,9 @@ def test_many_threads_read_one_request() -> None:
 def test_a_forgotten_container_is_described_from_the_ledger() -> None:
     asked = Request(1024, 200_000, 100_000, 1 << 30, "0-3", "0", (("hugepages-2Mi", 4 << 20),))
     container = changed_copy(owning("c1", own("0-1")), request=asked, attempt=4)
-    told = existing_facts(container, None)
+    reported = existing_facts(container, None)
     resources = Resources(100_000, 200_000, 1024, 1 << 30, 0, 0, "0-3", "0", {"2MB": 4 << 20})
-    assert told == ContainerFacts("c1", "app", 4, "running", resources=resources)
+    assert reported == ContainerFacts("c1", "app", 4, "running", resources=resources)
 
 
 def test_a_container_that_is_being_made_has_no_id() -> None:
@@ -195,9 +197,9 @@ def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
     memory = ObjectCache()
     remember(memory, "c1", request().SerializeToString())
     container = changed_copy(owning("c1", own("0-1")), request=Request(memory_limit=4096))
-    told = existing_facts(container, memory.container("c1"))
+    reported = existing_facts(container, memory.container("c1"))
     made = container_facts(request().SerializeToString())
-    assert told == changed_copy(made, id="c1", phase="running", attempt=0)
+    assert reported == changed_copy(made, id="c1", phase="running", attempt=0)
 
 
 def test_updates_take_precedence_over_the_ledger() -> None:
@@ -205,9 +207,9 @@ def test_updates_take_precedence_over_the_ledger() -> None:
     memory.listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
     memory.updated("c1", Resources(cpu_shares=512, oom_score_adj=5))
     container = changed_copy(owning("c1", own("0-1")), request=Request(1024, memory_limit=4096))
-    told = existing_facts(container, memory.container("c1"))
-    assert told.resources == Resources(cpu_shares=512, memory_limit=4096, oom_score_adj=5)
-    assert (told.labels, told.image, told.envs) == ({"l": "1"}, "i", {})
+    reported = existing_facts(container, memory.container("c1"))
+    assert reported.resources == Resources(cpu_shares=512, memory_limit=4096, oom_score_adj=5)
+    assert (reported.labels, reported.image, reported.envs) == ({"l": "1"}, "i", {})
 
 
 def test_page_sizes_are_spelled_as_requests_do() -> None:

@@ -70,8 +70,12 @@ def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
     config.linux.cgroup_parent = "/kubepods/podu1"
     memory = ObjectCache()
     remember_pod(memory, POD, config, "kata")
-    told = pod(memory)
-    assert (told.labels, told.annotations, told.runtime_handler) == ({"l": "1"}, {"a": "2"}, "kata")
+    reported = pod(memory)
+    assert (reported.labels, reported.annotations, reported.runtime_handler) == (
+        {"l": "1"},
+        {"a": "2"},
+        "kata",
+    )
     known = memory.pod("s1")
     assert known is not None
     assert b"h" not in known.raw.replace(b"2", b""), "what hooks do not see is not kept"
@@ -81,9 +85,9 @@ def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> No
     body = adjusted_create(create().SerializeToString(), Adjustment(envs={"NEW": "1"}, cpu_shares=2))
     memory = ObjectCache()
     remember(memory, "c1", body)
-    told = facts(memory)
-    assert (told.envs, told.args, told.image) == ({"A": "\udcff", "NEW": "1"}, ("-v",), "i")
-    assert told.resources == Resources(cpu_shares=2, oom_score_adj=-997)
+    reported = facts(memory)
+    assert (reported.envs, reported.args, reported.image) == ({"A": "\udcff", "NEW": "1"}, ("-v",), "i")
+    assert reported.resources == Resources(cpu_shares=2, oom_score_adj=-997)
 
 
 def test_updates_add_up() -> None:
@@ -112,8 +116,8 @@ def test_lists_describe_containers_from_before() -> None:
     old = pb.Container(id="c0", labels={"l": "0"}, annotations={"a": "0"}, image=pb.ImageSpec(image="old"))
     memory.listed([sandbox], [old, pb.Container(id="c1", labels={"l": "other"})])
     assert (pod(memory).labels, pod(memory).runtime_handler) == ({"l": "1"}, "kata")
-    told = facts(memory, "c0")
-    assert (told.labels, told.annotations, told.image) == ({"l": "0"}, {"a": "0"}, "old")
+    reported = facts(memory, "c0")
+    assert (reported.labels, reported.annotations, reported.image) == ({"l": "0"}, {"a": "0"}, "old")
     assert facts(memory).envs, "a list says less than a create"
     assert facts(memory).labels == {"l": "1"}
     memory.listed([pb.PodSandbox(id="s1", labels={"l": "2"})], ())
@@ -145,10 +149,10 @@ def known(memory: ObjectCache) -> RememberedContainer:
 
 def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
     memory = created(command=["x" * CONTAINER_BYTES])
-    told = facts(memory)
-    assert (told.labels, told.annotations, told.image) == ({"l": "1"}, {"a": "2"}, "i")
-    assert (told.envs, told.command, told.args) == ({}, (), ())
-    assert told.resources.cpu_shares == 512
+    reported = facts(memory)
+    assert (reported.labels, reported.annotations, reported.image) == ({"l": "1"}, {"a": "2"}, "i")
+    assert (reported.envs, reported.command, reported.args) == ({}, (), ())
+    assert reported.resources.cpu_shares == 512
     assert len(known(memory).raw) < 100
 
 
@@ -190,7 +194,7 @@ def test_no_container_takes_more_than_its_share(size: int) -> None:
 
 
 def test_the_engines_own_choice_is_not_a_wish_of_the_client() -> None:
-    """It is appended to what is remembered, not part of it; where it is, it is told as asked for."""
+    """It is appended to what is remembered, not part of it; where it is, it is reported as asked for."""
     memory = created()
     assert facts(memory).resources.cpuset_cpus == ""
     remember(memory, "c1", create().SerializeToString() + create_suffix(CpuSet((1,)), None))

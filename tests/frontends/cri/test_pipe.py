@@ -49,7 +49,7 @@ class Joined:
     def shut(self) -> None:
         for end in (self.a, self.b):
             end.close()
-            end._finish()  # without waiting for who does not read
+            end._finish()  # without waiting for a peer that does not read
         for end in (self.left, self.right):
             end.close()
 

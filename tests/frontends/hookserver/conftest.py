@@ -1,4 +1,4 @@
-"""A node whose calls go through somebody else, who asks us: a played peer, real gRPC, a stand-in runtime."""
+"""A node whose calls go through another program that asks us: a played peer, real gRPC, a stand-in."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Peer(CriClient):
     def _RunPodSandbox(self, request: cri.RunPodSandboxRequest) -> Any:  # noqa: N802
         config, asked = request.config, pb.PodSandboxHookRequest()
         asked.pod_meta.name, asked.pod_meta.uid = config.metadata.name, config.metadata.uid
-        asked.pod_meta.namespace = config.metadata.namespace  # the attempt is never told
+        asked.pod_meta.namespace = config.metadata.namespace  # the attempt is never reported
         asked.labels.update(config.labels)
         asked.annotations.update(config.annotations)
         asked.cgroup_parent = config.linux.cgroup_parent
@@ -183,11 +183,11 @@ class Peer(CriClient):
 class Node:
     """Where everything of one test lies."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
-        self.socket = folder / "hooks.sock"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cgroups = FolderCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        self.runtime = StandInRuntime(directory / "runtime.sock", self.cgroups)
+        self.socket = directory / "hooks.sock"
         self.daemon: Daemon
         self.serving: Serving
         self.peer: Peer
@@ -195,14 +195,14 @@ class Node:
     def configured(self, text: str) -> Any:
         return parse(
             f"""{text}
-listen: unix://{self.folder}/cri.sock
-adminSocket: unix://{self.folder}/admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
+listen: unix://{self.directory}/cri.sock
+adminSocket: unix://{self.directory}/admin.sock
+runtime: unix://{self.directory}/runtime.sock
+stateDir: {self.directory}/state
 hooks:
   serverFolder: ""
-  folder: {self.folder}/no-hooks.d
-  vendorFolder: {self.folder}/no-hooks.d
+  folder: {self.directory}/no-hooks.d
+  vendorFolder: {self.directory}/no-hooks.d
 """,
             "test",
         )
@@ -217,7 +217,7 @@ hooks:
         # The daemon itself serves nothing here: what is tried is what it would start.
         self.serving = Serving(self.socket, keeper, launch, CallFlow(keeper, sync, launch))
         await self.serving.run()
-        self.peer = Peer(self.folder / "runtime.sock", self.socket)
+        self.peer = Peer(self.directory / "runtime.sock", self.socket)
 
     async def stop(self) -> None:
         self.peer.close()
@@ -246,11 +246,11 @@ hooks:
         return Peer(runtime, self.socket)
 
     def saved(self, container_id: str) -> cri.LinuxContainerResources:
-        """What the runtime was told of resources when it made a container."""
+        """The resources that the runtime was sent when it made a container."""
         return self.config(container_id).linux.resources
 
     def config(self, container_id: str) -> cri.ContainerConfig:
-        """What the runtime was told when it made a container."""
+        """What the runtime was sent when it made a container."""
         calls = [c for c in self.runtime.calls if c.method == "CreateContainer"]
         record = self.runtime.containers[container_id]
         named = [c.request for c in calls if c.request.pod_sandbox_id == record.pod_id]
@@ -274,8 +274,8 @@ async def off(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        made = Node(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="tp-") as directory:
+        made = Node(Path(directory))
         made.runtime.start()
         yield made
         made.runtime.stop()

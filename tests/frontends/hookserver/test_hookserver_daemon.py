@@ -23,11 +23,11 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment:
 
 
 def test_a_daemon_answers_a_peer_with_the_hooks_that_it_has(node: Any, beside: Any) -> None:
-    folder = node.folder / "hooks.d"
-    folder.mkdir(mode=0o755)
-    (folder / "10-own.py").write_text(HOOK)
+    directory = node.directory / "hooks.d"
+    directory.mkdir(mode=0o755)
+    (directory / "10-own.py").write_text(HOOK)
     # Our own file may lie where hook servers are looked for: we do not ask ourselves.
-    servers = node.folder / "hookserver.d"
+    servers = node.directory / "hookserver.d"
     servers.mkdir(mode=0o755)
     (servers / "topoproxy.json").write_text(
         json.dumps({"remote-endpoint": str(node.socket), "runtime-hooks": ["PreCreateContainer"]})
@@ -35,17 +35,17 @@ def test_a_daemon_answers_a_peer_with_the_hooks_that_it_has(node: Any, beside: A
     text = f"""
 cpuManagerPolicy: static
 reconcilePeriod: 200ms
-listen: unix://{node.folder}/cri.sock
-adminSocket: unix://{node.folder}/admin.sock
-runtime: unix://{node.folder}/runtime.sock
-stateDir: {node.folder}/state
-hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, serve: {node.socket}}}
+listen: unix://{node.directory}/cri.sock
+adminSocket: unix://{node.directory}/admin.sock
+runtime: unix://{node.directory}/runtime.sock
+stateDir: {node.directory}/state
+hooks: {{folder: {directory}, vendorFolder: {directory}-no, serverFolder: {servers}, serve: {node.socket}}}
 """
 
     async def whole() -> None:
         daemon: Any = node.made(text)
         await daemon.start()
-        peer = node.peer_of(node.folder / "runtime.sock")
+        peer = node.peer_of(node.directory / "runtime.sock")
         try:
             lse = await beside(peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
             assert node.cpus(lse.container_id) == "2-3"

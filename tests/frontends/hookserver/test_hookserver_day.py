@@ -24,8 +24,8 @@ def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[...
         created = await beside(node.peer.create, lse)
         # Others leave before the create goes on, not when the container runs.
         assert node.cpus(ls.container_id) == "0-1,4-15"
-        told = node.saved(created)
-        assert (told.cpuset_cpus, told.cpuset_mems, told.cpu_quota) == ("2-3", "0", -1)
+        reported = node.saved(created)
+        assert (reported.cpuset_cpus, reported.cpuset_mems, reported.cpu_quota) == ("2-3", "0", -1)
         await beside(node.peer.start, created)
         assert node.cpus(created) == "2-3"
         containers = node.keeper.state.containers
@@ -80,7 +80,7 @@ def test_a_pod_that_stops_gives_everything_back(live: Callable[..., None], besid
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         assert lse.pod_id not in node.keeper.state.pods
 
-    live(day, QUICK.replace("200ms", "1h"))  # nobody but the question tells
+    live(day, QUICK.replace("200ms", "1h"))  # only the request shows it
 
 
 def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any
         assert node.keeper.state.containers[created].phase is Phase.RUNNING
         assert not node.under_way.creates
         assert not node.under_way.starts
-        # What the runtime has is today's set, so nobody had to tell it again.
+        # What the runtime has is today's set, so nothing had to be sent again.
         assert not [c for c in node.runtime.calls if c.method == "UpdateContainerResources"]
 
     live(day)

@@ -129,12 +129,12 @@ def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], 
         config.metadata.name, config.metadata.uid, config.metadata.namespace = "p", "u", "ns"
         config.linux.resources.CopyFrom(cri.LinuxContainerResources(**TWO))
         await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
-        with CriClient(str(node.folder / "cri.sock")) as client:
+        with CriClient(str(node.directory / "cri.sock")) as client:
             request = cri.RunPodSandboxRequest(config=config)
             made = (await beside(client.call, "RunPodSandbox", request)).pod_sandbox_id
             assert str(node.keeper.state.pods[made].reserved_for_pod.cpus) == "0,8"
             await node.until(lambda: set(node.keeper.state.pods) == {made})
-            # Made anew while the old one is still there: it is not taken for the new one.
+            # Made again while the old one is still there: it is not taken for the new one.
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
             await node.under_way.look()
             assert len(node.keeper.sandboxes.arriving) == 1
@@ -257,7 +257,7 @@ def test_garbage_is_refused_and_the_next_question_answered(live: Callable[..., N
     live(day)
 
 
-# -- who does not answer, and who does not wait ---------------------------------------------------------
+# -- peers that do not answer, and that do not wait ----------------------------------------------------
 
 
 def test_a_runtime_that_hangs_blocks_no_call_for_ever(live: Callable[..., None], beside: Any) -> None:
@@ -420,10 +420,10 @@ def test_a_caller_that_goes_away_reserves_nothing(
 def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         pod = await beside(node.peer.launch, DemoPod("ls", "LS"))
-        with CriClient(str(node.folder / "runtime.sock")) as behind:
+        with CriClient(str(node.directory / "runtime.sock")) as behind:
             stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod.pod_id)
             await beside(behind.call, "StopPodSandbox", stop)
-        assert pod.pod_id in node.keeper.state.pods  # nobody has told
+        assert pod.pod_id in node.keeper.state.pods  # no one has reported it
         pod.config.metadata.attempt = 1
         request = cri.RunPodSandboxRequest(config=pod.config)
         pod.pod_id = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
@@ -465,7 +465,7 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
 ) -> None:
     async def day(node: Any) -> None:
         other = await beside(node.peer.launch, DemoPod("other", "LS"))
-        peer = type(node.peer)(node.folder / "cri.sock", node.socket)
+        peer = type(node.peer)(node.directory / "cri.sock", node.socket)
         pod = await beside(peer.run_pod, spec)
         created = await beside(peer.create, pod)
         containers = node.keeper.state.containers
@@ -497,7 +497,7 @@ def test_a_start_that_passes_through_us_after_an_answer_of_ours(
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         created = await beside(node.peer.create, pod)
-        with CriClient(str(node.folder / "cri.sock")) as client:
+        with CriClient(str(node.directory / "cri.sock")) as client:
             await beside(client.start, created)
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
         ids = {ls.container_id, created}

@@ -1,4 +1,4 @@
-"""Random days of a peer whose calls fail, and of a client beside it: owned CPUs are nobody else's, ever."""
+"""Random days of a peer whose calls fail, and of a client beside it: owned CPUs are never shared."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RandomDay:
     def __init__(self, node: Any, seed: int) -> None:
         self.node = node
         self.dice = random.Random(seed)
-        self.beside = CriClient(str(node.folder / "cri.sock"))
-        self.both = node.peer_of(node.folder / "cri.sock")
+        self.beside = CriClient(str(node.directory / "cri.sock"))
+        self.both = node.peer_of(node.directory / "cri.sock")
         self.running: list[tuple[Any, Any]] = []
         self.number = 0
 
@@ -75,7 +75,7 @@ class RandomDay:
 
 
 def judged(node: Any) -> list[str]:
-    """Who is on CPUs that somebody else owns, by what the kernel and the runtime say."""
+    """Containers on CPUs that another one owns, by what the kernel and the runtime say."""
     state, bad = node.keeper.state, violations(node.keeper.state)
     for container in state.containers.values():
         cpus = CpuSet.parse(node.cpus(container.id) or "")
@@ -108,7 +108,7 @@ def test_owned_cpus_have_one_owner(live: Callable[..., None], beside: Any, seed:
         for container in list(node.keeper.state.containers.values()):
             if container.phase == "running":
                 want = str(node.keeper.state.wanted(container))
-                await node.until(lambda who=container.id, want=want: node.cpus(who) == want)
+                await node.until(lambda container_id=container.id, want=want: node.cpus(container_id) == want)
         clients.close()
 
     live(day)

@@ -1,4 +1,4 @@
-"""What callers are told when they are refused."""
+"""What callers are sent when they are refused."""
 
 from __future__ import annotations
 

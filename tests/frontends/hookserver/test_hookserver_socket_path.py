@@ -28,7 +28,7 @@ from tests.said import telemetry
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tp-") as made:
         yield Path(made)
 
@@ -60,18 +60,18 @@ def reach(path: Path) -> None:
         client.connect(str(path))
 
 
-def test_it_has_its_mode_from_the_first_moment(folder: Path, bind: Any) -> None:
-    place = SocketPath(folder / "hooks.sock")
+def test_it_has_its_mode_from_the_first_moment(directory: Path, bind: Any) -> None:
+    place = SocketPath(directory / "hooks.sock")
     place.take(bind)
-    assert stat.S_IMODE((folder / "hooks.sock").stat().st_mode) == 0o600
-    reach(folder / "hooks.sock")
-    assert os.listdir(folder) == ["hooks.sock"]
+    assert stat.S_IMODE((directory / "hooks.sock").stat().st_mode) == 0o600
+    reach(directory / "hooks.sock")
+    assert os.listdir(directory) == ["hooks.sock"]
     place.give_back()
-    assert not os.listdir(folder)
+    assert not os.listdir(directory)
 
 
-def test_a_dead_socket_is_replaced_and_others_are_left_alone(folder: Path, bind: Any) -> None:
-    path = folder / "hooks.sock"
+def test_a_dead_socket_is_replaced_and_others_are_left_alone(directory: Path, bind: Any) -> None:
+    path = directory / "hooks.sock"
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
@@ -86,13 +86,13 @@ def test_a_dead_socket_is_replaced_and_others_are_left_alone(folder: Path, bind:
     assert path.read_text() == "another's"
     with pytest.raises(CannotCreateError, match="a file stands there"):
         SocketPath(path).take(bind)
-    assert os.listdir(folder) == ["hooks.sock"]
+    assert os.listdir(directory) == ["hooks.sock"]
 
 
-def test_it_says_why_it_cannot(folder: Path, bind: Any) -> None:
+def test_it_says_why_it_cannot(directory: Path, bind: Any) -> None:
     with pytest.raises(CannotCreateError, match=r"cannot serve hooks on .*No such file"):
-        SocketPath(folder / "no" / "hooks.sock").take(bind)
-    deep = folder / ("d" * (98 - len(str(folder))))
+        SocketPath(directory / "no" / "hooks.sock").take(bind)
+    deep = directory / ("d" * (98 - len(str(directory))))
     deep.mkdir()
     with pytest.raises(CannotCreateError, match="too long"):
         SocketPath(deep / "s").take(bind)
@@ -101,10 +101,10 @@ def test_it_says_why_it_cannot(folder: Path, bind: Any) -> None:
         raise RuntimeError("no luck")
 
     with pytest.raises(CannotCreateError, match="cannot be bound: no luck"):
-        SocketPath(folder / "s").take(broken)
+        SocketPath(directory / "s").take(broken)
     with pytest.raises(CannotCreateError, match=r"cannot be bound$"):
-        SocketPath(folder / "s").take(lambda _: 0)
-    assert os.listdir(folder) == [deep.name]
+        SocketPath(directory / "s").take(lambda _: 0)
+    assert os.listdir(directory) == [deep.name]
 
 
 def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None]) -> None:
@@ -140,7 +140,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
         raise RuntimeError("no more threads")
 
     async def day(node: Any) -> None:
-        other = node.folder / "other.sock"
+        other = node.directory / "other.sock"
         again = Serving(other, node.keeper, node.daemon._launch, node.serving.desk._flow)
         with monkeypatch.context() as patched:
             patched.setattr("grpc._server._Server.start", fails)

@@ -1,4 +1,4 @@
-"""An engine with people and a keeper who remember what they were told."""
+"""An engine, and a log and an updater that remember what they were sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking hooks: who is asked, in which order, and what comes of their answers."""
+"""Calling hooks: which ones, in which order, and what comes of their answers."""
 
 from __future__ import annotations
 
@@ -366,11 +366,11 @@ def test_no_hook_is_called_after_closing(scene: Any) -> None:
         scene.engine.close()
         assert await scene.ask() is AS_IT_IS
         assert scene.engine.report() == []
-        told: list[Any] = []
-        scene.use(Hook("20-b", "b.py", {"post_create_container": told.append}, timeout=30.0))
+        reported: list[Any] = []
+        scene.use(Hook("20-b", "b.py", {"post_create_container": reported.append}, timeout=30.0))
         scene.engine.notify(scene.created())
         await asyncio.sleep(0.05)
-        assert told == []
+        assert reported == []
         scene.engine.close()
         await scene.until(lambda: not [t for t in threading.enumerate() if t.name.startswith("hooks-")])
 

@@ -77,7 +77,7 @@ def made(number: int, spec: tuple[str, Any, list[str], HookFailurePolicy], gate:
         return behave(what, gate)
 
     handler = function if kind == "function" else coroutine
-    # Who behaves has all the time that a slow machine may take.
+    # A hook that behaves has all the time that a slow machine may take.
     timeout = TIMEOUT_S if isinstance(what, str) and what in ("sleep", "late", "spin", "gate") else 20.0
     return Hook(f"{number:02}", f"/{number}", dict.fromkeys(points, handler), policy, timeout)
 
@@ -95,7 +95,7 @@ HOOKS = st.lists(
 
 
 def expected(specs: list[Any]) -> tuple[str, Adjustment]:
-    """Say what must come of it, in a slow way that is easy to believe: who refuses, or what is wanted."""
+    """Say what must come of it, in a slow way that is easy to believe."""
     owners: set[str] = set()
     values: dict[str, Any] = {}
     for validating in (False, True):

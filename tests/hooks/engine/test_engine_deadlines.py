@@ -1,4 +1,4 @@
-"""Hooks that hang, spin, come late or come in crowds: nobody waits for them longer than their time."""
+"""Hooks that hang, spin, come late or come in crowds: no call waits for them longer than their time."""
 
 from __future__ import annotations
 

@@ -55,21 +55,21 @@ def of(handler: Any, **fields: Any) -> Hook:
 
 
 def test_an_exception_is_one_line_with_the_hooks_own_last_frame(handler: Any) -> None:
-    told = failure_of(raised(handler, "{"), of(handler))
-    assert told.kind == "error"
-    assert told.text.startswith("JSONDecodeError: Expecting property name")
-    assert told.text.endswith("(10-x.py:7 in helper)")
-    assert [line.rpartition("/")[2] for line in told.trace.splitlines()[1:3]] == [
+    reported = failure_of(raised(handler, "{"), of(handler))
+    assert reported.kind == "error"
+    assert reported.text.startswith("JSONDecodeError: Expecting property name")
+    assert reported.text.endswith("(10-x.py:7 in helper)")
+    assert [line.rpartition("/")[2] for line in reported.trace.splitlines()[1:3]] == [
         '10-x.py", line 4, in pre_create_container',
         '10-x.py", line 7, in helper',
     ]
-    assert "json/decoder" not in told.trace
+    assert "json/decoder" not in reported.trace
 
 
 def test_an_error_of_a_server_is_reported_without_a_line(handler: Any) -> None:
-    told = failure_of(raised(handler, "{"), of(handler, remote=True))
-    assert told.text.startswith("Expecting property name")
-    assert (".py" in told.text, told.trace) == (False, "")
+    reported = failure_of(raised(handler, "{"), of(handler, remote=True))
+    assert reported.text.startswith("Expecting property name")
+    assert (".py" in reported.text, reported.trace) == (False, "")
     assert failure_of(HookError("cannot ask it: away"), of(handler)).text == "cannot ask it: away"
 
 
@@ -85,8 +85,8 @@ def test_an_exception_that_cannot_be_written_or_is_long_is_cut() -> None:
 
 
 def test_a_fault_outside_the_hooks_file_is_reported_with_its_place() -> None:
-    told = failure_of(raised(json.loads, "{"), of(raised))
-    assert "test_engine_errors.py" in told.text or "decoder.py" in told.text
+    reported = failure_of(raised(json.loads, "{"), of(raised))
+    assert "test_engine_errors.py" in reported.text or "decoder.py" in reported.text
 
 
 @pytest.mark.parametrize(

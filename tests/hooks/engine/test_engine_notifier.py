@@ -67,11 +67,11 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "MOST_WAITING", 5)
-    told: list[int] = []
+    reported: list[int] = []
 
     def slowly(event: Any) -> None:
         scene.gate.wait(30)
-        told.append(of(event))
+        reported.append(of(event))
 
     async def story() -> None:
         scene.use(hook("10-slow", slowly))
@@ -80,8 +80,8 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
         assert scene.report("10-slow").lost == 4
         assert scene.said == ["hook 10-slow: 5 events wait for it: further events are dropped"]
         scene.gate.set()
-        await scene.until(lambda: len(told) == 6)
-        assert told == list(range(6))
+        await scene.until(lambda: len(reported) == 6)
+        assert reported == list(range(6))
 
     scene.run(story)
 
@@ -112,10 +112,10 @@ def test_two_updates_conflict_within_one_event_only(scene: Any) -> None:
 
 
 def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) -> None:
-    told: list[int] = []
+    reported: list[int] = []
 
     def bad(event: Any) -> Adjustment:
-        told.append(of(event))
+        reported.append(of(event))
         if of(event) == 0:
             raise OSError("gone")
         return Adjustment(envs={"A": "1"})
@@ -125,7 +125,7 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) 
         for number in range(2):
             scene.engine.notify(numbered(scene, number))
         await scene.until(lambda: len(scene.said) == 2)
-        assert told == [0, 1]
+        assert reported == [0, 1]
         assert "OSError: gone" in scene.said[0]
         assert "cannot set envs" in scene.said[1]
         assert scene.updates == []
@@ -134,13 +134,13 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) 
 
 
 def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def bad(event: Any) -> None:
         raise ValueError("no such key")
 
     async def goodbye(event: Shutdown) -> None:
-        told.append(event.reason)
+        reported.append(event.reason)
 
     async def story() -> None:
         handlers: dict[str, Any] = {
@@ -158,7 +158,7 @@ def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
         assert scene.report("10-a").calls == 2
         scene.use()
         assert await scene.engine.notify_one(new, Shutdown("removed")) is None
-        assert told == ["removed"]
+        assert reported == ["removed"]
         silent = hook("20-b", print)
         assert await scene.engine.notify_one(silent, Configure()) is None
 
@@ -166,17 +166,17 @@ def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
 
 
 def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def everything(event: Any) -> None:
         scene.gate.wait(30)
-        told.append("all")
+        reported.append("all")
 
     async def story() -> None:
         handlers: dict[str, Any] = {
             "synchronize": everything,
-            POST: lambda event: told.append(of(event)),
-            "pre_create_container": lambda event: told.append("asked"),
+            POST: lambda event: reported.append(of(event)),
+            "pre_create_container": lambda event: reported.append("asked"),
         }
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
         scene.engine.notify(numbered(scene, 0))
@@ -193,8 +193,8 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> N
         scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # for those that are in use
         scene.use(new)
         scene.engine.notify(numbered(scene, 3))
-        await scene.until(lambda: len(told) == 4)
-        assert told == ["all", 1, 2, 3]
+        await scene.until(lambda: len(reported) == 4)
+        assert reported == ["all", 1, 2, 3]
         assert scene.said == []
         scene.use()
         assert scene.engine.points == frozenset()
@@ -203,17 +203,21 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> N
 
 
 def test_a_hook_that_is_shut_down_before_use_gets_no_events(scene: Any) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     async def story() -> None:
-        handlers: dict[str, Any] = {"synchronize": told.append, POST: told.append, "shutdown": told.append}
+        handlers: dict[str, Any] = {
+            "synchronize": reported.append,
+            POST: reported.append,
+            "shutdown": reported.append,
+        }
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
         await scene.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
         await scene.engine.notify_one(new, Shutdown("stop"))
         scene.engine.notify(numbered(scene, 1))
         assert scene.engine.points == frozenset()
         await asyncio.sleep(0.05)
-        assert [each.NAME for each in told] == ["synchronize", "shutdown"]
+        assert [each.NAME for each in reported] == ["synchronize", "shutdown"]
 
     scene.run(story)
 
@@ -249,11 +253,11 @@ def test_configuring_has_a_longer_deadline_than_an_answer(
 
 
 def test_a_removed_hook_does_not_get_waiting_events(scene: Any) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def slowly(event: Any) -> None:
         scene.gate.wait(30)
-        told.append(event.NAME)
+        reported.append(event.NAME)
 
     async def story() -> None:
         old = Hook("10-a", "/hooks/10-a.py", {POST: slowly, "shutdown": slowly}, timeout=60.0)
@@ -264,7 +268,7 @@ def test_a_removed_hook_does_not_get_waiting_events(scene: Any) -> None:
         ended = scene.engine.notify_one(old, Shutdown("removed"))
         scene.gate.set()
         assert await asyncio.wait_for(ended, 30) is None
-        assert told == [POST, "shutdown"]
+        assert reported == [POST, "shutdown"]
 
     scene.run(story)
 

@@ -24,7 +24,7 @@ PRE = "pre_create_container"
 
 @pytest.fixture(autouse=True)
 def _signal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(alarms, "LIMIT_S", 20.0)  # nobody quick is interrupted on a busy machine
+    monkeypatch.setattr(alarms, "LIMIT_S", 20.0)  # no quick hook is interrupted on a busy machine
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -40,7 +40,7 @@ def good(event: Any) -> Adjustment:
 
 
 def on_loop(scene: Any) -> bool:
-    """Ask, and tell whether the answer came at once from this very thread."""
+    """Ask, and return whether the answer came at once from this very thread."""
     answers = scene.engine.ask(scene.create())
     assert answers.outcome is not None
     return bool(answers.outcome.adjustment.envs["ON"] == threading.main_thread().name)
@@ -188,7 +188,7 @@ def test_an_alarm_passes_results_and_errors_and_is_off_afterwards(
     assert one.rang
     time.sleep(0.1)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    signal.raise_signal(signal.SIGALRM)  # outside nobody is interrupted
+    signal.raise_signal(signal.SIGALRM)  # outside of a hook nothing is interrupted
     monkeypatch.setattr(alarms, "LIMIT_S", 20.0)
     assert one.call(divmod, 7, 2) == (3, 1)
 

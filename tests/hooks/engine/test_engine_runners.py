@@ -18,7 +18,7 @@ LIMIT_S = 30.0
 
 
 class Work:
-    """A job that does what it is told."""
+    """A job that does what it is reported."""
 
     def __init__(self, does: Callable[[], Any], way: JobResult = JobResult.DONE) -> None:
         self.does = does

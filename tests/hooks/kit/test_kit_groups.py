@@ -1,4 +1,4 @@
-"""A pod's quota off, a container out of load balancing, on folders that look like cgroups."""
+"""A pod's quota off, a container out of load balancing, on directories that look like cgroups."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ID = "c0a1" * 16
 
 
 def make(root: Path, path: str, **files: str) -> Path:
-    folder = root / path
-    folder.mkdir(parents=True)
+    directory = root / path
+    directory.mkdir(parents=True)
     for name, text in files.items():
-        (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
-    return folder
+        (directory / name.replace("_", ".", 1)).write_text(f"{text}\n")
+    return directory
 
 
 def pod(parent: str, uid: str = UID) -> PodFacts:

@@ -22,7 +22,7 @@ def cpus(text: str) -> CpuSet:
 
 
 class Tree:
-    """Interrupts of a machine in a folder."""
+    """Interrupts of a machine in a directory."""
 
     def __init__(self, root: Path, **affinity: str) -> None:
         self.proc = root / "proc"
@@ -33,9 +33,9 @@ class Tree:
             self.add(name, text)
 
     def add(self, name: str, text: str) -> None:
-        folder = self.proc / "irq" / name.removeprefix("irq")
-        folder.mkdir()
-        (folder / "smp_affinity_list").write_text(f"{text}\n")
+        directory = self.proc / "irq" / name.removeprefix("irq")
+        directory.mkdir()
+        (directory / "smp_affinity_list").write_text(f"{text}\n")
 
     def __getitem__(self, number: int) -> str:
         return (self.proc / f"irq/{number}/smp_affinity_list").read_text().strip()

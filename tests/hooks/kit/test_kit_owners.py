@@ -1,4 +1,4 @@
-"""Owners of CPUs, as events tell of them."""
+"""Owners of CPUs, as events describe them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How CPUs sleep and how fast they are, while somebody owns them."""
+"""How CPUs sleep and how fast they are, while they have an owner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ QUICK = Wish(latency="n/a", governor="performance")
 @pytest.fixture
 def sysfs(tmp_path: Path) -> Path:
     for cpu in range(4):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}"
+        directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}"
         for name, text in (
             ("power/pm_qos_resume_latency_us", "0"),
             ("cpufreq/scaling_governor", "powersave"),
             ("cpufreq/scaling_available_governors", "performance powersave"),
         ):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(f"{text}\n")
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(f"{text}\n")
     return tmp_path / "sys"
 
 

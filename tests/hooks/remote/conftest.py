@@ -23,7 +23,7 @@ LONGEST = 64 << 20
 
 
 def echo(request: Any) -> Any:
-    """Answer with all that a server was told, as koordlet does."""
+    """Answer with all that a server was sent, as koordlet does."""
     if isinstance(request, pb.PodSandboxHookRequest):
         return pb.PodSandboxHookResponse(
             labels=request.labels,
@@ -115,11 +115,16 @@ def hook_of(tmp_path: Path) -> Iterator[Callable[..., Hook]]:
     made: list[Hook] = []
 
     def make(
-        path: Path, name: str = "koordlet", *, told: list[str] | None = None, timeout: float = 5, **more: Any
+        path: Path,
+        name: str = "koordlet",
+        *,
+        reported: list[str] | None = None,
+        timeout: float = 5,
+        **more: Any,
     ) -> Hook:
         every = [method.removesuffix("Hook") for method in METHODS]
         text = json.dumps({"remote-endpoint": str(path), "runtime-hooks": every})
-        sentences: list[str] = [] if told is None else told
+        sentences: list[str] = [] if reported is None else reported
         file = tmp_path / f"{name}.json"
         hook = server_of(name, file, text.encode(), HooksConfig(timeout=timeout, **more), of_hooks(sentences))
         made.append(hook)

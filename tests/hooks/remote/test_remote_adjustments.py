@@ -46,12 +46,12 @@ def pinned(event: Any, cpus: str = "0-7", mems: str = "") -> Any:
 
 def answered(event: Any, so_far: Adjustment = NOTHING, **said: Any) -> ServerClaims:
     """Answer with an echo but for the given fields of resources, or of the answer."""
-    told = container_request(event, so_far)
+    reported = container_request(event, so_far)
     answer = pb.ContainerResourceHookResponse(
-        container_annotations=told.container_annotations,
-        container_resources=told.container_resources,
-        pod_cgroup_parent=told.pod_cgroup_parent,
-        container_envs=told.container_envs,
+        container_annotations=reported.container_annotations,
+        container_resources=reported.container_resources,
+        pod_cgroup_parent=reported.pod_cgroup_parent,
+        container_envs=reported.container_envs,
     )
     for name, value in said.items():
         if name in answer.DESCRIPTOR.fields_by_name and isinstance(value, dict):
@@ -63,7 +63,7 @@ def answered(event: Any, so_far: Adjustment = NOTHING, **said: Any) -> ServerCla
             answer.container_resources.unified.update(value)
         else:
             setattr(answer.container_resources, name, value)
-    return claims_of(event, so_far, told, merge_answer(told, answer))
+    return claims_of(event, so_far, reported, merge_answer(reported, answer))
 
 
 def wanted(event: Any, so_far: Adjustment = NOTHING, **said: Any) -> Adjustment:
@@ -77,9 +77,9 @@ def test_an_echo_and_an_empty_answer_want_nothing(event: Any) -> None:
     assert not wanted(event)
     so_far = Adjustment(cpus=CpuSet((3,)), cpu_shares=5, annotations={"b": "1"})
     assert not wanted(event, so_far)
-    told = container_request(event)
-    empty = merge_answer(told, pb.ContainerResourceHookResponse())
-    assert not claims_of(event, NOTHING, told, empty).adjustment
+    reported = container_request(event)
+    empty = merge_answer(reported, pb.ContainerResourceHookResponse())
+    assert not claims_of(event, NOTHING, reported, empty).adjustment
 
 
 @pytest.mark.parametrize("event", [CREATE, UPDATE])
@@ -181,11 +181,11 @@ def test_a_container_does_not_move_its_pod() -> None:
 
 def test_a_sandbox() -> None:
     event = PreRunPodSandbox(POD)
-    told = sandbox_request(event)
+    reported = sandbox_request(event)
 
     def of(**said: Any) -> Adjustment:
         return claims_of(
-            event, NOTHING, told, merge_answer(told, pb.PodSandboxHookResponse(**said))
+            event, NOTHING, reported, merge_answer(reported, pb.PodSandboxHookResponse(**said))
         ).adjustment
 
     assert not of()

@@ -256,15 +256,15 @@ def test_a_socket_with_an_unusual_name(servers: Callable[[str], HookServer], hoo
 
 
 def test_what_cannot_be_done_is_reported_once(server: HookServer, hook_of: MakeHook) -> None:
-    told: list[str] = []
-    hook = hook_of(server.path, told=told)
+    reported: list[str] = []
+    hook = hook_of(server.path, reported=reported)
     server.answer = changing(cpuset_cpus="2,4095", cpu_shares=9)
     for _ in range(3):
         assert ask(hook).cpu_shares == 9
-    assert len(told) == 1
-    assert told[0].startswith(
+    assert len(reported) == 1
+    assert reported[0].startswith(
         "dropped a field of the answer of a hook server hook=koordlet point=pre_create_container"
         ' field=cpuset_cpus reason="4095'
     )
     ask(hook, "pre_update_container_resources")
-    assert len(told) == 2
+    assert len(reported) == 2

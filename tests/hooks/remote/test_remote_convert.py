@@ -1,4 +1,4 @@
-"""What servers are told: what will be, with what hooks before have set, and only what is text."""
+"""What servers are sent: what will be, with what hooks before have set, and only what is text."""
 
 from __future__ import annotations
 
@@ -48,32 +48,32 @@ def resources(event: Any, so_far: Adjustment | None = None) -> Any:
 
 
 def test_a_sandbox() -> None:
-    told = sandbox_request(PreRunPodSandbox(POD))
-    meta = told.pod_meta
+    reported = sandbox_request(PreRunPodSandbox(POD))
+    meta = reported.pod_meta
     assert (meta.name, meta.namespace, meta.uid, meta.attempt) == ("db", "shop", "u1", 3)
-    assert (told.runtime_handler, told.cgroup_parent) == ("kata", "/kubepods/pod1")
-    assert (dict(told.labels), dict(told.annotations)) == ({"app": "db"}, {"note": "x"})
-    assert not told.HasField("resources")
+    assert (reported.runtime_handler, reported.cgroup_parent) == ("kata", "/kubepods/pod1")
+    assert (dict(reported.labels), dict(reported.annotations)) == ({"app": "db"}, {"note": "x"})
+    assert not reported.HasField("resources")
     assert sandbox_request(PreRunPodSandbox(POD, ASKED)).resources.cpu_shares == 1024
 
 
 def test_a_sandbox_with_what_hooks_before_have_set() -> None:
     so_far = Adjustment(labels={"app": CLEAR, "b": "2"}, annotations={"note": "y"}, cgroup_parent="/else")
-    told = sandbox_request(PreRunPodSandbox(POD), so_far)
-    assert (dict(told.labels), dict(told.annotations)) == ({"b": "2"}, {"note": "y"})
-    assert told.cgroup_parent == "/else"
+    reported = sandbox_request(PreRunPodSandbox(POD), so_far)
+    assert (dict(reported.labels), dict(reported.annotations)) == ({"b": "2"}, {"note": "y"})
+    assert reported.cgroup_parent == "/else"
     assert sandbox_request(PreRunPodSandbox(POD), Adjustment(cgroup_parent=CLEAR)).cgroup_parent == ""
 
 
 def test_a_container_before_anything_is_decided() -> None:
-    told = container_request(PreCreateContainer(POD, CONTAINER, Decision()))
-    assert (told.pod_meta.uid, told.pod_cgroup_parent) == ("u1", "/kubepods/pod1")
-    meta = told.container_meta
+    reported = container_request(PreCreateContainer(POD, CONTAINER, Decision()))
+    assert (reported.pod_meta.uid, reported.pod_cgroup_parent) == ("u1", "/kubepods/pod1")
+    meta = reported.container_meta
     assert (meta.name, meta.attempt, meta.id) == ("main", 2, "c1")
-    assert (dict(told.pod_labels), dict(told.pod_annotations)) == ({"app": "db"}, {"note": "x"})
-    assert dict(told.container_annotations) == {"a": "1"}
-    assert dict(told.container_envs) == {"PATH": "/bin"}
-    asked = told.container_resources
+    assert (dict(reported.pod_labels), dict(reported.pod_annotations)) == ({"app": "db"}, {"note": "x"})
+    assert dict(reported.container_annotations) == {"a": "1"}
+    assert dict(reported.container_envs) == {"PATH": "/bin"}
+    asked = reported.container_resources
     numbers = asked.cpu_period, asked.cpu_quota, asked.cpu_shares, asked.oom_score_adj
     assert numbers == (100_000, 200_000, 1024, 900)
     assert (asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes) == (1 << 30, 1 << 31)
@@ -83,8 +83,8 @@ def test_a_container_before_anything_is_decided() -> None:
 
 
 def test_what_the_engine_has_decided_is_what_servers_see() -> None:
-    told = resources(PreCreateContainer(POD, CONTAINER, DECIDED))
-    assert (told.cpuset_cpus, told.cpuset_mems, told.cpu_quota) == ("4-5", "0", -1)
+    reported = resources(PreCreateContainer(POD, CONTAINER, DECIDED))
+    assert (reported.cpuset_cpus, reported.cpuset_mems, reported.cpu_quota) == ("4-5", "0", -1)
 
 
 def test_a_container_with_what_hooks_before_have_set() -> None:
@@ -102,13 +102,13 @@ def test_a_container_with_what_hooks_before_have_set() -> None:
         envs={"PATH": CLEAR, "HOME": "/"},
     )
     event = PreCreateContainer(POD, CONTAINER, DECIDED)
-    told = container_request(event, so_far)
-    has = told.container_resources
+    reported = container_request(event, so_far)
+    has = reported.container_resources
     assert (has.cpuset_cpus, has.cpuset_mems, has.cpu_quota, has.cpu_shares) == ("5", "1", 7000, 0)
     assert (has.memory_limit_in_bytes, has.memory_swap_limit_in_bytes) == (11, 12)
     assert (has.cpu_period, has.oom_score_adj, dict(has.unified)) == (13, 14, {"memory.low": "1"})
-    assert dict(told.container_annotations) == {"b": "2"}
-    assert dict(told.container_envs) == {"HOME": "/"}
+    assert dict(reported.container_annotations) == {"b": "2"}
+    assert dict(reported.container_envs) == {"HOME": "/"}
     cleared = resources(event, Adjustment(cpus=CLEAR, mems=CLEAR))
     assert (cleared.cpuset_cpus, cleared.cpuset_mems) == ("", "")
 
@@ -116,21 +116,21 @@ def test_a_container_with_what_hooks_before_have_set() -> None:
 def test_an_update_contains_all_earlier_requests() -> None:
     asked = Resources(cpu_shares=2, cpuset_cpus="7", unified={"memory.low": "1"}, oom_score_adj=5)
     event = PreUpdateContainerResources(POD, CONTAINER, Decision(), asked, {"new": "1"})
-    told = container_request(event)
-    has = told.container_resources
+    reported = container_request(event)
+    has = reported.container_resources
     assert (has.cpu_shares, has.cpu_period, has.cpuset_cpus, has.cpuset_mems) == (2, 100_000, "7", "1")
     assert has.oom_score_adj == 900
     assert dict(has.unified) == {"memory.high": "9", "memory.low": "1"}
-    assert dict(told.container_annotations) == {"a": "1", "new": "1"}
+    assert dict(reported.container_annotations) == {"a": "1", "new": "1"}
     assert resources(changed_copy(event, decision=DECIDED)).cpuset_cpus == "4-5"
 
 
 @pytest.mark.parametrize("odd", ["\udcff", "a\udc80b"])
 def test_fields_that_are_not_text_are_not_sent(odd: str) -> None:
     envs = {"A": "1", "ODD": odd, "é": "ü", odd: "x", "Z": "2"}
-    told = container_request(
+    reported = container_request(
         PreCreateContainer(POD, changed_copy(CONTAINER, envs=envs), Decision()),
         Adjustment(envs={"B": odd, odd: "y", "C": "3"}),
     )
-    assert dict(told.container_envs) == {"A": "1", "é": "ü", "Z": "2", "C": "3"}
-    told.SerializeToString()
+    assert dict(reported.container_envs) == {"A": "1", "é": "ü", "Z": "2", "C": "3"}
+    reported.SerializeToString()

@@ -94,28 +94,30 @@ def test_inputs_stay_as_they_are() -> None:
     merge_resources(had, said)
     merge_update(had, said)
     assert had == R(**HAD)
-    told = pb.ContainerResourceHookRequest(container_envs={"A": "1"}, container_resources=had)
-    merge_answer(told, pb.ContainerResourceHookResponse(container_envs={"B": "1"}, container_resources=said))
-    assert dict(told.container_envs) == {"A": "1"}
-    assert told.container_resources == R(**HAD)
+    reported = pb.ContainerResourceHookRequest(container_envs={"A": "1"}, container_resources=had)
+    merge_answer(
+        reported, pb.ContainerResourceHookResponse(container_envs={"B": "1"}, container_resources=said)
+    )
+    assert dict(reported.container_envs) == {"A": "1"}
+    assert reported.container_resources == R(**HAD)
 
 
 def test_a_sandbox() -> None:
-    told = pb.PodSandboxHookRequest(
+    reported = pb.PodSandboxHookRequest(
         labels={"a": "1", "b": "1"}, annotations={"a": "1"}, cgroup_parent="/old", runtime_handler="kata"
     )
     answer = pb.PodSandboxHookResponse(
         labels={"b": "2"}, annotations={"c": "3"}, cgroup_parent="/new", resources=R(cpu_shares=5)
     )
-    assert merge_answer(told, answer) == pb.PodSandboxHookRequest(
+    assert merge_answer(reported, answer) == pb.PodSandboxHookRequest(
         labels={"a": "1", "b": "2"}, annotations={"a": "1", "c": "3"}, cgroup_parent="/new",
         runtime_handler="kata",
     )  # fmt: skip
-    assert merge_answer(told, pb.PodSandboxHookResponse()) == told
+    assert merge_answer(reported, pb.PodSandboxHookResponse()) == reported
 
 
 def test_a_container() -> None:
-    told = pb.ContainerResourceHookRequest(
+    reported = pb.ContainerResourceHookRequest(
         container_annotations={"a": "1"}, container_envs={"A": "1", "B": "1"}, pod_cgroup_parent="/old",
         container_resources=R(cpu_shares=5),
     )  # fmt: skip
@@ -123,13 +125,13 @@ def test_a_container() -> None:
         container_annotations={"b": "2"}, container_envs={"B": "2"}, pod_cgroup_parent="/new",
         container_resources=R(cpu_shares=6),
     )  # fmt: skip
-    assert merge_answer(told, answer) == pb.ContainerResourceHookRequest(
+    assert merge_answer(reported, answer) == pb.ContainerResourceHookRequest(
         container_annotations={"a": "1", "b": "2"}, container_envs={"B": "2"}, pod_cgroup_parent="/new",
         container_resources=R(cpu_shares=6),
     )  # fmt: skip
-    assert merge_answer(told, pb.ContainerResourceHookResponse()) == told
-    told.ClearField("container_resources")
-    assert not merge_answer(told, answer).HasField("container_resources")
+    assert merge_answer(reported, pb.ContainerResourceHookResponse()) == reported
+    reported.ClearField("container_resources")
+    assert not merge_answer(reported, answer).HasField("container_resources")
 
 
 def test_an_answer_to_another_question() -> None:

@@ -1,4 +1,4 @@
-"""Only a process of a trusted user is asked: the socket's directories, its owner, and who listens there."""
+"""Only a process of a trusted user is asked: the socket's directories, its owner, and its listener."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def another_user() -> Iterator[None]:
 
 @pytest.fixture
 def listen() -> Iterator[Callable[[Path], socket.socket]]:
-    """Listen at a path as another user, whoever owns the path."""
+    """Listen at a path as another user than the path's owner."""
     with ExitStack() as stack:
 
         def make(path: Path, owner: int = 0) -> socket.socket:
@@ -184,15 +184,15 @@ def test_a_full_queue_ends_in_time(tmp_path: Path) -> None:
 @pytest.fixture
 def node(tmp_path: Path) -> tuple[Path, Path]:
     """A configuration with one server's file; gives the configuration and the socket."""
-    folder = tmp_path / "hookserver.d"
-    folder.mkdir()
+    directory = tmp_path / "hookserver.d"
+    directory.mkdir()
     path = tmp_path / "hook.sock"
-    (folder / "koordlet.json").write_text(
+    (directory / "koordlet.json").write_text(
         json.dumps({"remote-endpoint": str(path), "runtime-hooks": ["PreCreateContainer"]})
     )
     file = tmp_path / "config.yaml"
     file.write_text(
-        f"hooks: {{serverFolder: {folder}, folder: {tmp_path}/none, vendorFolder: {tmp_path}/none}}\n"
+        f"hooks: {{serverFolder: {directory}, folder: {tmp_path}/none, vendorFolder: {tmp_path}/none}}\n"
     )
     return file, path
 

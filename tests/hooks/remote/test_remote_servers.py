@@ -24,9 +24,9 @@ KOORDLET = {
 FILE = Path("/etc/runtime/hookserver.d/koordlet.json")
 
 
-def made(data: object, config: HooksConfig | None = None, told: list[str] | None = None) -> Hook:
+def made(data: object, config: HooksConfig | None = None, reported: list[str] | None = None) -> Hook:
     content = data if isinstance(data, bytes) else json.dumps(data).encode()
-    sentences: list[str] = [] if told is None else told
+    sentences: list[str] = [] if reported is None else reported
     return server_of("koordlet", FILE, content, config or HooksConfig(), of_hooks(sentences))
 
 
@@ -36,8 +36,8 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 
 def test_koordlets_own_file() -> None:
-    told: list[str] = []
-    hook = made(KOORDLET, told=told)
+    reported: list[str] = []
+    hook = made(KOORDLET, reported=reported)
     assert hook.name == "koordlet"
     assert set(hook.handlers) == {
         "pre_run_pod_sandbox", "pre_create_container", "pre_update_container_resources", "shutdown",
@@ -49,7 +49,7 @@ def test_koordlets_own_file() -> None:
         True,
     )
     assert hook.source == f"{FILE} (/var/run/koordlet/koordlet.sock)"
-    assert not told
+    assert not reported
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_koordlets_own_file() -> None:
      ("fail", "Ignore", 1), ("None", "Ignore", 1)],
 )  # fmt: skip
 def test_only_the_exact_word_fails_calls(said: object, policy: str, sentences: int) -> None:
-    told: list[str] = []
-    assert made(changed(failure_policy=said), told=told).policy == policy
-    assert len(told) == sentences
-    assert all(repr(said) in sentence for sentence in told)
+    reported: list[str] = []
+    assert made(changed(failure_policy=said), reported=reported).policy == policy
+    assert len(reported) == sentences
+    assert all(repr(said) in sentence for sentence in reported)
 
 
 @pytest.mark.parametrize("address", ["/run/x.sock", "unix:///run/x.sock", "unix:/run/x.sock"])
@@ -70,20 +70,22 @@ def test_addresses(address: str) -> None:
 
 
 def test_all_hooks_of_koordinator() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     names = ["PreRunPodSandbox", "PostStopPodSandbox", "PreCreateContainer", "PreStartContainer"]
     names += ["PostStartContainer", "PostStopContainer", "PreUpdateContainerResources"]
-    hook = made(changed(runtime_hooks=[*names, "PreRemoveRunPodSandbox", names[0]]), told=told)
+    hook = made(changed(runtime_hooks=[*names, "PreRemoveRunPodSandbox", names[0]]), reported=reported)
     assert len(hook.handlers) == 8
-    assert not told
+    assert not reported
 
 
 def test_unknown_hooks_are_reported_and_left_out() -> None:
-    told: list[str] = []
-    hook = made(changed(runtime_hooks=["PreDance", "PostStopContainer", "precreatecontainer"]), told=told)
+    reported: list[str] = []
+    hook = made(
+        changed(runtime_hooks=["PreDance", "PostStopContainer", "precreatecontainer"]), reported=reported
+    )
     assert set(hook.handlers) == {"post_stop_container", "shutdown"}
-    assert len(told) == 1
-    assert "'PreDance', 'precreatecontainer'" in told[0]
+    assert len(reported) == 1
+    assert "'PreDance', 'precreatecontainer'" in reported[0]
     empty: tuple[object, ...] = (None, [], ...)
     assert all(set(made(changed(runtime_hooks=none)).handlers) == {"shutdown"} for none in empty)
 

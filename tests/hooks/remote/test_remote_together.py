@@ -1,4 +1,4 @@
-"""Several hook servers behind the engine, and their files in the folder."""
+"""Several hook servers behind the engine, and their files in the directory."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_a_hook_of_python_stands_among_servers(server: HookServer, hook_of: Make
     (outcome,), complaints = asked(hook_of(server.path), python)
     assert outcome.adjustment == narrow(EVENT)
     assert not complaints
-    told = server.asked[0][1]
-    assert (told.container_resources.cpuset_cpus, told.container_envs["PINNED"]) == ("4", "4")
+    reported = server.asked[0][1]
+    assert (reported.container_resources.cpuset_cpus, reported.container_envs["PINNED"]) == ("4", "4")
 
 
 def test_two_servers_that_want_different_things_are_both_named(
@@ -176,8 +176,8 @@ def test_the_label_hides_pods_from_servers_in_listed_namespaces_only(
     assert len(server.asked) == count
 
 
-class Folder:
-    """The folder of servers, as Koordinator's koordlet writes into it, and who looks at it."""
+class ServerDirectory:
+    """The directory of servers, as Koordinator's koordlet writes into it, and its reader."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -206,7 +206,7 @@ class Folder:
                 await asyncio.sleep(0.02)
 
     async def hears(self, words: str) -> None:
-        """Look until somebody complains in these words."""
+        """Look until a problem is reported in these words."""
         async with asyncio.timeout(20):
             while not any(words in complaint for complaint in self.complaints):
                 await self.library.look_once()
@@ -232,24 +232,24 @@ def test_files_come_change_break_and_go(servers: Callable[[str], HookServer], tm
     (tmp_path / "d").mkdir(mode=0o755)
 
     async def main() -> None:
-        folder = Folder(tmp_path / "d")
-        folder.write("a.json", named(one))
-        folder.write("b.json", named(other))
-        await folder.shows(a=State.RUNNING, b=State.RUNNING)
-        assert (await folder.ask()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
-        by_name = {entry.name: entry for entry in folder.library.entries}
+        watched = ServerDirectory(tmp_path / "d")
+        watched.write("a.json", named(one))
+        watched.write("b.json", named(other))
+        await watched.shows(a=State.RUNNING, b=State.RUNNING)
+        assert (await watched.ask()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
+        by_name = {entry.name: entry for entry in watched.library.entries}
         assert (by_name["b"].policy, by_name["b"].timeout, by_name["b"].server) == ("Fail", 3.0, True)
         assert (by_name["a"].policy, by_name["a"].timeout) == ("Ignore", 5.0)
-        folder.write("a.json", "{")
-        await folder.shows(a=State.OLD, b=State.RUNNING)
-        await folder.hears("it is not JSON")
-        assert (await folder.ask()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
+        watched.write("a.json", "{")
+        await watched.shows(a=State.OLD, b=State.RUNNING)
+        await watched.hears("it is not JSON")
+        assert (await watched.ask()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
         (tmp_path / "d" / "b.json").unlink()
-        folder.write("a.json", named(one, **{"failure-policy": "Perhaps"}))
-        await folder.shows(a=State.RUNNING)
-        await folder.hears("Ignore is used hook=a ")
-        assert (await folder.ask()).adjustment == Adjustment(cpu_shares=77)
-        await folder.close()
+        watched.write("a.json", named(one, **{"failure-policy": "Perhaps"}))
+        await watched.shows(a=State.RUNNING)
+        await watched.hears("Ignore is used hook=a ")
+        assert (await watched.ask()).adjustment == Adjustment(cpu_shares=77)
+        await watched.close()
 
     asyncio.run(main())
 
@@ -262,14 +262,14 @@ def test_refused_actions_are_reported_to_the_user(
     (tmp_path / "d").mkdir(mode=0o755)
 
     async def main() -> list[str]:
-        folder = Folder(tmp_path / "d")
-        folder.write("a.json", named(one))
-        await folder.shows(a=State.RUNNING)
+        watched = ServerDirectory(tmp_path / "d")
+        watched.write("a.json", named(one))
+        await watched.shows(a=State.RUNNING)
         for _ in range(3):
-            assert (await folder.ask()).adjustment == Adjustment(cpus=CpuSet((2,)))
-        await folder.hears("field=cpuset_cpus")
-        await folder.close()
-        return folder.complaints
+            assert (await watched.ask()).adjustment == Adjustment(cpus=CpuSet((2,)))
+        await watched.hears("field=cpuset_cpus")
+        await watched.close()
+        return watched.complaints
 
     left_out = [line for line in asyncio.run(main()) if 'field=cpuset_cpus reason="99' in line]
     assert len(left_out) == 1

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from proxy.apply.folder import FolderCgroups
+from proxy.apply.directory import FolderCgroups
 from proxy.config.load import parse
 from proxy.cri.pb import api_pb2 as pb
 from proxy.daemon import Daemon

@@ -1,4 +1,4 @@
-"""What the folder adds to the kernel's rules; those are in tests/contract/test_cgroups.py."""
+"""What the directory adds to the kernel's rules; those are in tests/contract/test_cgroups.py."""
 
 import threading
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_threads_do_not_tear_it(tmp_path: Path) -> None:
                 wrong.append(str(value))
 
     threads = [threading.Thread(target=look)]
-    # Both write the same list, so that reading back finds what was written whoever came last.
+    # Both write the same list, so that reading back finds what was written, in any order.
     threads += [threading.Thread(target=work, args=("0-3",)) for _ in range(2)]
     for thread in threads:
         thread.start()
