@@ -13,6 +13,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct
 
 _ENTRY = re.compile(r"((?:\w+, )*\w+): (.*)", re.DOTALL)
 
@@ -44,7 +47,7 @@ def documented(cls: type) -> Documented:
     """
     before, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\nAttributes:\n")
     entries, after = _split(rest)
-    types = {item.name: str(item.type) for item in dataclasses.fields(cls)}
+    types = _types(cls)
     rows = [_row(cls, text, types) for text in entries]
     documented = [name for row in rows for name in row.names]
     if missing := types.keys() - documented:
@@ -53,6 +56,13 @@ def documented(cls: type) -> Documented:
     if not prose or prose[0].startswith(f"{cls.__name__}("):  # the docstring that dataclass generates
         raise ValueError(f"cannot describe {cls.__name__}: its docstring does not say what it is")
     return Documented(cls.__name__, prose, tuple(rows), _joined(after))
+
+
+def _types(cls: Any) -> dict[str, str]:
+    """Return the types of a dataclass's or struct's fields, as written."""
+    if issubclass(cls, Struct):
+        return {name: str(cls.__annotations__[name]) for name in cls.__struct_fields__}
+    return {item.name: str(item.type) for item in dataclasses.fields(cls)}
 
 
 def _joined(paragraphs: Iterable[str]) -> tuple[str, ...]:

@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
-from msgspec import structs
-
 from proxy.config.frozen_mapping import Fixed
 from proxy.hooks.answers import Adjustment
 
@@ -41,7 +39,7 @@ def read_only(value: _T) -> _T:
         made = tuple(read_only(entry) for entry in value)
     elif _ours(value):
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        made = structs.replace(
+        made = dataclasses.replace(
             made, **{field.name: read_only(getattr(value, field.name)) for field in fields}
         )
     return made  # type: ignore[no-any-return]
