@@ -21,7 +21,7 @@ from proxy.controller.tasks import BackgroundTasks
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S, Health
 from proxy.engine.node import Node
-from proxy.engine.node_events import ContainersUnsettled
+from proxy.engine.node_events import ContainersUnsettled, FactsLearned
 from proxy.engine.state import NodeState
 from proxy.telemetry.port import Telemetry, subject_of
 
@@ -103,6 +103,17 @@ class NodeContext(BackgroundTasks):
     def state(self) -> NodeState:
         """The node as it is now; ``store.change`` replaces it."""
         return self.store.state
+
+    def learn(self, *, recorded: bool = True, **facts: object) -> None:
+        """Have a matter of the node have other facts.
+
+        Args:
+            recorded: Whether the ledger follows; else it is where they come from.
+            facts: The facts by the names of ``MatterFacts``.
+        """
+        # mypy does not compare names given this way; ``_replace`` does.
+        changed = self.state.facts._replace(**facts)  # type: ignore[arg-type]
+        self.store.handle(FactsLearned(changed, recorded))
 
     def token(self, kind: str) -> str:
         """Give a name for what the runtime has not named yet."""

@@ -50,7 +50,6 @@ class CpusetMems:
     Attributes:
         worker: Does what blocks here, and looks at the machine.
         memory: Reads where memory is; None where nothing does: then no container is narrowed.
-        known: What is known; replaced on the event loop only.
     """
 
     def __init__(self, context: NodeContext, memory: MemoryTree | None = None) -> None:
@@ -58,7 +57,11 @@ class CpusetMems:
         self.worker = Worker("mems", context.broken)
         context.health.watch(self.worker)
         self.memory = memory
-        self.known = MemoryBindings()
+
+    @property
+    def known(self) -> MemoryBindings:
+        """What is known of memory nodes."""
+        return self._context.state.facts.mems
 
     def renewed(self, container: Container) -> Mask | None:
         """Give the nodes that an update of our own names; None where those that the runtime has saved do."""
@@ -85,7 +88,7 @@ class CpusetMems:
             context.telemetry.warning(
                 "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
             )
-        self.known = structs.replace(self.known, held=frozenset(looked.right), wide=looked.wide)
+        self._context.learn(mems=structs.replace(self.known, held=frozenset(looked.right), wide=looked.wide))
 
     # -- in the worker ------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from proxy.controller.inflight import CallWaits
 from proxy.controller.journal import Journal
@@ -48,6 +48,7 @@ from proxy.engine.node_events import (
     SandboxRequested,
 )
 from proxy.engine.state import NodeState
+from proxy.engine.write_conflicts import DriftEffect
 from proxy.model.mode import NodeMode
 
 E = TypeVar("E", to_do.WriteCpusets, to_do.CompareCpusets, to_do.CompareUnits)
@@ -66,7 +67,7 @@ _NOTICES: dict[type[Notice], Callable[..., None]] = {
 
 
 def _answer(effect: NodeEffect) -> None:
-    """Do nothing: the side that has asked takes it."""
+    """Do nothing: the side that has sent the event takes it."""
 
 
 class NodeStore:
@@ -115,6 +116,7 @@ class NodeStore:
             to_do.StrayOver: _answer,
             PlanDecided: _answer,
             PodDecided: _answer,
+            **dict.fromkeys(get_args(DriftEffect), _answer),
         }
 
     @property

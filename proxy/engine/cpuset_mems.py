@@ -19,12 +19,15 @@ when it has returned. A group whose parent has fewer nodes than was decided has 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
-from proxy.engine.state import NodeState
 from proxy.model.idset import Mask
 from proxy.model.workload import Container
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
 
 
 class MemoryBindings(Struct, frozen=True):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from proxy.engine import call_ends, decisions, lifecycle, sandboxes
+from proxy.engine import call_ends, decisions, lifecycle, sandboxes, write_conflicts
 from proxy.engine import node_events as events
 from proxy.engine.adoption import with_unrecorded_grants
-from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
+from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, PutRecord, SettleSoon, followed
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
@@ -47,7 +47,7 @@ def _settling_began(state: NodeState, event: events.SettlingBegan) -> Handled:
 def _ledger_read(state: NodeState, event: events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
     runtime = state.runtime._replace(lost=dict.fromkeys(event.lost, event.at))
-    found = found._replace(runtime=runtime, mode=state.mode, inflight=state.inflight)
+    found = found._replace(runtime=runtime, mode=state.mode, inflight=state.inflight, facts=state.facts)
     after = with_unrecorded_grants(found)
     return after, followed(state, after, "ledger read")
 
@@ -84,6 +84,18 @@ def _cpus_held(state: NodeState, event: events.CpusHeld) -> Handled:
     # The reservation writes the kernel itself, until it holds nothing any more.
     follow = Follow.MOVED if event.hold is None or event.placed else Follow.CALLER
     return after, followed(state, after, event.reason, follow)
+
+
+def _facts_learned(state: NodeState, event: events.FactsLearned) -> Handled:
+    before, after = state.facts.records(), event.facts.records()
+    differ = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    puts = tuple(PutRecord(key, after.get(key)) for key in differ if event.recorded)
+    return state._replace(facts=event.facts), puts
+
+
+def _cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> Handled:
+    drift, effects = write_conflicts.step(state.facts.drift, event)
+    return state._replace(facts=state.facts._replace(drift=drift)), effects
 
 
 def _mode_changed(state: NodeState, event: events.ModeChanged) -> Handled:
@@ -129,5 +141,9 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     events.ContainersUnsettled: _containers_unsettled,
     events.SettlingBegan: _settling_began,
     events.ModeChanged: _mode_changed,
+    events.FactsLearned: _facts_learned,
+    write_conflicts.CpusetsRepaired: _cpusets_written,
+    write_conflicts.WritersFound: _cpusets_written,
+    write_conflicts.ConflictsDue: _cpusets_written,
     events.LedgerRead: _ledger_read,
 }

@@ -17,6 +17,7 @@ from proxy.engine.effects import RequestReconcile
 from proxy.engine.inflight import InflightCall
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
+from proxy.engine.write_conflicts import DriftEffect
 from proxy.model.workload import Container, Phase, Pod
 
 Record = Pod | Container | Mapping[str, object]
@@ -255,6 +256,7 @@ NodeEffect = (
     | CompareUnits
     | PlanDecided
     | PodDecided
+    | DriftEffect
     | Notice
 )
 NodeEffects = tuple[NodeEffect, ...]

@@ -9,10 +9,12 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from proxy.engine.effects import AbortReason
+from proxy.engine.facts import MatterFacts
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
 from proxy.engine.node_effects import Follow
 from proxy.engine.owners import CpuHold
+from proxy.engine.write_conflicts import DriftEvent
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
@@ -519,6 +521,18 @@ class LedgerRead(NamedTuple):
     at: float
 
 
+class FactsLearned(NamedTuple):
+    """A matter of the node has other facts.
+
+    Attributes:
+        facts: All facts.
+        recorded: Whether the ledger follows; else it is where they come from.
+    """
+
+    facts: MatterFacts
+    recorded: bool = True
+
+
 NodeEvent = (
     LedgerRead
     | ContainerCreated
@@ -559,4 +573,6 @@ NodeEvent = (
     | ContainersUnsettled
     | SettlingBegan
     | ModeChanged
+    | FactsLearned
+    | DriftEvent
 )

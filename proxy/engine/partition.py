@@ -13,12 +13,15 @@ container grows onto CPUs that the kernel withholds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
-from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
 
 KEY = "x/"
 
@@ -66,6 +69,10 @@ class PartitionFacts(Struct, frozen=True):
 
     records: Mapping[str, PartitionRecord] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
+
+    def dump(self) -> dict[str, dict[str, object]]:
+        """Return the records as plain data, by the ledger's key."""
+        return {KEY + container_id: record.dump() for container_id, record in self.records.items()}
 
     def making(self, container_id: str, record: PartitionRecord) -> PartitionFacts:
         """Return it with a partition that is about to be made."""

@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Container as Holder
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
-from proxy.engine.state import NodeState
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.quota import UNLIMITED, quota_of_owner
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
 
 POD, CONTAINER = "q/", "qc/"
 QuotaPlace = tuple[str, str]
@@ -56,6 +59,10 @@ class RemovedQuotas(Struct, frozen=True):
                 else:
                     invalid.append(key)
         return cls(records), invalid
+
+    def dump(self) -> dict[str, dict[str, object]]:
+        """Return the records as plain data."""
+        return {key: {"quota": at.quota, "group": at.group} for key, at in self.records.items()}
 
     def keep(self, records: Mapping[str, QuotaRecord]) -> RemovedQuotas:
         """Return the same with other records."""

@@ -17,6 +17,7 @@ from proxy.allocation.memory.state import MemoryState
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider
 from proxy.engine.admission import assigned_cpus, sum_requests
+from proxy.engine.facts import MatterFacts
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
 from proxy.engine.owners import CpuHold, owners_of
@@ -36,6 +37,7 @@ _NOTHING_HELD: Held = {}
 _NO_HOLDS: Mapping[str, CpuHold] = {}
 _NOTHING_KNOWN = RuntimeKnowledge()
 _NO_CALLS = InflightCalls()
+_NO_FACTS = MatterFacts()
 
 
 class NodeState(NamedTuple):
@@ -53,6 +55,7 @@ class NodeState(NamedTuple):
         runtime: What is known of the runtime beside its containers.
         mode: What is done with the node.
         inflight: Calls at the runtime that may write a container's cpuset.
+        facts: What is known beside all that, by matter.
     """
 
     node: Node
@@ -67,6 +70,7 @@ class NodeState(NamedTuple):
     runtime: RuntimeKnowledge = _NOTHING_KNOWN
     mode: NodeMode = NodeMode.ENFORCE
     inflight: InflightCalls = _NO_CALLS
+    facts: MatterFacts = _NO_FACTS
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -107,7 +111,7 @@ class NodeState(NamedTuple):
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
         after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
-        return after._replace(runtime=self.runtime, mode=self.mode, inflight=self.inflight)
+        return after._replace(runtime=self.runtime, mode=self.mode, inflight=self.inflight, facts=self.facts)
 
     def on(self, machine: Machine) -> NodeState:
         """Return the state after CPUs came or went."""
@@ -234,6 +238,7 @@ class NodeState(NamedTuple):
             runtime,
             self.mode,
             self.inflight,
+            self.facts,
         )
 
     def _accounted(

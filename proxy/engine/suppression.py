@@ -14,10 +14,11 @@ BE pods must not starve on a figure that is no longer true.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct, structs
 
 from proxy.engine.be_usage import UsageQuery, UsageReading, rates, shares_of, usage_of
-from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.machine import Machine
@@ -27,6 +28,11 @@ from proxy.pools.cpu_location import CpuLocation, seats_of
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
 
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
+
+KEY = "b/suppress"
+"""The ledger's record of the quotas that have to be removed."""
 PATIENCE = 10
 """Rounds without a figure after which everything is given back."""
 SLACK_MILLI = 250
@@ -87,6 +93,10 @@ class BeSuppression(Struct, frozen=True):
         paths = record if isinstance(record, list) else []
         written = frozenset(path for path in paths if isinstance(path, str))
         return cls(above=min(written, default=""), written=written)
+
+    def dump(self) -> dict[str, dict[str, object]]:
+        """Return the ledger's record of the groups, where there are any, as plain data by its key."""
+        return {KEY: {"quota": sorted(self.written)}} if self.written else {}
 
 
 class LimitPool(Struct, frozen=True):

@@ -23,16 +23,19 @@ Two effects are waited for, each one at a time; their results come back as event
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
 from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
-from proxy.engine.state import NodeState
 from proxy.model.backoff import Backoff
 from proxy.model.idset import CpuSet, union
 from proxy.model.persistent_map import PersistentMap
 from proxy.model.workload import Pool
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
 
 MANY = 3
 WINDOW_S = QUIET_S = 30.0

@@ -42,7 +42,7 @@ def enter(keeper: Keeper, mode: NodeMode) -> None:
     """Have a keeper hold no call and move no container, or place again."""
     keeper.store.handle(ModeChanged(mode))
     keeper.enforcer.forget()
-    keeper.mems.known = keeper.mems.known.forgotten()
+    keeper.learn(mems=keeper.mems.known.forgotten())
 
 
 class Release:

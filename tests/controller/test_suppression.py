@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from proxy.controller.be.page import suppression_page
-from proxy.controller.be.suppression import KEY, Suppression
+from proxy.controller.be.suppression import Suppression
 from proxy.engine.be_usage import UsageGroup, UsageReading, usage_query
-from proxy.engine.suppression import PATIENCE, SuppressionSettings, suppression_note
+from proxy.engine.suppression import KEY, PATIENCE, SuppressionSettings, suppression_note
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode

@@ -45,8 +45,7 @@ from proxy.pools.be_suppression import quota_for
 from proxy.pools.quota import UNLIMITED
 from proxy.telemetry import metrics
 
-KEY = "b/suppress"
-"""The ledger's record of the quotas that have to be removed."""
+NOT_SUPPRESSED = BeSuppression()
 READ_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 LONGEST_WAIT_S = 60.0
@@ -58,7 +57,6 @@ class Suppression:
 
     Attributes:
         settings: What is configured.
-        known: What is known; replaced on the event loop only.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Suppression:
             settings: What is configured.
             usage: Reads CPU time; None where nothing counts it.
             groups: Reads and writes quotas; None where there is no such controller.
-            record: What the ledger holds under ``KEY``: what an earlier run has written.
+            record: What the ledger holds under ``engine.suppression.KEY``: what an earlier run has written.
         """
         self._context = context
         self._writes = writes
@@ -88,7 +86,12 @@ class Suppression:
         self._worker = Worker("suppress", context.broken)
         context.health.watch(self._worker)
         self._reading: asyncio.Future[tuple[str, UsageReading]] | None = None
-        self.known = BeSuppression.load((record or {}).get("quota"))
+        context.learn(recorded=False, suppression=BeSuppression.load((record or {}).get("quota")))
+
+    @property
+    def known(self) -> BeSuppression:
+        """What is known about BE suppression."""
+        return self._context.state.facts.suppression or NOT_SUPPRESSED
 
     async def run(self) -> None:
         """Suppress for ever; where nothing is to be suppressed, remove what an earlier run has written."""
@@ -122,10 +125,11 @@ class Suppression:
         try:
             above, reading = await self._read(query)
         except (TopoproxyError, TimeoutError, OSError) as error:
-            self.known, effects = engine.unreadable(self.known, str(error) or "it takes too long")
+            known, effects = engine.unreadable(self.known, str(error) or "it takes too long")
         else:
             known = structs.replace(self.known, above=above)
-            self.known, effects = engine.measured(known, self.settings, context.state, query, reading)
+            known, effects = engine.measured(known, self.settings, context.state, query, reading)
+        self._context.learn(suppression=known)
         for effect in effects:
             match effect:
                 case engine.LimitPool(cpus, why):
@@ -196,14 +200,13 @@ class Suppression:
         await self._remove_quotas(but=path)
         now = await worker.run(groups.quota, path)
         wanted = quota_for(milli, len(self._context.state.node.machine.online), now)
-        before = self.known.written
-        self.known = structs.replace(self.known, quota=now)
+        self._context.learn(suppression=structs.replace(self.known, quota=now))
         if wanted is None or wanted == now:
             return False
-        self.known = structs.replace(self.known, written=before | {path})
-        await self._record(before)
+        self._context.learn(suppression=structs.replace(self.known, written=self.known.written | {path}))
+        await self._context.journal.flush()
         await worker.run(groups.set_quota, path, wanted)
-        self.known = structs.replace(self.known, quota=wanted)
+        self._context.learn(suppression=structs.replace(self.known, quota=wanted))
         return True
 
     async def _remove_quotas(self, but: str = "") -> None:
@@ -219,21 +222,15 @@ class Suppression:
                     telemetry = self._context.telemetry
                     telemetry.problem("cannot write the CFS quota of BE pods", path=path, err=error)
                     continue
-            self.known = engine.removed(self.known, path)
-        await self._record(before)
-
-    async def _record(self, before: frozenset[str]) -> None:
-        """Have the ledger hold the groups with a quota of ours, where they are others than before."""
-        written, journal = self.known.written, self._context.journal
-        if written != before:
-            journal.put(KEY, {"quota": sorted(written)} if written else None)
-            await journal.flush()
+            self._context.learn(suppression=engine.removed(self.known, path))
+        if self.known.written != before:
+            await self._context.journal.flush()
 
     def _changed(self, before: str, after: str, why: str) -> None:
         context = self._context
         context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
         change = SuppressionChange(context.wall(), before, after, why)
-        self.known = structs.replace(self.known, change=change)
+        self._context.learn(suppression=structs.replace(self.known, change=change))
         context.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
 
     # -- giving back --------------------------------------------------------------------------------------

@@ -52,7 +52,6 @@ class Drift:
 
     Attributes:
         watch: Has the kernel report writes.
-        known: What is known about writes of other programs; replaced on the event loop only.
     """
 
     def __init__(
@@ -77,12 +76,16 @@ class Drift:
         writes.write_with(self.enforce)
         writes.subscribe(self.note)
         self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
-        self.known = WriteConflicts()
         self._suspected: set[str] = set()
         context.store.perform_by(CompareCpusets, lambda effect: self.suspect(UNKNOWN, effect.ids))
         self._looks = False
         for author in Author:
             context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)
+
+    @property
+    def known(self) -> WriteConflicts:
+        """What is known about writes of other programs."""
+        return self._context.state.facts.drift
 
     def start(self) -> None:
         """Begin to listen, and to compare on a timer."""
@@ -111,7 +114,7 @@ class Drift:
         """A program was seen that may write the sets of some containers now; see ``likely_writer.ALL``."""
         if author != UNKNOWN:
             hint = WriterHint(Author(author), self._context.clock())
-            self.known = conflicts.seen(self.known, hint, tuple(ids))
+            self._context.learn(drift=conflicts.seen(self.known, hint, tuple(ids)))
 
     async def _look(self) -> None:
         try:
@@ -196,7 +199,7 @@ class Drift:
         """Compare all containers with the kernel."""
         live = {c.id for c in self._live()}
         self.watch.keep(live)
-        self.known = conflicts.keep(self.known, live, self._context.clock())
+        self._context.learn(drift=conflicts.keep(self.known, live, self._context.clock()))
         return await self._context.kernel.run(self.enforce_all)
 
     def note(self, done: Enforced) -> None:
@@ -208,8 +211,7 @@ class Drift:
 
     def _step(self, event: DriftEvent) -> None:
         context = self._context
-        self.known, effects = conflicts.step(self.known, event)
-        for effect in effects:
+        for effect in context.store.handle(event):
             match effect:
                 case conflicts.FindWriters(found):
                     context.spawn(self._find_writers(found))

@@ -120,7 +120,7 @@ class Hotplug:
             machine = await self._mems.worker.run(self._hardware, context.state.node.machine)
             if machine is not None:
                 self._changed(machine)
-        if self._looks or owners_missing_cpus(context.state) or self.shortage.reported:
+        if self._looks or owners_missing_cpus(context.state) or context.state.facts.losses:
             context.spawn(self.mend())
 
     def _changed(self, machine: Machine) -> None:
@@ -145,7 +145,7 @@ class Hotplug:
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
         """Have the runtime sent the memory nodes of containers that have others now."""
         context, there = self._context, after.node.machine.memory_nodes
-        self._mems.known = self._mems.known.changed(there - before.node.machine.memory_nodes)
+        context.learn(mems=self._mems.known.changed(there - before.node.machine.memory_nodes))
         for container_id in with_other_memory(before, after):
             context.store.handle(SavedCpusLearned(container_id, None))
             context.settle_later(container_id)

@@ -7,7 +7,6 @@ and beside the decision about the container in ``topoproxy explain``.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from proxy.controller.context import NodeContext
 from proxy.engine.hotplug import changed_losses, loss_of, losses
@@ -18,24 +17,20 @@ SHOWN = 5
 
 
 class Shortage:
-    """Reports hardware losses.
-
-    Attributes:
-        reported: By container id, what was reported last.
-    """
+    """Reports hardware losses."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self.reported: Mapping[str, str] = {}
 
     def report(self) -> None:
         """Report what has changed since the last time."""
-        context, before = self._context, self.reported
-        self.reported, changes = changed_losses(before, context.state)
+        context, before = self._context, self._context.state.facts.losses
+        now, changes = changed_losses(before, context.state)
+        context.learn(losses=now)
         for container, words in changes:
-            now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(context.wall()))
-            back = f"at {now} all that it was promised was there again"
-            context.history.amend(container.id, f"since {now} {words}" if words else back)
+            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(context.wall()))
+            back = f"at {at} all that it was promised was there again"
+            context.history.amend(container.id, f"since {at} {words}" if words else back)
             context.telemetry.count(metrics.EXCLUSIVE_CPU_SHORTFALLS, container.id not in before)
         for container, words in changes[:SHOWN]:
             if words:

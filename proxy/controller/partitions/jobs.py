@@ -13,12 +13,13 @@ from proxy.controller.partitions.watcher import PartitionWatcher
 from proxy.engine.partition import PartitionFacts, PartitionRecord, partition_cpus
 from proxy.model.errors import CgroupError
 
+NONE_KNOWN = PartitionFacts()
+
 
 class PartitionJobs:
     """Makes, compares and ends partitions.
 
     Attributes:
-        known: The records; replaced on the event loop only.
         ended: Ids of containers whose partitions have ended since the event loop took them over.
     """
 
@@ -29,8 +30,12 @@ class PartitionJobs:
         self._kernel = kernel
         self._watcher = watcher
         self._asked = asked
-        self.known = PartitionFacts()
         self.ended: set[str] = set()
+
+    @property
+    def known(self) -> PartitionFacts:
+        """What is known of partitions."""
+        return self._context.state.facts.partitions or NONE_KNOWN
 
     @property
     def kind(self) -> str:

@@ -72,7 +72,8 @@ class PartitionSync(Observer):
                 continue
             try:
                 record = PartitionRecord.load(value)
-                self.jobs.known = self.jobs.known.making(key.removeprefix(KEY), record)
+                known = self.jobs.known.making(key.removeprefix(KEY), record)
+                self._context.learn(recorded=False, partitions=known)
             except ValueError as error:
                 self._context.telemetry.problem(
                     "cannot use a record of the ledger", record=key, err=str(error)
@@ -111,7 +112,7 @@ class PartitionSync(Observer):
             self._take_over_ended()
             there = context.state.containers
             why = {i: why for i, why in jobs.known.why.items() if i in there}
-            jobs.known = structs.replace(jobs.known, why=why)
+            self._context.learn(partitions=structs.replace(jobs.known, why=why))
             owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is Phase.RUNNING]
             self._retries.begin_pass(set(there))
             for container in owners:
@@ -125,19 +126,20 @@ class PartitionSync(Observer):
         if not jobs.kind:
             return
         if partition_cpus(context.state, container.id) is None:
-            jobs.known = jobs.known.explained(container.id, shared_with(context.state, container))
+            context.learn(
+                partitions=jobs.known.explained(container.id, shared_with(context.state, container))
+            )
             return
         record = await context.kernel.run(jobs.plan, container.id)
         if record is None:
             return  # it has changed meanwhile: what changed it has us look again
-        jobs.known = jobs.known.making(container.id, record)
-        context.journal.put(KEY + container.id, record.dump())
+        context.learn(partitions=jobs.known.making(container.id, record))
         await context.journal.flush()
         made = await context.kernel.run(jobs.carry_out, container.id, record)
         self._take_over_ended()
         if made is None:
             return
-        jobs.known = jobs.known.explained(container.id, made.reason)
+        context.learn(partitions=jobs.known.explained(container.id, made.reason))
         if made.valid:
             context.telemetry.count(metrics.PARTITIONS_MADE)
             context.telemetry.event(
@@ -156,7 +158,7 @@ class PartitionSync(Observer):
                 continue
             words = f"{state.kind}{'' if state.valid else ' invalid'}".removeprefix("member invalid")
             said = f"the kernel made it {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
-            jobs.known = jobs.known.explained(container_id, said)
+            self._context.learn(partitions=jobs.known.explained(container_id, said))
             context.telemetry.count(metrics.PARTITIONS_LOST)
             context.telemetry.problem("the kernel ended a partition", **subject(container), err=said)
         for container_id in jobs.known.records.keys() - lost.keys():
@@ -167,9 +169,7 @@ class PartitionSync(Observer):
         jobs, ended = self.jobs, list[str]()
         while jobs.ended:
             ended.append(jobs.ended.pop())
-        for container_id in jobs.known.records.keys() & ended:
-            self._context.journal.put(KEY + container_id, None)
-        jobs.known = jobs.known.without(ended)
+        self._context.learn(partitions=jobs.known.without(ended))
 
     # -- for people ---------------------------------------------------------------------------------------
 

@@ -38,13 +38,11 @@ class OwnerQuotas(Observer):
 
     Attributes:
         groups: The cpu controller's tree; None where there is none: then nothing is done.
-        known: The quotas that were removed; replaced on the event loop only.
     """
 
     def __init__(self, context: NodeContext, groups: CpuGroups | None = None) -> None:
         self._context = context
         self.groups = groups
-        self.known = RemovedQuotas()
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._is_due = False
@@ -54,9 +52,15 @@ class OwnerQuotas(Observer):
         """True where quotas are written at all."""
         return self.groups is not None and self._context.store.mode.writes
 
+    @property
+    def known(self) -> RemovedQuotas:
+        """The quotas that were removed."""
+        return self._context.state.facts.quotas
+
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over what the ledger holds; the first pass compares it."""
-        self.known, invalid = RemovedQuotas.load(entries)
+        known, invalid = RemovedQuotas.load(entries)
+        self._context.learn(recorded=False, quotas=known)
         for key in invalid:
             self._context.telemetry.problem(
                 "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
@@ -216,13 +220,8 @@ class OwnerQuotas(Observer):
         self._become(self.known.forget(over))
 
     def _become(self, known: RemovedQuotas) -> None:
-        """Replace what is known, and have the ledger follow."""
-        before, self.known = self.known.records, known
-        for key in {**before, **known.records} if before is not known.records else ():
-            record = known.records.get(key)
-            if record != before.get(key):
-                value = None if record is None else {"quota": record.quota, "group": record.group}
-                self._context.journal.put(key, value)
+        if known != self.known:
+            self._context.learn(quotas=known)
 
     def _report(self, errors: Iterable[tuple[str, str]], retries: PassRetries) -> None:
         for key, error in errors:

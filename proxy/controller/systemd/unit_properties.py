@@ -56,7 +56,6 @@ class UnitProperties:
         units: systemd; None where there is none.
         fencing: The fences around pods.
         connected: Whether systemd can be asked now.
-        order: Whether the runtime sends right sets to systemd.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class UnitProperties:
         self.fencing = Fencing(context, writes, self, fences)
         writes.subscribe(lambda done: self.changed(done.written))
         self.connected = False
-        self.order = MaskOrder.UNKNOWN
         self._as_sent = context.options.quirks.mask_as_sent
         self._watches = False
         self._known: dict[str, CpuSet] = {}
@@ -96,6 +94,11 @@ class UnitProperties:
         context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
         """What systemd was asked to set and has not answered."""
         self._wake = asyncio.Event()
+
+    @property
+    def order(self) -> MaskOrder:
+        """In which order the runtime sends masks to systemd."""
+        return self._context.state.facts.masks
 
     # -- what systemd reports -----------------------------------------------------------------------------
 
@@ -150,7 +153,9 @@ class UnitProperties:
     def _learn(self, has: CpuSet, meant: CpuSet, *, sent: bool) -> None:
         """Find out from a unit in which order the runtime sends masks."""
         before, reverse = self.order, self._as_sent(meant)
-        self.order = learned(before, has, meant, reverse, sent=sent)
+        order = learned(before, has, meant, reverse, sent=sent)
+        if order is not before:
+            self._context.learn(masks=order)
         if has != reverse or reverse == meant:
             return
         self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)

@@ -1,0 +1,46 @@
+"""What is known about a node beside its pods, its containers and the runtime: one value for each matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from proxy.engine.cpuset_mems import MemoryBindings
+from proxy.engine.quotas import RemovedQuotas
+from proxy.engine.systemd_masks import MaskOrder
+from proxy.engine.write_conflicts import WriteConflicts
+
+if TYPE_CHECKING:
+    from proxy.engine.partition import PartitionFacts
+    from proxy.engine.suppression import BeSuppression
+
+
+class MatterFacts(NamedTuple):
+    """What is known, by matter.
+
+    Attributes:
+        drift: Writes of other programs to cpusets.
+        quotas: CFS quotas that were removed.
+        mems: Memory nodes in effect.
+        losses: What containers lack of what they were promised, as it was reported.
+        masks: In which order the runtime sends masks to systemd.
+        partitions: Partitions of owners; None where the node has none.
+        suppression: BE suppression; None where BE is not suppressed.
+    """
+
+    drift: WriteConflicts = WriteConflicts()
+    quotas: RemovedQuotas = RemovedQuotas()
+    mems: MemoryBindings = MemoryBindings()
+    losses: Mapping[str, str] = {}
+    masks: MaskOrder = MaskOrder.UNKNOWN
+    partitions: PartitionFacts | None = None
+    suppression: BeSuppression | None = None
+
+    def records(self) -> dict[str, dict[str, object]]:
+        """Return what the ledger keeps of it."""
+        records = self.quotas.dump()
+        if self.partitions is not None:
+            records |= self.partitions.dump()
+        if self.suppression is not None:
+            records |= self.suppression.dump()
+        return records
