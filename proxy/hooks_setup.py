@@ -2,8 +2,7 @@
 
 Most nodes have none, and on those nothing of ``proxy.hooks`` is in memory: a look at three directories, a few
 times a second and in a thread, is all there is. As soon as there is a file that may be a hook, the engine,
-the library and what stands in the way of calls are made and connected; they stay as long as the daemon
-runs.
+the registry and the hook bridge are made and connected; they stay as long as the daemon runs.
 
 Calls that come before the hooks of the first look are in use wait for them: a restart must not let a
 container slip by the hooks. That wait has a limit, as a hook may take long to load.
@@ -82,7 +81,7 @@ class Hooking:
             config: Where hooks are, and how they are asked.
             keeper: The controller of the node.
             sync: Looks up containers that a call names and that are not known.
-            launch: Watches over updates.
+            launch: Follows updates.
             flow: Decides calls.
             marks: A directory in which is noted which file is being loaded.
         """
@@ -177,12 +176,12 @@ class Hooking:
             marks=self._marks,
         )
         adopt, learn, hold = self._sync.adoption.adopt_one, learning.in_call, self._flow.hold
-        way = HookDispatcher(keeper, engine, updates, following, hold, adopt, learn, owned_cpus=owned)
+        dispatcher = HookDispatcher(keeper, engine, updates, following, hold, adopt, learn, owned_cpus=owned)
         self._parts = _Parts(engine, library, following, updates, learning)
         keeper.store.subscribe(following)
-        self._flow.hook(Hooked(way))
+        self._flow.hook(Hooked(dispatcher))
 
-    # -- for people ---------------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows of hooks."""

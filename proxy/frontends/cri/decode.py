@@ -25,7 +25,7 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
 
     Args:
         config: The configuration.
-        sandbox_id: The runtime's id of the sandbox; empty while it is being made.
+        sandbox_id: The runtime's id of the sandbox; empty while it is being created.
         bounds: CPUs and NUMA nodes that its annotations may name.
     """
     meta = config.metadata

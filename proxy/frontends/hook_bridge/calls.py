@@ -52,17 +52,17 @@ class Hooked:
 
     active = True
 
-    def __init__(self, way: HookDispatcher) -> None:
+    def __init__(self, dispatcher: HookDispatcher) -> None:
         """Prepare; no hook is called yet."""
-        self._way = way
-        self._keeper = way.keeper
-        self._following = way.following
-        self.update = UpdateQueue(way).update
+        self._dispatcher = dispatcher
+        self._keeper = dispatcher.keeper
+        self._following = dispatcher.following
+        self.update = UpdateQueue(dispatcher).update
 
     @property
     def points(self) -> frozenset[str]:
         """See ``HookGateway``."""
-        return self._way.asking.points
+        return self._dispatcher.asking.points
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -79,13 +79,15 @@ class Hooked:
 
         def decided(outcome: Outcome) -> None:
             before = call.body
-            if self._way.apply(call, outcome, refused) is not None and not self._way.relays(call):
+            if self._dispatcher.apply(call, outcome, refused) is not None and not self._dispatcher.relays(
+                call
+            ):
                 go(call, pod if call.body is before else _renewed(pod, call.sandbox(bounds)))
 
         def refused(words: str) -> None:
             self._keeper.overrides.refused_pod(pod, words)
 
-        self._way.ask(call, event, decided)
+        self._dispatcher.ask(call, event, decided)
 
     def ran(self, pod: Pod, call: HeldCall) -> None:
         """See ``HookGateway``."""
@@ -107,14 +109,14 @@ class Hooked:
         def over() -> None:
             self._keeper.lifecycle.failed(container.id)  # it never left for the runtime
 
-        self._way.ask(call, event, decided, over)
+        self._dispatcher.ask(call, event, decided, over)
 
     async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
         """See ``HookGateway``. Hooks start again with the request as it came: it had other CPUs then."""
         if isinstance(call.state, Trip) and call.state.body is not None:
             call.change(call.state.body)
         event, state = self._creating(call, container), self._keeper.state
-        outcome = await self._way.outcome(self._way.answers(event))
+        outcome = await self._dispatcher.outcome(self._dispatcher.answers(event))
         if call.done:
             self._keeper.lifecycle.failed(container.id)
             return None
@@ -149,10 +151,10 @@ class Hooked:
             keeper.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
             keeper.lifecycle.failed(token)
 
-        applied = self._way.apply(call, outcome, refused)
+        applied = self._dispatcher.apply(call, outcome, refused)
         if applied is None:
             return None
-        self._way.narrow(token, applied, offered)
+        self._dispatcher.narrow(token, applied, offered)
         if keeper.state is state and not keeper.store.mode.is_leaving:
             return placed  # nothing has happened since
         container = keeper.state.containers.get(token)
@@ -165,10 +167,10 @@ class Hooked:
 
     def start(self, call: HeldCall, container_id: str, go: Handle) -> None:
         """See ``HookGateway``."""
-        if self._way.knows(container_id):
+        if self._dispatcher.knows(container_id):
             self._start(call, container_id, go)
         else:
-            self._way.hold(
+            self._dispatcher.hold(
                 call,
                 self._later(call, container_id, partial(self._start, call, container_id, go), adopt=True),
             )
@@ -176,7 +178,7 @@ class Hooked:
     async def _later(
         self, call: HeldCall, target: str, step: Callable[[], None], *, adopt: bool = False
     ) -> None:
-        await self._way.look_up(target, adopt=adopt)
+        await self._dispatcher.look_up(target, adopt=adopt)
         if not call.done:
             step()
 
@@ -187,11 +189,11 @@ class Hooked:
             return
 
         def decided(outcome: Outcome) -> None:
-            if not self._way.refuses(call, outcome) and not self._way.relays(call):
+            if not self._dispatcher.refuses(call, outcome) and not self._dispatcher.relays(call):
                 go(call)
 
         event = PreStartContainer(*following.facts(container), following.decision(container))
-        self._way.ask(call, event, decided)
+        self._dispatcher.ask(call, event, decided)
 
     def updated(self, container_id: str, call: HeldCall) -> None:
         """See ``HookGateway``."""
@@ -200,7 +202,7 @@ class Hooked:
     def leave(self, call: HeldCall, target: str) -> None:
         """See ``HookGateway``."""
         if self._following.lacks(target):
-            self._way.hold(call, self._later(call, target, partial(self._leave, call, target)))
+            self._dispatcher.hold(call, self._later(call, target, partial(self._leave, call, target)))
         else:
             self._leave(call, target)
 
@@ -211,10 +213,10 @@ class Hooked:
             return
 
         def decided(outcome: Outcome) -> None:
-            self._way.update(outcome)
+            self._dispatcher.update(outcome)
             call.release()
 
-        self._way.ask(call, event, decided)
+        self._dispatcher.ask(call, event, decided)
 
     def _leaving(self, call: HeldCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None where it stops or removes nothing."""

@@ -28,23 +28,23 @@ class _Waiting(Struct, frozen=True):
 
 
 class UpdateQueue:
-    """Updates on their way through the hooks."""
+    """Updates that go through the hooks."""
 
-    def __init__(self, way: HookDispatcher) -> None:
+    def __init__(self, dispatcher: HookDispatcher) -> None:
         """Begin without any update."""
-        self._way = way
-        self._keeper = way.keeper
+        self._dispatcher = dispatcher
+        self._keeper = dispatcher.keeper
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last in line of each container that has a line."""
 
     def update(self, call: HeldCall, container_id: str, go: Handle) -> None:
         """Have hooks called for an update, when it is its turn."""
         answers = None
-        if container_id not in self._last and self._way.knows(container_id):
+        if container_id not in self._last and self._dispatcher.knows(container_id):
             answers = self._ask(call, container_id, go)
             if answers is None:
                 return
-        self._way.hold(call, self._in_line(call, container_id, go, answers))
+        self._dispatcher.hold(call, self._in_line(call, container_id, go, answers))
 
     def _in_line(
         self, call: HeldCall, container_id: str, go: Handle, answers: _Waiting | None
@@ -57,12 +57,12 @@ class UpdateQueue:
             try:
                 if before is not None:
                     await asyncio.wait((before,))
-                await self._way.look_up(container_id)
+                await self._dispatcher.look_up(container_id)
                 late = answers
                 if late is None and not call.done:
                     late = self._ask(call, container_id, go)
                 if late is not None:
-                    outcome = await self._way.outcome(late.answers)
+                    outcome = await self._dispatcher.outcome(late.answers)
                     if not call.done:
                         late.go(outcome)
             finally:
@@ -78,15 +78,15 @@ class UpdateQueue:
         if container is None or container.phase is Phase.EXITED:
             go(call)
             return None
-        following, offered = self._way.following, self._keeper.state.offered(container)
+        following, offered = self._dispatcher.following, self._keeper.state.offered(container)
 
         def decided(outcome: Outcome) -> None:
-            applied = self._way.apply(call, outcome)
-            if applied is not None and not self._way.relays(call):
-                self._way.narrow(container_id, applied, offered)
+            applied = self._dispatcher.apply(call, outcome)
+            if applied is not None and not self._dispatcher.relays(call):
+                self._dispatcher.narrow(container_id, applied, offered)
                 go(call)
 
-        answers = self._way.answers(
+        answers = self._dispatcher.answers(
             PreUpdateContainerResources(
                 *following.facts(container),
                 following.decision(container),

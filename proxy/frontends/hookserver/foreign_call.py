@@ -83,7 +83,7 @@ class ForeignCall:
             self._outcome.set_result(body)
 
     def refuse(self, code: int, message: str) -> None:
-        """Have the call not be made."""
+        """Have the peer not make the call."""
         if not self.decided:
             self._end(None)
             self._outcome.set_exception(HookCallRefusedError(code, message))

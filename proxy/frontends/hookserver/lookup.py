@@ -22,10 +22,10 @@ RETRY, TRIES = Backoff(0.1, 0.4), 4
 class RuntimeLookup:
     """Asks the runtime for what a request does not name."""
 
-    def __init__(self, keeper: Keeper, launch: StartUpdate, under_way: PendingCalls) -> None:
+    def __init__(self, keeper: Keeper, launch: StartUpdate, pending: PendingCalls) -> None:
         self._keeper = keeper
         self._launch = launch
-        self._under_way = under_way
+        self._pending = pending
 
     def sandboxes(self, uid: str) -> list[str]:
         """Return the sandboxes of a pod that are known by their ids."""
@@ -42,7 +42,7 @@ class RuntimeLookup:
         Raises:
             UnavailableError, RuntimeCallError: The runtime does not answer.
         """
-        keeper, new = self._keeper, meta.uid in self._under_way.pods
+        keeper, new = self._keeper, meta.uid in self._pending.pods
         known = self.sandboxes(meta.uid)
         if len(known) == 1 and not new:
             return known[0], keeper.state.pods[known[0]].attempt
@@ -53,7 +53,7 @@ class RuntimeLookup:
             there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
             if there:
                 newest = max(there, key=lambda pod: pod.attempt)
-                self._under_way.see_pod(newest)
+                self._pending.see_pod(newest)
                 return newest.id, newest.attempt
             if last:
                 await asyncio.sleep(pauses.next())
@@ -65,9 +65,9 @@ class RuntimeLookup:
         The peer's own data show what the runtime has saved for it.
         """
         keeper = self._keeper
-        if container_id not in keeper.state.containers and self._under_way.creates:
+        if container_id not in keeper.state.containers and self._pending.creates:
             for one in await self.seen(container_id) or ():
-                self._under_way.see_container(one)
+                self._pending.see_container(one)
         container = keeper.state.containers.get(container_id)
         if container is None or container.phase is not Phase.CREATED:
             return

@@ -31,7 +31,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
 
 POD_PATIENCE_S, CREATE_PATIENCE_S, START_PATIENCE_S = 120.0, 30.0, 10.0
-"""How long a call may be under way: a network plugin may take a minute, a busy disk some seconds."""
+"""How long a call may be pending: a network plugin may take a minute, a busy disk some seconds."""
 LOOKS = Backoff(0.3, 2.0)
 """Seconds between two looks at the runtime's list."""
 BEGUN = {"RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
@@ -42,7 +42,7 @@ K = TypeVar("K")
 
 
 class Creation(Struct, frozen=True):
-    """Which container: pods have one of a name and an attempt."""
+    """The container of a create: a pod has one of each name and attempt."""
 
     sandbox_id: str
     name: str
@@ -89,18 +89,18 @@ class Calls(Generic[K]):
             call.lost()
 
     def expire(self) -> None:
-        """Lose the calls that nothing has become of in time."""
+        """Lose the calls whose outcome was not found in time."""
         now = self._clock()
         for key in [key for key, entry in self._open.items() if entry.until <= now]:
             self.lose(key)
 
 
 class PendingCalls:
-    """Everything that the peer is at.
+    """All calls of the peer whose outcome is not known.
 
     Attributes:
-        pods: By the pod's uid: sandboxes that are being made.
-        creates: Containers that are being made.
+        pods: By the pod's uid: sandboxes that are being created.
+        creates: Containers that are being created.
         starts: By container id: containers that are being started.
     """
 
@@ -111,28 +111,28 @@ class PendingCalls:
         self.creates = Calls[Creation](CREATE_PATIENCE_S, keeper.clock)
         self.starts = Calls[str](START_PATIENCE_S, keeper.clock)
         self._older: dict[str, frozenset[str]] = {}
-        self._stirred = asyncio.Event()
+        self._woken = asyncio.Event()
 
     def add_pod(self, uid: str, call: ForeignCall) -> None:
-        """A sandbox is being made; those that its pod has now are others."""
+        """A sandbox is being created; those that its pod has now are others."""
         self.pods.add(uid, call)
         there = self._keeper.state.pods.items()
         self._older = {known: ids for known, ids in self._older.items() if known in self.pods}
         self._older[uid] = frozenset(i for i, pod in there if pod.uid == uid)
-        self.stir()
+        self.wake()
 
-    def stir(self) -> None:
-        """Something new is under way: the list is asked soon."""
-        self._stirred.set()
+    def wake(self) -> None:
+        """A new call is pending: the list is read soon."""
+        self._woken.set()
 
     async def run(self) -> None:
-        """Look at what is under way, for ever."""
+        """Look for the outcome of what is pending, without end."""
         looks = RetryDelays(LOOKS)
         while True:
             if not (self.pods or self.creates or self.starts):
-                await self._stirred.wait()
-            if self._stirred.is_set():
-                self._stirred.clear()
+                await self._woken.wait()
+            if self._woken.is_set():
+                self._woken.clear()
                 looks.reset()
             await asyncio.sleep(looks.next())
             await self.look()

@@ -1,7 +1,7 @@
 """The gRPC server: a few threads that read and write; the event loop computes the answers.
 
-Nothing of gRPC is on the event loop: a thread hands each question over and waits, no longer than the client
-does, and never longer than hooks of one call may take together. A client that goes away while its question is
+Nothing of gRPC is on the event loop: a thread hands each request over and waits, no longer than the client
+does, and never longer than hooks of one call may take together. A client that goes away while its request is
 being decided ends that.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 THREADS, AT_ONCE = 8, 256
-"""Questions that are answered at a time, and those that may wait with them; others are turned away."""
+"""Requests that are answered at a time, and those that may wait with them; others are refused."""
 SIZE = 16 << 20
 """Largest message in bytes, as kubelet's."""
 STOP_S = 1.0
@@ -42,38 +42,38 @@ _MARGIN_S = 5.0
 Answer = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
-def questions(desk: Servicer) -> dict[str, tuple[type[Any], Answer]]:
+def rpc_methods(servicer: Servicer) -> dict[str, tuple[type[Any], Answer]]:
     """Return the methods: RPC to the request's class and its handler."""
     pod, container = pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest
     return {
-        "PreRunPodSandboxHook": (pod, desk.pre_run_pod_sandbox),
-        "PostStopPodSandboxHook": (pod, desk.post_stop_pod_sandbox),
-        "PreCreateContainerHook": (container, desk.pre_create_container),
-        "PreStartContainerHook": (container, desk.pre_start_container),
-        "PostStartContainerHook": (container, desk.post_start_container),
-        "PostStopContainerHook": (container, desk.post_stop_container),
-        "PreUpdateContainerResourcesHook": (container, desk.pre_update_container_resources),
+        "PreRunPodSandboxHook": (pod, servicer.pre_run_pod_sandbox),
+        "PostStopPodSandboxHook": (pod, servicer.post_stop_pod_sandbox),
+        "PreCreateContainerHook": (container, servicer.pre_create_container),
+        "PreStartContainerHook": (container, servicer.pre_start_container),
+        "PostStartContainerHook": (container, servicer.post_start_container),
+        "PostStopContainerHook": (container, servicer.post_stop_container),
+        "PreUpdateContainerResourcesHook": (container, servicer.pre_update_container_resources),
     }
 
 
 class Server:
-    """Serves a desk on a socket.
+    """Serves the protocol on a socket.
 
     Attributes:
         wanted: Whether it is to be open; ``open`` does nothing where not.
     """
 
-    def __init__(self, path: Path, keeper: NodeContext, desk: Servicer, limit: float = LONGEST_S) -> None:
+    def __init__(self, path: Path, keeper: NodeContext, servicer: Servicer, limit: float = LONGEST_S) -> None:
         """Prepare; nothing is opened before ``open``.
 
         Args:
             path: Where to listen.
             keeper: Takes faults.
-            desk: Answers the requests.
+            servicer: Answers the requests.
             limit: Seconds that one answer may take.
         """
         self._keeper = keeper
-        self._desk = desk
+        self._servicer = servicer
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._place = SocketPath(path)
@@ -103,7 +103,7 @@ class Server:
                 request_deserializer=kind.FromString,
                 response_serializer=lambda message: message.SerializeToString(),
             )
-            for name, (kind, answer) in questions(self._desk).items()
+            for name, (kind, answer) in rpc_methods(self._servicer).items()
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -123,10 +123,10 @@ class Server:
         if server is not None:
             server.stop(STOP_S).wait(STOP_S + _MARGIN_S)
 
-    # -- one question -------------------------------------------------------------------------------------
+    # -- one request --------------------------------------------------------------------------------------
 
     def _thread(self, name: str, answer: Answer) -> Callable[[Any, grpc.ServicerContext], Any]:
-        """Return what a thread of the server does with a question."""
+        """Return what a thread of the server does with a request."""
 
         def ask(asked: Any, context: grpc.ServicerContext) -> Any:
             limit = min(context.time_remaining() or self._limit, self._limit)
@@ -150,7 +150,7 @@ class Server:
         return ask
 
     async def _answered(self, name: str, answer: Answer, asked: Any, limit: float) -> Any:
-        """Have a question answered in time; runs on the loop."""
+        """Have a request answered in time; runs on the loop."""
         keeper = self._keeper
         keeper.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
         try:
@@ -175,7 +175,7 @@ class Server:
         """Answer after a fault of ours: as it is, unless the container would rather not run."""
         if isinstance(asked, pb.PodSandboxHookRequest):
             return pod_echo(asked)
-        strict = self._keeper.options.refuse_on_error or self._desk.is_strict(asked)
+        strict = self._keeper.options.refuse_on_error or self._servicer.is_strict(asked)
         if name == "PreCreateContainerHook" and self._keeper.store.mode.enforces and strict:
             what = f"{type(error).__name__}: {error}"
             raise HookCallRefusedError(

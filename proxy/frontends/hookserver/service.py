@@ -37,9 +37,9 @@ class Serving:
         """
         self.path = path
         self.listening = False
-        self.desk = Servicer(keeper, launch, flow)
+        self.servicer = Servicer(keeper, launch, flow)
         self._keeper = keeper
-        self._server = Server(path, keeper, self.desk)
+        self._server = Server(path, keeper, self.servicer)
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -61,7 +61,7 @@ class Serving:
         self._server.wanted = True
         await asyncio.to_thread(self._server.open)
         self.listening = True
-        looking = tended(self.desk.under_way.run, self._keeper.restarted)
+        looking = tended(self.servicer.pending.run, self._keeper.restarted)
         self._task = asyncio.get_running_loop().create_task(looking)
         self._keeper.telemetry.event("listening as a hook server", path=self.path)
 

@@ -47,8 +47,8 @@ class Servicer:
         self._keeper = keeper
         self._launch = launch
         self._flow = flow
-        self.under_way = PendingCalls(keeper, launch)
-        self._find = RuntimeLookup(keeper, launch, self.under_way)
+        self.pending = PendingCalls(keeper, launch)
+        self._find = RuntimeLookup(keeper, launch, self.pending)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class Servicer:
         reply: SandboxReply = await call.decide()
         with call.or_lost():
             if asked.pod_meta.uid and call.state is not None:
-                self.under_way.add_pod(asked.pod_meta.uid, call)
+                self.pending.add_pod(asked.pod_meta.uid, call)
             else:
                 call.lost()
         return reply.answer
@@ -93,7 +93,7 @@ class Servicer:
         if self._keeper.store.mode.is_leaving:
             return container_echo(asked)  # the node is released
         try:
-            await self.under_way.settle_creates()  # the container may run already: others leave its CPUs
+            await self.pending.settle_creates()  # the container may run already: others leave its CPUs
             found = await self._find.sandbox(asked.pod_meta)
         except (UnavailableError, RuntimeCallError) as error:
             return self._undecided(asked, str(error))
@@ -117,8 +117,8 @@ class Servicer:
         if isinstance(call.state, Trip):
             sent = answer.container_resources
             self._keeper.entrusted.give(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
-            self.under_way.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)
-            self.under_way.stir()
+            self.pending.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)
+            self.pending.wake()
         else:
             call.lost()
 
@@ -134,8 +134,8 @@ class Servicer:
             call = ContainerCall(self._flow, "StartContainer", container_reply(asked))
             await call.decide()
             if call.state is not None:
-                self.under_way.starts.add(container_id, call)
-                self.under_way.stir()
+                self.pending.starts.add(container_id, call)
+                self.pending.wake()
             else:
                 call.lost()
         return container_echo(asked)
@@ -143,9 +143,9 @@ class Servicer:
     async def post_start_container(self, asked: Container) -> ContainerAnswer:
         """A container was started, or was not: the runtime knows."""
         container_id = asked.container_meta.id
-        if container_id in self.under_way.starts or container_id in self._keeper.state.containers:
+        if container_id in self.pending.starts or container_id in self._keeper.state.containers:
             seen = await self._find.seen(container_id)
-            call = self.under_way.starts.take(container_id)
+            call = self.pending.starts.take(container_id)
             if call is None:
                 self._keeper.attention.set()
             elif seen is None:

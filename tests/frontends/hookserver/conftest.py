@@ -229,8 +229,8 @@ hooks:
         return self.daemon.keeper
 
     @property
-    def under_way(self) -> Any:
-        return self.serving.desk.under_way
+    def pending(self) -> Any:
+        return self.serving.servicer.pending
 
     def cpus(self, container_id: str) -> str:
         """What the kernel says."""

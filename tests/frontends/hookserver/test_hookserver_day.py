@@ -89,8 +89,8 @@ def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any
         created = await beside(node.peer.create, pod)
         await beside(node.peer.start, created)
         assert node.keeper.state.containers[created].phase is Phase.RUNNING
-        assert not node.under_way.creates
-        assert not node.under_way.starts
+        assert not node.pending.creates
+        assert not node.pending.starts
         # What the runtime has is today's set, so nothing had to be sent again.
         assert not [c for c in node.runtime.calls if c.method == "UpdateContainerResources"]
 

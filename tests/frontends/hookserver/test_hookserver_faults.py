@@ -95,7 +95,7 @@ def test_a_sandbox_that_fails_gives_back_what_was_set_aside(
         (pod,) = node.keeper.state.pods.values()
         assert len(pod.reserved_for_pod.cpus) == 2
         await node.until(lambda: not node.keeper.state.pods)
-        assert not node.under_way.pods
+        assert not node.pending.pods
 
     live(day, ASIDE)
 
@@ -136,7 +136,7 @@ def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], 
             await node.until(lambda: set(node.keeper.state.pods) == {made})
             # Made again while the old one is still there: it is not taken for the new one.
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
-            await node.under_way.look()
+            await node.pending.look()
             assert len(node.keeper.sandboxes.arriving) == 1
             await beside(client.end_pod, made)
             config.metadata.attempt = 1
@@ -220,7 +220,7 @@ def test_unknown_containers_are_not_changed(
         answer = await beside(node.peer.hooks.ask, stage, request)
         assert answer.container_resources == request.container_resources
         assert not node.keeper.state.containers
-        assert not node.under_way.starts
+        assert not node.pending.starts
 
     live(day)
 
@@ -430,7 +430,7 @@ def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], 
         created = await beside(node.peer.create, pod)
         await beside(node.peer.start, created)
         assert node.keeper.state.containers[created].pod.sandbox_id == pod.pod_id
-        assert not node.under_way.creates
+        assert not node.pending.creates
 
     live(day, SLOW)
 
@@ -479,7 +479,7 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
         assert node.keeper.state.containers[created].phase is Phase.RUNNING
         assert node.cpus(created) == str(node.keeper.state.wanted(containers[created]))
         assert set(node.keeper.state.pods) == {other.pod_id, pod.pod_id}
-        await node.until(lambda: not node.under_way.creates)
+        await node.until(lambda: not node.pending.creates)
         assert node.keeper.telemetry.value(metrics.CREATES_PLACED) == 2
         await beside(peer.stop, created)
         assert not node.keeper.state.owners
@@ -572,7 +572,7 @@ def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
         def broken(*_: object) -> None:
             raise ZeroDivisionError("ours")
 
-        node.serving.desk.under_way.creates.add = broken
+        node.serving.servicer.pending.creates.add = broken
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         pod = await beside(node.peer.run_pod, LSE)
@@ -590,7 +590,7 @@ def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any
         node.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
-        assert not node.under_way.creates
+        assert not node.pending.creates
         strict = container_request(labels={"koordinator.sh/qosClass": "LSE"})
         answer = await beside(node.peer.hooks.ask, "PreCreateContainer", strict)
         assert answer.container_resources == strict.container_resources

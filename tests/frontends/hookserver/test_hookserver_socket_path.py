@@ -19,7 +19,7 @@ import pytest
 
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import STAGES, registration
-from proxy.frontends.hookserver.server import questions
+from proxy.frontends.hookserver.server import rpc_methods
 from proxy.frontends.hookserver.service import Serving
 from proxy.frontends.hookserver.socket_path import SocketPath
 from proxy.model.backoff import Backoff
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
 
     async def day(node: Any) -> None:
         other = node.directory / "other.sock"
-        again = Serving(other, node.keeper, node.daemon._launch, node.serving.desk._flow)
+        again = Serving(other, node.keeper, node.daemon._launch, node.serving.servicer._flow)
         with monkeypatch.context() as patched:
             patched.setattr("grpc._server._Server.start", fails)
             with pytest.raises(RuntimeError, match="no more threads"):
@@ -195,5 +195,5 @@ def test_every_stage_has_its_answer() -> None:
         def __getattr__(self, name: str) -> str:
             return name
 
-    desk: Any = Anybody()
-    assert {name.removesuffix("Hook") for name in questions(desk)} == set(STAGES)
+    servicer: Any = Anybody()
+    assert {name.removesuffix("Hook") for name in rpc_methods(servicer)} == set(STAGES)
