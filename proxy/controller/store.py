@@ -138,11 +138,15 @@ class NodeStore:
 
     def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> Plan | None:
         """Have a container decided about; returns the answer, None where there was nothing to decide."""
-        return next((effect.plan for effect in self.handle(event) if type(effect) is PlanDecided), None)
+        effects = self.handle(event)
+        answer = effects[-1] if effects else None
+        return answer.plan if type(answer) is PlanDecided else None
 
     def admit(self, event: SandboxRequested) -> PodAdmission:
         """Have a pod decided about; returns the answer."""
-        return next(e.admission for e in self.handle(event) if type(e) is PodDecided)
+        answer = self.handle(event)[-1]
+        assert type(answer) is PodDecided
+        return answer.admission
 
     def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:
         """Have effects of a kind performed by a part, from now on."""

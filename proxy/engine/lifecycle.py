@@ -42,9 +42,10 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
     if container is None or container.phase is not Phase.CREATING:
         return state, NOTHING
     container = container.in_phase(Phase.CREATED, container_id)
-    after = state.renamed(token, container, state.runtime.created(container, sent).finding(token))
+    after = state.renamed(token, container, state.runtime.created(token, container, sent))
     record, placement = PutRecord(f"c/{container_id}", container), container.placement
-    notice, change = NotifyCreated(token, container), followed(state, after, "container created")
+    notice = NotifyCreated(token, container)
+    change = followed(state, after, "container created")
     if placement.pool is Pool.OWN or placement.hook_cpus is not None:
         return after, (record, PutRecord(f"i/{token}", None), *change, notice)
     return after, (record, *change, notice)

@@ -71,11 +71,12 @@ class RuntimeKnowledge(NamedTuple):
         failed[attempt_of(container)] = None
         return self._replace(failed=failed)
 
-    def created(self, container: Container, sent: CpuSet | None) -> RuntimeKnowledge:
+    def created(self, token: str, container: Container, sent: CpuSet | None) -> RuntimeKnowledge:
         """Return it after the runtime has named a container, for which a request brought some CPUs."""
         saved, unsettled, lost, changes, failed = self
-        attempt = attempt_of(container)
-        if attempt in failed:
+        if lost:
+            lost = _without(lost, token)
+        if failed and (attempt := attempt_of(container)) in failed:
             failed, sent = _without(failed, attempt), None  # it may be an earlier request's
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
         return RuntimeKnowledge(saved, unsettled, lost, changes.touched(container.id), failed)
