@@ -204,7 +204,7 @@ def test_a_start_that_failed_finds_narrowed_groups_widened(tmp_path: Path, versi
     assert on(cgroups, f"{ROOT}/poda") == "0,2"
     modes.append(NodeMode.ENFORCE)
     assert ours.make_room(waiting).notes == []
-    expected = "0,2-7" if version == 1 else "0,2"  # v2 refuses nobody
+    expected = "0,2-7" if version == 1 else "0,2"  # v2 refuses no write
     assert on(cgroups, f"{ROOT}/poda") == on(cgroups, ROOT) == expected
     elsewhere = changed_copy(pod("b"), cgroup_parent="/no/such")
     assert ours.make_room(one("d", elsewhere)).notes == []

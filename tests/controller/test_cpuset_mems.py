@@ -1,4 +1,4 @@
-"""Memory nodes of who runs: wider always, narrower only where nothing is lost."""
+"""Memory nodes of running containers: wider always, narrower only where nothing is lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
         assert any("drift: another program wrote memory nodes containers=ns/lse/c" in line for line in w.said)
-        # What is too much now is another matter, and nobody tells where its memory is.
+        # What is too much now is another matter, and it is not known where its memory is.
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
         (problem,) = (p["what"] for p in w.keeper.telemetry.problems())
@@ -110,11 +110,11 @@ def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[...
         lse = await owner(w)
         w.cgroups.mems[lse] = BOTH
         await w.sync.once()
-        told: list[Mask | None] = []
+        sent: list[Mask | None] = []
         before = w.runtime.update_cpuset
 
         def update(container_id: str, cpus: CpuSet, nodes: Mask | None, quota: int = 0) -> None:
-            told.append(nodes)
+            sent.append(nodes)
             before(container_id, cpus, nodes, quota)
 
         w.runtime.update_cpuset = update
@@ -122,7 +122,7 @@ def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[...
         w.keeper.store.handle(SavedCpusLearned(lse, None))
         w.keeper.store.handle(ContainersUnsettled((lse,)))
         await settler.finish(30)
-        assert told == [BOTH]
+        assert sent == [BOTH]
         settler.close()
 
     live(day)

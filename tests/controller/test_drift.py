@@ -1,4 +1,4 @@
-"""Drift with a kernel in memory: found, put back, told, counted, and fought."""
+"""Drift with a kernel in memory: found, attributed, repaired, counted and reported."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ALL = CpuSet.parse("0-15")
 
 
-def told(w: Any, room: int = 1000) -> PlayedWrites:
-    """Have a kernel that tells of writes."""
+def reporting(w: Any, room: int = 1000) -> PlayedWrites:
+    """Have a kernel that reports writes."""
     writes = PlayedWrites(w.cgroups.sets, room)
     drift(w).watch.writes, drift(w).watch.refused = writes, ""
     drift(w).watch.start()
@@ -43,7 +43,7 @@ async def two(w: Any) -> tuple[str, str]:
 
 
 def scribble(w: Any, writes: PlayedWrites | None, container: str, cpus: str = "0-15") -> None:
-    """Somebody writes a container's set."""
+    """Another program writes a container's set."""
     w.cgroups.sets[container] = CpuSet.parse(cpus)
     if writes is not None:
         writes.write(container)
@@ -58,7 +58,7 @@ def counted(w: Any) -> dict[str, int]:
 
 
 async def done(w: Any, repaired: int) -> None:
-    """Wait until so many have been put back, and told."""
+    """Wait until so many have been repaired, and reported."""
     await w.until(
         lambda: w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == sum(counted(w).values()) == repaired
     )
@@ -71,7 +71,7 @@ def lines(w: Any, words: str) -> list[str]:
 
 def test_a_reported_write_is_repaired_without_a_reconcile(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, lse = await two(w)
         assert writes.watched() == {ls, lse}
         passes = w.keeper.telemetry.value(metrics.RECONCILES)
@@ -87,14 +87,14 @@ def test_a_reported_write_is_repaired_without_a_reconcile(live: Callable[..., No
     live(day)
 
 
-def test_our_own_writes_are_nobodys_and_cause_no_more(live: Callable[..., None]) -> None:
+def test_our_own_writes_are_not_drift_and_cause_no_more(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         write = w.cgroups.write
 
         def writing(path: str, *args: Any, **more: Any) -> bool:
             changed: bool = write(path, *args, **more)
-            writes.write(path)  # the kernel tells of all writes, ours among them
+            writes.write(path)  # the kernel reports all writes, ours among them
             return changed
 
         w.cgroups.write = writing
@@ -102,7 +102,7 @@ def test_our_own_writes_are_nobodys_and_cause_no_more(live: Callable[..., None])
         await w.stop(lse)
         await asyncio.sleep(0.1)
         written = w.keeper.telemetry.value(metrics.CPUSETS_WRITTEN)
-        scribble(w, writes, ls, w.on(ls))  # and somebody writes what is right
+        scribble(w, writes, ls, w.on(ls))  # and another program writes what is right
         await asyncio.sleep(0.1)
         assert w.keeper.telemetry.value(metrics.CPUSETS_WRITTEN) == written
         assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
@@ -113,7 +113,7 @@ def test_our_own_writes_are_nobodys_and_cause_no_more(live: Callable[..., None])
 
 def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, _ = await two(w)
         flight = w.keeper.calls.depart(ls, CpuSet.parse("4-15"))
         scribble(w, writes, ls)
@@ -155,7 +155,7 @@ def test_a_suspected_container_is_compared_at_once(live: Callable[..., None]) ->
         assert (w.on(ls), w.on(lse)) == ("4-15", "0-3")
         assert counted(w) == {"systemd": 2}
         scribble(w, None, ls, "0-7")
-        drift(w).suspect("runc", [ls, "nobody"])
+        drift(w).suspect("runc", [ls, "absent"])
         await done(w, 3)
         w.now += 60
         scribble(w, None, ls, "0-7")
@@ -172,7 +172,7 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
     async def day(w: Any) -> None:
         settler = w.make_settler()
         task = asyncio.create_task(settler.run())
-        writes = told(w)
+        writes = reporting(w)
         ls, _ = await two(w)
         await w.until(lambda: w.keeper.state.runtime.saved.get(ls) == CpuSet.parse("4-15"))
         w.runtime.specs[ls] = "0-7"
@@ -195,7 +195,7 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
     monkeypatch.setattr(attribution, "PAUSE_S", 0.01)
 
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, _ = await two(w)
         scribble(w, writes, ls, "0-14")
         await done(w, 1)
@@ -212,7 +212,7 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
 
 def test_a_runtime_that_is_away_holds_up_nothing(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, _ = await two(w)
         w.runtime.down = True
         scribble(w, writes, ls, "0-7")
@@ -224,7 +224,7 @@ def test_a_runtime_that_is_away_holds_up_nothing(live: Callable[..., None]) -> N
 
 def test_kubelets_default_is_kubelets(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, _ = await two(w)
         w.keeper.beside.manager = CpuManager(policy="static", default=CpuSet.parse("0-13"))
         scribble(w, writes, ls, "0-13")
@@ -239,7 +239,7 @@ def test_kubelets_default_is_kubelets(live: Callable[..., None]) -> None:
 
 def test_what_cannot_wait_in_the_kernel_has_everything_compared(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, lse = await two(w)
         w.cgroups.sets[lse] = ALL
         writes.flooded = True
@@ -253,7 +253,7 @@ def test_what_cannot_wait_in_the_kernel_has_everything_compared(live: Callable[.
 
 def test_unwatched_containers_are_compared_by_timer_and_reported_once(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        told(w, room=1)
+        reporting(w, room=1)
         drift(w).start()
         ls, lse = await two(w)
         await w.sync.once()
@@ -271,7 +271,7 @@ def test_unwatched_containers_are_compared_by_timer_and_reported_once(live: Call
 
 def test_a_container_that_has_gone_is_no_longer_watched(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, lse = await two(w)
         await w.stop(lse)
         await w.sync.once()
@@ -294,7 +294,7 @@ def test_ancestors_are_watched_where_they_limit_the_effect(live: Callable[..., N
         container = await w.create(pod)
         path = f"kube/pod/{container}"
         w.cgroups.sets |= {path: ALL, "kube": ALL, "kube/pod": ALL}
-        writes = told(w)
+        writes = reporting(w)
         await w.start(container)
         w.cgroups.sets.pop(container)
         await w.until(lambda: writes.watched() == {path, "kube", "kube/pod"})
@@ -306,11 +306,11 @@ def test_ancestors_are_watched_where_they_limit_the_effect(live: Callable[..., N
     live(day)
 
 
-# -- wars -------------------------------------------------------------------------------------------------
+# -- write conflicts --------------------------------------------------------------------------------------
 
 
-async def war(w: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") -> None:
-    """Write until it is a war."""
+async def conflict(w: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") -> None:
+    """Write until it is a conflict."""
     before = w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED)
     for times in range(1, 4):
         scribble(w, writes, container, cpus)
@@ -320,15 +320,15 @@ async def war(w: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") 
 
 def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls = await w.run(await w.pod("ls", "LS"))
-        await war(w, writes, ls, "0-3")
+        await conflict(w, writes, ls, "0-3")
         assert lines(
             w,
             "another program keeps writing the cpuset of a container pod=ns/ls container=c"
             " containerID=s-ls-c-1 cpus=0-15 found=0-3 times=3 seconds=0.1",
         )
-        assert len(lines(w, "drift: ")) == 2, "the third is told as a war"
+        assert len(lines(w, "drift: ")) == 2, "the third is reported as a conflict"
         assert [line for line in w.said if 'putBack="less and less often" advice=' in line]
         assert w.keeper.telemetry.value(metrics.WRITE_CONFLICTS) == 1
         repaired = 3
@@ -342,8 +342,8 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(live: Callab
             repaired += 1
             await done(w, repaired)
             assert w.on(ls) == "0-15"
-        assert writes.watched() == set(), "nobody listens to a busy writer"
-        page = drift(w).page()["wars"]
+        assert writes.watched() == set(), "the writes of a busy program are not watched"
+        page = drift(w).page()["writeConflicts"]
         assert isinstance(page, list)
         assert [(one["container"], one["times"], one["found"]) for one in page] == [("ns/ls/c", 12, "0-3")]
         w.now += QUIET_S
@@ -359,10 +359,10 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(live: Callab
 
 def test_a_container_on_owned_cpus_is_repaired_each_second(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls, lse = await two(w)
         for container, cpus, right in ((ls, "0-15", "4-15"), (lse, "0-2", "0-3")):
-            await war(w, writes, container, cpus)
+            await conflict(w, writes, container, cpus)
             for _ in range(10):
                 scribble(w, writes, container, cpus)
                 w.now += 1
@@ -373,7 +373,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(live: Callable[..., N
                 'putBack="each second, as exclusive CPUs are at stake"',
             )
             assert [line for line in w.said if which in line and pace in line]
-        scribble(w, writes, ls, "4-5")  # nobody owns those
+        scribble(w, writes, ls, "4-5")  # those have no owner
         w.now += 1
         await w.keeper.writes.follow([ls])
         assert w.on(ls) == "4-5"
@@ -381,12 +381,14 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(live: Callable[..., N
     live(day)
 
 
-def test_a_comparison_keeps_to_the_pace_of_a_war_and_a_barrier_does_not(live: Callable[..., None]) -> None:
+def test_a_comparison_keeps_to_the_pace_of_a_conflict_and_a_barrier_does_not(
+    live: Callable[..., None],
+) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls = await w.run(await w.pod("ls", "LS"))
         other = await w.run(await w.pod("other", "LS"))
-        await war(w, writes, ls, "4-7")
+        await conflict(w, writes, ls, "4-7")
         w.cgroups.sets[ls] = w.cgroups.sets[other] = CpuSet.parse("4-7")
         await w.sync.once()
         assert (w.on(ls), w.on(other)) == ("4-7", "0-15")
@@ -396,12 +398,12 @@ def test_a_comparison_keeps_to_the_pace_of_a_war_and_a_barrier_does_not(live: Ca
     live(day)
 
 
-def test_a_new_owner_gets_other_cpus_than_those_that_are_fought_about(live: Callable[..., None]) -> None:
+def test_a_new_owner_gets_other_cpus_than_contested_ones(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls = await w.run(await w.pod("ls", "LS"))
         await w.run(await w.pod("lse", "LSE", "", "8-9"))
-        await war(w, writes, ls, "0-3,10")
+        await conflict(w, writes, ls, "0-3,10")
         sandbox = await w.pod("own", kube="guaranteed", total={"cpu_shares": 2048})
         own = await w.run(
             sandbox, cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000, memory_limit_in_bytes=1
@@ -418,10 +420,10 @@ def test_a_pod_with_contested_named_cpus_is_refused(
     live: Callable[..., None],
 ) -> None:
     async def day(w: Any) -> None:
-        writes = told(w)
+        writes = reporting(w)
         ls = await w.run(await w.pod("ls", "LS"))
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        await war(w, writes, ls, "0-15")
+        await conflict(w, writes, ls, "0-15")
         call = await w.begin(await w.pod("next", "LSE", "", "4-5"))
         assert call.refused is not None
         assert "another program keeps writing the cpuset of ns/ls/c" in call.refused[1]

@@ -43,12 +43,12 @@ def test_kernel_ledger_and_explain_follow(live) -> None:
     live(day)
 
 
-@pytest.mark.parametrize("who", ["nobody", "ended"])
-def test_a_container_that_does_not_exist_is_not_narrowed(live, who) -> None:
+@pytest.mark.parametrize("which", ["absent", "ended"])
+def test_a_container_that_does_not_exist_is_not_narrowed(live, which) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         await w.stop(one)
-        words = w.keeper.overrides.narrow(one if who == "ended" else "nobody", wish("4-5"))
+        words = w.keeper.overrides.narrow(one if which == "ended" else "absent", wish("4-5"))
         assert "it is not there" in words
 
     live(day)
@@ -163,8 +163,10 @@ def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -
         w.check()
         reasons = w.keeper.state.containers[some].placement.reasons
         assert reasons[-1] == "narrowed to CPUs 3-4 by hook 10-x"
-        told = [each["what"] for each in w.keeper.telemetry.problems()]
-        assert any("nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in told)
+        problems = [each["what"] for each in w.keeper.telemetry.problems()]
+        assert any(
+            "nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in problems
+        )
         assert "beyond" not in w.ledger.entries[f"c/{some}"]["placement"]
         state = w.keeper.state
         w.keeper.overrides.take_back()

@@ -26,17 +26,17 @@ def without(machine: Machine, text: str) -> Machine:
 
 
 async def look(w: Any) -> None:
-    """The kernel has told, and everything has come of it."""
+    """The kernel has reported a change, and all that follows is done."""
     await w.keeper.hotplug.look()
     await w.quiet()
     await w.keeper.hotplug.mend()
     await w.quiet()
 
 
-def explained(w: Any, who: str) -> tuple[list[str], str]:
+def explained(w: Any, query: str) -> tuple[list[str], str]:
     """What ``topoproxy explain`` says of a container: the reasons, and what holds now."""
     shortage = w.keeper.hotplug.shortage
-    (record,) = history_page(w.keeper.history, {"query": who}, shortage.explained)["records"]
+    (record,) = history_page(w.keeper.history, {"query": query}, shortage.explained)["records"]
     return record["decision"]["reasons"], record.get("now", "")
 
 
@@ -141,7 +141,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
                 w.now += 3
                 await w.sync.once()  # calls of before the restart are over
                 await w.quiet()
-                assert CpuSet.parse(w.on(own)) == now, "who is there already stays"
+                assert CpuSet.parse(w.on(own)) == now, "replacements that are there stay"
             w.log.clear()
             w.machine = whole
             await look(w)
@@ -172,7 +172,7 @@ def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(live) -> None:
         await w.remove(lse)
         await look(w)
         assert w.keeper.hotplug.shortage.page() == []
-        assert not any("again" in line for line in w.said), "who is gone has nothing again"
+        assert not any("again" in line for line in w.said), "a container that is gone has nothing again"
         w.check()
 
     live(day)
@@ -272,7 +272,7 @@ def test_an_owner_without_cpus_leaves_those_of_a_new_owner(live) -> None:
         assert w.log.index(f"kernel {lost} 0-2,6-15") < w.log.index("forward CreateContainer")
         w.cgroups.broken.add(lost)
         call = await w.begin(await w.pod("other", "LSE", "", "6"))
-        assert call.refused, "nobody may be left on his CPUs"
+        assert call.refused, "no other container may be left on its CPUs"
         w.cgroups.broken.clear()
         w.machine = whole
         await look(w)
@@ -303,16 +303,16 @@ def test_memory_of_a_node_that_goes(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert {str(w.cgroups.mems[container]) for container in (ls, own)} == {"0"}
-        assert w.keeper.telemetry.value(metrics.MEMS_DRIFT) == 0, "nobody else wrote it"
+        assert w.keeper.telemetry.value(metrics.MEMS_DRIFT) == 0, "no other program wrote it"
         (entry,) = w.keeper.hotplug.shortage.page()
         assert (entry["container"], entry["nodes"]) == ("ns/lse/c", "1")
         assert entry["what"] == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
         assert (await w.update(own, cpuset_mems="1")).cpuset_mems == "0", "the kernel takes no other"
-        told: list[tuple[str, str]] = []
+        sent: list[tuple[str, str]] = []
         real = w.runtime.update_cpuset
-        w.runtime.update_cpuset = lambda i, c, m, q=0: (told.append((i, str(m))), real(i, c, m, q))
+        w.runtime.update_cpuset = lambda i, c, m, q=0: (sent.append((i, str(m))), real(i, c, m, q))
         await w.start(late)
-        assert told == [(late, "0")], "it would not start with the nodes of its create"
+        assert sent == [(late, "0")], "it would not start with the nodes of its create"
         w.machine = blocks(w.machine, "0-1")
         await look(w)
         await w.sync.once()
@@ -324,7 +324,7 @@ def test_memory_of_a_node_that_goes(live) -> None:
     live(day)
 
 
-class Told:
+class PlayedUevents:
     """The kernel's word, played: a byte is an event, and a broken one cannot be heard."""
 
     def __init__(self) -> None:
@@ -347,25 +347,25 @@ class Told:
 def test_the_kernel_reports_and_the_machine_is_read(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        whole, told = w.machine, Told()
-        w.keeper.hotplug.events = told
+        whole, uevents = w.machine, PlayedUevents()
+        w.keeper.hotplug.events = uevents
         w.keeper.hotplug.start()
         w.machine = without(whole, "3")
-        os.write(told.into, b"-")  # about something else
+        os.write(uevents.into, b"-")  # about something else
         await w.quiet()
         assert "3" not in w.said[-1]
         assert w.keeper.telemetry.value(metrics.MACHINE_CHANGES) == 0
-        os.write(told.into, b"xxx")
+        os.write(uevents.into, b"xxx")
         await w.until(lambda: w.on(ls) == "0-2,4-15")
         assert w.keeper.telemetry.value(metrics.MACHINE_EVENTS) == 1, "many events are one look"
         w.machine = whole
-        os.write(told.into, b"x")
+        os.write(uevents.into, b"x")
         await w.until(lambda: w.on(ls) == "0-15")
-        told.broken = True
-        os.write(told.into, b"x")
-        await w.until(lambda: told.closed)
+        uevents.broken = True
+        os.write(uevents.into, b"x")
+        await w.until(lambda: uevents.closed)
         assert any("uevents" in problem["what"] for problem in w.keeper.telemetry.problems())
         await w.sync.once()
-        os.close(told.into)
+        os.close(uevents.into)
 
     live(day)

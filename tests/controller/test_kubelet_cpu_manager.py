@@ -32,8 +32,8 @@ WHOLE = {"cpu_shares": 2048, "cpu_quota": -1, "cpu_period": 100_000}
 class Kubelet:
     """The state file of a kubelet under policy static, written as kubelet does."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.held: dict[str, dict[str, CpuSet]] = {}
 
     def gives(self, uid: str, **cpus: str) -> None:
@@ -45,7 +45,7 @@ class Kubelet:
         self.write()
 
     def write(self) -> None:
-        write_text(self.folder, static_state(ALL, self.held, reserved=CpuSet([15])))
+        write_text(self.directory, static_state(ALL, self.held, reserved=CpuSet([15])))
 
     @property
     def default(self) -> str:
@@ -58,7 +58,7 @@ class Kubelet:
     def beside(self, w: Any, **settings: Any) -> None:
         """Have a world look at this kubelet."""
         found = KubeletBeside(
-            KubeletSettings(**settings), str(self.folder), "", lambda: w.keeper.state.node.topology
+            KubeletSettings(**settings), str(self.directory), "", lambda: w.keeper.state.node.topology
         )
         w.beside(found)
 
@@ -70,7 +70,7 @@ def kubelet(tmp_path: Path) -> Kubelet:
 
 @pytest.fixture
 def node(live: Callable[..., None], kubelet: Kubelet) -> Callable[..., None]:
-    """A day on a node whose kubelet has policy static and ours has none, unless told otherwise."""
+    """A day on a node whose kubelet has policy static and ours has none, unless settings say otherwise."""
 
     def run(day: Callable[[Any], Any], **more: Any) -> None:
         async def whole(w: Any) -> None:
@@ -95,7 +95,7 @@ async def update(w: Any, container_id: str, cpus: str) -> str:
     assert call.refused is None
     sent = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux
     w.runtime.specs[container_id] = sent.cpuset_cpus
-    if container_id in w.cgroups.sets:  # the runtime writes what it is told
+    if container_id in w.cgroups.sets:  # the runtime writes what it is sent
         if w.cgroups.sets[container_id] != CpuSet.parse(sent.cpuset_cpus):
             w.log.append(f"update {container_id} {sent.cpuset_cpus}")
         w.cgroups.sets[container_id] = CpuSet.parse(sent.cpuset_cpus)
@@ -225,7 +225,7 @@ def test_entries_of_pods_that_others_decide_count_for_nothing(node, kubelet) -> 
         for uid in ("ls", "be", "sys", "lsr"):
             kubelet.gives(uid, c={"ls": "2-3", "be": "4-5", "sys": "6-7", "lsr": "8-9"}[uid])
         await w.sync.once()
-        assert str(w.keeper.state.pools.shared) == "0-1,10-15", "nobody knows these pods yet"
+        assert str(w.keeper.state.pools.shared) == "0-1,10-15", "these pods are not known yet"
         ls = await w.run(await w.pod("ls", "LS"), **WHOLE, cpuset_cpus="2-3")
         await w.pod("be", "BE")
         await w.pod("sys", "SYSTEM")
@@ -250,11 +250,11 @@ def test_an_entry_that_overlaps_an_owner_is_reported_and_ignored(node, kubelet) 
         await w.sync.once()
         await w.quiet()
         assert (w.on(lse), w.on(ls)) == ("2-3", "0-1,5-13,15")
-        told = [e for e in w.keeper.telemetry.problems() if "kubelet's CPU manager" in str(e["what"])]
-        assert [e["what"] for e in told] == [
+        reported = [e for e in w.keeper.telemetry.problems() if "kubelet's CPU manager" in str(e["what"])]
+        assert [e["what"] for e in reported] == [
             unlike("cannot let g/c have CPUs 3-4 of kubelet's CPU manager: 3 belong to ns/lse/c")
         ]
-        assert told[0]["count"] == 1, "told once, not at each look"
+        assert reported[0]["count"] == 1, "reported once, not at each look"
         pinned = await w.run(await w.pod("g"), **WHOLE, cpuset_cpus="3-4")
         assert 3 not in CpuSet.parse(w.on(pinned))
         w.check()
@@ -282,7 +282,7 @@ def test_an_entry_with_the_last_shared_cpu_is_reported_and_ignored(node, kubelet
 
 
 def test_a_running_container_with_new_cpus_of_kubelet_stays(node, kubelet) -> None:
-    """A kubelet whose state file was deleted gives CPUs anew, also to those that run."""
+    """A kubelet whose state file was deleted assigns CPUs again, also to those that run."""
 
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
@@ -301,7 +301,7 @@ def test_a_running_container_with_new_cpus_of_kubelet_stays(node, kubelet) -> No
 def test_a_machine_without_these_cpus_is_reported(node, kubelet) -> None:
     async def day(w: Any) -> None:
         far = static_state(CpuSet.parse("0-31"), {"g": {"c": CpuSet.parse("15-17")}})
-        write_text(kubelet.folder, far)
+        write_text(kubelet.directory, far)
         await w.sync.once()
         assert problems(w) == [
             unlike("cannot let g/c have CPUs 15-17 of kubelet's CPU manager: this machine has no CPUs 16-17")
@@ -315,7 +315,7 @@ def test_a_torn_file_keeps_the_old_content_and_is_reported(node, kubelet) -> Non
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
         await w.sync.once()
-        state = kubelet.folder / "cpu_manager_state"
+        state = kubelet.directory / "cpu_manager_state"
         whole = state.read_bytes()
         state.write_bytes(whole[: len(whole) // 2])
         await w.sync.once()
@@ -442,7 +442,7 @@ def test_containers_that_own_nothing_do_not_wait_for_a_look(live) -> None:
 
 def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, kubelet) -> None:
     async def day(w: Any) -> None:
-        (kubelet.folder / "config.yaml").write_text(
+        (kubelet.directory / "config.yaml").write_text(
             "kind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
             "cpuManagerPolicyOptions:\n  full-pcpus-only: 'true'\ntopologyManagerPolicy: restricted\n"
         )
@@ -454,14 +454,14 @@ def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, ku
             {"pod": "ns/g", "uid": "g", "container": "c", "cpus": "2-3"}
         ]
         text = " ".join(render(node_page(w.keeper), 200).split())
-        file = kubelet.folder / "config.yaml"
+        file = kubelet.directory / "config.yaml"
         for words in (
             f"cpuManagerPolicy static {file}",
             f"cpuManagerPolicyOptions full-pcpus-only=true {file}",
             f"reservedSystemCPUs 0 {file}",
             f"topologyManagerPolicy restricted {file}",
             f"topologyManagerScope container kubelet's default, {file} does not say it",
-            f"CPUs of all others 0-1,4-15 {kubelet.folder}/cpu_manager_state",
+            f"CPUs of all others 0-1,4-15 {kubelet.directory}/cpu_manager_state",
             "2-3 ns/g/c",
         ):
             assert words in text, words
@@ -484,10 +484,10 @@ def test_kubelet_that_changes_to_none_gives_everything_back(node, kubelet) -> No
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
         await w.sync.once()
-        os.unlink(kubelet.folder / "cpu_manager_state")
+        os.unlink(kubelet.directory / "cpu_manager_state")
         await w.sync.once()
         assert w.keeper.state.owners == {}
-        write_text(kubelet.folder, none_state())
+        write_text(kubelet.directory, none_state())
         await w.sync.once()
         assert w.keeper.beside.manager.policy == "none"
         assert str(w.keeper.state.pools.shared) == "0-15"

@@ -169,11 +169,11 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None
         ls = await w.run(await w.pod("ls", "LS"))
         flight = w.keeper.calls.depart(ls, ALL)
 
-        async def told() -> None:
+        async def update() -> None:
             async with w.launch.under_way(flight):
                 await asyncio.sleep(60)
 
-        task = asyncio.create_task(told())
+        task = asyncio.create_task(update())
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -197,7 +197,7 @@ def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
         closing = asyncio.create_task(w.keeper.close())
         w.keeper.close = lambda: closing
         await closing
-        w.keeper.writes.later(["anybody"])
+        w.keeper.writes.later(["any"])
         assert not w.keeper._tasks
         await asyncio.sleep(0.02)
         assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0

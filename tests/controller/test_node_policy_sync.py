@@ -19,9 +19,9 @@ SYSTEM = "node.koordinator.sh/system-qos-resource"
 class Written:
     """A Node object that is written to a file and asked for by a world."""
 
-    def __init__(self, world: Any, folder: Path) -> None:
+    def __init__(self, world: Any, directory: Path) -> None:
         self.world = world
-        self.path = folder / "node.json"
+        self.path = directory / "node.json"
         file = NodeFile(self.path, lambda seconds: None)
         world.keeper.prescriptions._source = file
 
@@ -40,7 +40,7 @@ class Written:
         return next(each for each in values if each["name"] == name)
 
 
-def told(w: Any) -> list[str]:
+def problems_of(w: Any) -> list[str]:
     return [problem["what"] for problem in w.keeper.telemetry.problems()]
 
 
@@ -55,7 +55,7 @@ def test_pools_follow_a_reservation_that_changes(live, tmp_path: Path) -> None:
         assert (w.on(ls), w.on(lse), w.on(system)) == ("1,4-14", "2-3", "15"), "owners keep what they have"
         assert any(
             "CPUs 2 are kept back now, and ns/lse/c owns them: it keeps them until it ends" in what
-            for what in told(w)
+            for what in problems_of(w)
         )
         assert node.value("reservedCPUs") == {
             "name": "reservedCPUs",
@@ -85,7 +85,7 @@ def test_a_reservation_that_leaves_nothing_waits_for_owners_to_go(live, tmp_path
         await node.say(reservation={"reservedCPUs": "8-15"})
         assert w.on(ls) == "8-15"
         assert "they would leave the shared pool empty" in node.value("reservedCPUs")["problem"]
-        assert any("cannot keep CPUs 8-15 back" in what for what in told(w))
+        assert any("cannot keep CPUs 8-15 back" in what for what in problems_of(w))
         await w.stop(lse)
         await node.follow()
         assert w.on(ls) == "0-7"
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
     async def day(w: Any) -> None:
         node = Written(w, tmp_path)
         await node.follow()
-        assert any("there is no such file" in what for what in told(w))
+        assert any("there is no such file" in what for what in problems_of(w))
         assert w.keeper.prescriptions.page()["read"] is False
         ls = await w.run(await w.pod("ls", "LS"))
         await node.say(reservation={"reservedCPUs": "0"})
@@ -107,10 +107,10 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
         node.path.write_text('{"metadata": {"anno')
         await node.follow()
         assert w.on(ls) == "1-15"
-        assert any("what it said last stays in effect" in what for what in told(w))
+        assert any("what it said last stays in effect" in what for what in problems_of(w))
         await node.say(reservation={"reservedCPUs": "0-"})
         assert w.on(ls) == "0-15", "a list that is none counts as absent"
-        assert any(f"annotation {RESERVATION}: " in what for what in told(w))
+        assert any(f"annotation {RESERVATION}: " in what for what in problems_of(w))
 
     live(day)
 
@@ -151,7 +151,7 @@ def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> N
         await w.sync.once()
         await w.quiet()
         assert w.keeper.telemetry.value(metrics.RECONCILES) == passes + 1
-        assert any("RuntimeError: oops" in what for what in told(w))
+        assert any("RuntimeError: oops" in what for what in problems_of(w))
 
     live(day)
 

@@ -1,4 +1,4 @@
-"""Partitions of owned CPUs: made after the start, ended before anybody may grow onto them, told where not."""
+"""Partitions of owned CPUs: made after the start, ended before others may grow onto them; else reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxy.admin.status_sections import partitions as told
+from proxy.admin.status_sections import partitions as shown_lines
 from proxy.controller.partitions.owners import PartitionSync
 from proxy.controller.partitions.ports import PartitionState
 from proxy.controller.partitions.watcher import PartitionWatcher
@@ -335,7 +335,7 @@ def test_cgroup_v1_is_reported_once(live: Callable[..., None]) -> None:
         assert of_partitions(w) == []
         (problem,) = [p for p in w.keeper.telemetry.problems() if "apply.partitions" in p["what"]]
         assert (problem["count"], "v1" in problem["what"]) == (1, True)
-        page = "\n".join(told(shown(w)))
+        page = "\n".join(shown_lines(shown(w)))
         assert page.strip() == "Partitions of owned CPUs (isolated): there are none, cgroup v1 has none"
 
     live(day)
@@ -356,7 +356,7 @@ def test_status_shows_the_partitions() -> None:
         {"ref": "ns/a/c", "cpus": "2-3", "state": "isolated", "reason": ""},
         {"ref": "ns/b/c", "cpus": "4", "state": "member", "reason": "because"},
     ]
-    page = list(told({"asked": "isolated", "isolated": "2-3", "containers": rows}))
+    page = list(shown_lines({"asked": "isolated", "isolated": "2-3", "containers": rows}))
     assert page == [
         "",
         "Partitions of owned CPUs (isolated)",
@@ -364,29 +364,29 @@ def test_status_shows_the_partitions() -> None:
         "ns/b/c  4    member    because",
         "  The kernel isolates CPUs 2-3.",
     ]
-    assert list(told({})) == []
-    assert list(told({"asked": "", "containers": [rows[1]]})) == []
+    assert list(shown_lines({})) == []
+    assert list(shown_lines({"asked": "", "containers": [rows[1]]})) == []
 
 
-def test_the_bell_rings_once_until_it_is_wound_up(tmp_path: Path) -> None:
+def test_a_change_is_reported_once_until_the_watcher_is_wound(tmp_path: Path) -> None:
     async def day() -> None:
-        rung: list[int] = []
-        bell = PartitionWatcher(lambda: rung.append(1))
+        reports: list[int] = []
+        watcher = PartitionWatcher(lambda: reports.append(1))
         path = next(path for path in ("/proc/self/mounts", "/proc/mounts") if os.access(path, os.R_OK))
-        bell.add("a", path)  # it has EPOLLPRI, too, when a mount comes or goes
-        bell.add("b", str(tmp_path / "absent"))
+        watcher.add("a", path)  # it has EPOLLPRI, too, when a mount comes or goes
+        watcher.add("b", str(tmp_path / "absent"))
         (tmp_path / "plain").write_text("member")
-        bell.add("c", str(tmp_path / "plain"))
-        assert list(bell._files) == ["a"]
-        bell.wind()
+        watcher.add("c", str(tmp_path / "plain"))
+        assert list(watcher._files) == ["a"]
+        watcher.wind()
         await asyncio.sleep(0)
-        bell._ready()
-        assert rung == [1]
-        bell.silence()
-        bell.wind()
-        bell.drop("a")
-        bell.drop("a")
-        assert bell._files == {}
-        bell.close()
+        watcher._ready()
+        assert reports == [1]
+        watcher.silence()
+        watcher.wind()
+        watcher.drop("a")
+        watcher.drop("a")
+        assert watcher._files == {}
+        watcher.close()
 
     asyncio.run(day())

@@ -1,4 +1,4 @@
-"""CFS quotas of who owns CPUs: off while they do, and put back afterwards, whatever happens in between."""
+"""CFS quotas of owners of CPUs: off while they own them, and restored, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_container_and_its_pod(live: Callable[..., None]) -> None:
         call = await w.begin(pod, **TWO)
         assert (created_with(call).cpu_quota, created_with(call).cpu_period) == (-1, 100_000)
         owner = w.finish(call, "o1")
-        assert at(w, pod) == 200_000, "nobody runs there yet"
+        assert at(w, pod) == 200_000, "no container runs there yet"
         await w.start(owner)
         assert (at(w, pod), at(w, pod, owner)) == (-1, -1)
         order = [line for line in w.log if line.startswith("quota ") or line == "forward StartContainer"]
@@ -208,7 +208,7 @@ def test_a_restart_with_another_setting_puts_all_back(live: Callable[..., None])
 
 
 def test_a_newer_quota_is_not_overwritten(live: Callable[..., None]) -> None:
-    """Somebody gave the container another quota while we were not there."""
+    """A program gave the container another quota while the daemon was not running."""
 
     async def day(w: Any) -> None:
         pod = await lsr(w)
@@ -318,7 +318,7 @@ def test_several_containers_that_only_kubelet_knows(live: Callable[..., None]) -
 
 
 def test_made_with_a_second_before_it_starts(live: Callable[..., None]) -> None:
-    """The first was made without a quota, and is to have one when it starts: the runtime is told before."""
+    """The first was made without a quota, and is to have one when it starts: it is sent before."""
 
     async def day(w: Any) -> None:
         pod = await lsr(w)
@@ -363,7 +363,7 @@ def test_a_create_that_fails_leaves_the_pods_quota(live: Callable[..., None]) ->
     live(day)
 
 
-def test_a_group_of_several_pods_is_nobodys_own(live: Callable[..., None]) -> None:
+def test_the_group_of_several_pods_is_left(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod, other = await lsr(w), await w.pod("ls", "LS", quota=100_000)
 

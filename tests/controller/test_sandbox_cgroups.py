@@ -80,16 +80,16 @@ def on(tree: Tree, of: Pod) -> str:
 def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     assert ours.leave(state()) == []
-    assert (tree.reads, tree.writes) == (0, 0), "nobody owns anything"
+    assert (tree.reads, tree.writes) == (0, 0), "there is no owner"
     assert ours.leave(state(owner("0-1"))) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["2-7", "0-7", "2-7"], "an owner's sandbox shares, too"
     assert ours.leave(state(owner("0-3", hard=True))) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["4-7", "4-7", "4-7"]
     for look in (ours.leave, ours.follow):
         assert look(state(owner("7"))) == []
-        assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "nobody grows while anybody owns CPUs"
+        assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "none grows while there is an owner"
     assert ours.leave(state(owner("4-7"))) == []
-    assert [on(tree, p) for p in (LS, BE)] == ["0-3", "4-7"], "but somebody who has nothing left has all"
+    assert [on(tree, p) for p in (LS, BE)] == ["0-3", "4-7"], "but one that has nothing left has all"
     assert ours.leave(state()) == []
     assert on(tree, LS) == "0-3", "nor on the way of a call"
     assert ours.follow(state()) == []
@@ -122,7 +122,7 @@ def test_a_sandbox_without_these_cpus_costs_nothing(tree: Tree) -> None:
     ours.follow(state())
     tree.reads = tree.writes = 0
     ours.follow(state())
-    assert (tree.reads, tree.writes) == (0, 0), "who has all of its pool, while nobody owns anything"
+    assert (tree.reads, tree.writes) == (0, 0), "it has all of its pool, and there is no owner"
 
 
 def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
@@ -134,7 +134,7 @@ def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
 
 
 def test_groups_of_others_are_not_widened(tree: Tree) -> None:
-    """Somebody narrowed a pod's group."""
+    """Another program narrowed a pod's group."""
     few = CpuSet.parse("0-3")
     FolderCgroups.write(tree, "kubepods/podls/s-ls", few, None)
     FolderCgroups.write(tree, "kubepods/podls", few, None)
@@ -207,7 +207,7 @@ def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
     monitor = "kubepods/podls/crio-conmon-{}".format
     assert [cpus(tree, monitor(c)) for c in "ab"] == ["2-7", "0-7"]
     assert cpus(tree, "kubepods/podlsr/crio-conmon-own") == "2-7", "an owner's monitor shares, too"
-    assert cpus(tree, "kubepods/podls/crio-a") == "0-7", "containers are somebody else's business"
+    assert cpus(tree, "kubepods/podls/crio-a") == "0-7", "containers are written elsewhere"
     assert ours.leave(state(owner("0-1"), a, sharer("b", Phase.CREATED))) == []
     assert cpus(tree, monitor("b")) == "2-7"
     assert ours.follow(state(a)) == []
@@ -215,15 +215,15 @@ def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
     assert set(ours._seen) == {"s-ls", "s-be", "s-lsr", "conmon-a"}
 
 
-@pytest.mark.parametrize(("name", "told"), [("crio-s-ls", 0), ("crio-s-ls.scope", 1), ("s-ls", 1)])
-def test_a_crio_sandbox_without_controllers_is_not_reported(tree: Tree, name: str, told: int) -> None:
+@pytest.mark.parametrize(("name", "reported"), [("crio-s-ls", 0), ("crio-s-ls.scope", 1), ("s-ls", 1)])
+def test_a_crio_sandbox_without_controllers_is_not_reported(tree: Tree, name: str, reported: int) -> None:
     tree.rmdir("kubepods/podls/s-ls")
     tree.mkdir(f"kubepods/podls/{name}")
     if tree.version == 1:
         tree.write(f"kubepods/podls/{name}", MACHINE.online, Mask((0,)))
     ours = SandboxCgroups(tree, QUIRKS)
     tree.without = f"kubepods/podls/{name}"
-    assert len(ours.leave(state(owner("0")))) == told
+    assert len(ours.leave(state(owner("0")))) == reported
     tree.without = ""
     assert ours.leave(state(owner("0"))) == []
     assert cpus(tree, f"kubepods/podls/{name}") == "1-7", "a container of the pod brings them back"

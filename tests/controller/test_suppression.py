@@ -48,15 +48,15 @@ class Meter:
         self.node += S * (sum(self.pods.values()) + self.beside)
         for name, cpus in self.pods.items():
             self.used[name] = self.used.get(name, 0) + S * cpus
-        told = {}
+        counted = {}
         for key, group in groups.items():
             inside = group.parent == BE_GROUP
             names = [
                 n for n in self.used if (n.startswith("be") if inside else group.parent.endswith(f"/pod{n}"))
             ]
             if names:
-                told[key] = {group.parent: int(sum(self.used[n] for n in names))}
-        return UsageReading(self.at, int(self.node), told)
+                counted[key] = {group.parent: int(sum(self.used[n] for n in names))}
+        return UsageReading(self.at, int(self.node), counted)
 
     def close(self) -> None:
         pass
@@ -140,7 +140,7 @@ def test_be_lives_on_what_the_others_leave(live: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS", "burstable"), **PART)
         assert w.on(be) == "0-15"
         await bed.rounds(2)
-        assert len(bed.be) == 11, "65 % of 16 CPUs, nobody else uses any"
+        assert len(bed.be) == 11, "65 % of 16 CPUs, no other pod uses any"
         bed.meter.pods = {"ls": 6.0, "be": 4.0}
         await bed.rounds()
         assert len(bed.be) == 5, "10.4 - 6 = 4.4; what BE itself uses does not matter"
@@ -273,16 +273,16 @@ def test_suppressed_sets_are_not_made_lasting(live: Any) -> None:
             # What the runtime has saved holds CPUs that BE may no longer use: that is worth telling.
             await w.run(await w.pod("lse", "LSE", cpus="0"))
             await w.until(lambda: f"runtime {be} {w.on(be)}" in w.log)
-            told = sum(line.startswith("runtime") for line in w.log)
+            counted = sum(line.startswith("runtime") for line in w.log)
             narrow = CpuSet.parse(w.runtime.specs[be])
             bed.meter.pods = {"ls": 9.0}
             await bed.rounds()
             await w.until(lambda: not w.keeper.state.runtime.unsettled)
-            assert sum(line.startswith("runtime") for line in w.log) == told
+            assert sum(line.startswith("runtime") for line in w.log) == counted
             assert narrow <= w.keeper.state.pools.be
         finally:
             task.cancel()
-        # At the end, what was saved narrow is told too.
+        # At the end, what was saved narrow is sent too.
         await bed.it.stop()
         await settler.finish(60)
         assert w.runtime.specs[be] == w.on(be) == "1-15"
@@ -515,7 +515,7 @@ def test_a_quota_that_cannot_be_written(live: Any, number: int) -> None:
         await bed.rounds()
         assert any("cannot set the CFS quota" in str(p["what"]) for p in w.keeper.telemetry.problems())
         await bed.it.stop()
-        assert (KEY in w.ledger.entries) is (number == errno.EINVAL), "who is gone needs nothing taken off"
+        assert (KEY in w.ledger.entries) is (number == errno.EINVAL), "a group that is gone has no quota"
 
     live(day)
 

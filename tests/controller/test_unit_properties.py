@@ -94,7 +94,7 @@ class Scopes:
 
 
 class PlayedSystemd:
-    """Units by name, and what runc tells of them."""
+    """Units by name, and what runc sends for them."""
 
     def __init__(self, world: Any, *, wrong: bool) -> None:
         self.world, self.wrong = world, wrong
@@ -103,11 +103,11 @@ class PlayedSystemd:
         self.heard: Callable[[UnitNews], None] | None = None
         self.away = False
         self.late = False
-        """Nobody is told that it is there."""
+        """No connection is reported."""
         self.early = False
         """It writes before runc does, not after, which is worse."""
         self.slow: list[tuple[str, CpuSet | None, Mask | None]] | None = None
-        """If a list: what it is asked to set waits there, and who asks gives up."""
+        """If a list: what it is asked to set waits there, and the caller gives up."""
         self.overlaps: list[str] = []
         self.owner = ""
 
@@ -132,32 +132,32 @@ class PlayedSystemd:
         self._write(unit)
 
     def look(self, when: str) -> None:
-        """See whether anybody is on the owner's CPUs: in force is what the slice lets through."""
-        for who, cpus in self.world.cgroups.sets.items():
-            fence = self.world.scopes.slices.get(slice_of(who.split("-")[1]), CpuSet())
-            if self.owner in self.world.cgroups.sets and who != self.owner:
+        """See whether another container is on the owner's CPUs: what the slice lets through is in effect."""
+        for container, cpus in self.world.cgroups.sets.items():
+            fence = self.world.scopes.slices.get(slice_of(container.split("-")[1]), CpuSet())
+            if self.owner in self.world.cgroups.sets and container != self.owner:
                 both = ((cpus & fence or fence) if fence else cpus) & cpus_of(OWNED)
-                self.overlaps += [f"{when}: {who} on {both}"] if both else []
+                self.overlaps += [f"{when}: {container} on {both}"] if both else []
 
     def _write(self, unit: str) -> None:
         """What systemd does to the file."""
-        who = Scopes._id(unit)
-        if who in self.world.cgroups.sets and self.units[unit].cpus:
-            self.world.cgroups.sets[who] = self.units[unit].cpus
+        container = Scopes._id(unit)
+        if container in self.world.cgroups.sets and self.units[unit].cpus:
+            self.world.cgroups.sets[container] = self.units[unit].cpus
 
     def watch(self, heard: Callable[[UnitNews], None]) -> None:
         self.heard = heard
         if not self.late:
             heard(UnitNews.CONNECTED)
 
-    def tell(self, news: UnitNews) -> None:
+    def report(self, news: UnitNews) -> None:
         assert self.heard is not None
         self.heard(news)
 
     def reload(self) -> None:
         for unit in self.units:
             self._write(unit)
-        self.tell(UnitNews.RELOADED)
+        self.report(UnitNews.RELOADED)
 
     def runc(self, container_id: str, cpus: CpuSet) -> None:
         """A start or update: the unit's property, systemd's write, and runc's own."""
@@ -395,15 +395,15 @@ def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
 
 def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
-        def tells() -> Any:
+        def order() -> Any:
             return world.keeper.lasting.order
 
         await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert tells() is MaskOrder.RIGHT
+        assert order() is MaskOrder.RIGHT
         systemd.wrong = True
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
-        assert tells() is MaskOrder.REVERSED
+        assert order() is MaskOrder.REVERSED
 
     on_systemd(live, day, wrong=False)
 
@@ -428,7 +428,7 @@ def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
-        await world.create(sandbox, **SHARES)  # ls moves, and nothing has told yet how the runtime is
+        await world.create(sandbox, **SHARES)  # ls moves, and how the runtime is, is not known yet
         await world.until(lambda: world.keeper.lasting.order is not MaskOrder.UNKNOWN)
         await calm(world)
         at = world.log.index(f"runtime {ls} {REST}")
@@ -444,12 +444,12 @@ def test_units_are_read_when_systemd_is_available(live: Any) -> None:
         ls = await run_unasked(world, "ls")
         await run_unasked(world, "lse", qos="LSE", cpus=OWNED)
         assert systemd.asked == []
-        systemd.tell(UnitNews.CONNECTED)
+        systemd.report(UnitNews.CONNECTED)
         await calm(world)
         await has(world, ls, REST)
         shown = world.keeper.lasting.page()["systemd"]
         assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
-        systemd.tell(UnitNews.LOST)
+        systemd.report(UnitNews.LOST)
         await world.quiet()
         assert world.keeper.lasting.page()["systemd"]["connected"] is False
 
@@ -472,7 +472,7 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) 
         creating = asyncio.create_task(world.create(owner, **SHARES))
         await world.until(lambda: len(world.keeper.state.containers) > 1)
         await world.quiet()
-        assert not creating.done()  # whoever wants what it carries waits
+        assert not creating.done()  # a create that wants what it carries waits
 
         asked, systemd.slow, systemd.away = systemd.slow, None, False
         for call in asked:
@@ -616,7 +616,10 @@ def test_no_container_is_ever_on_an_owners_cpus(live: Any) -> None:
         systemd.owner = await run(world, "lse", qos="LSE", cpus=OWNED)
         first, second = [await run(world, uid, qos="LS") for uid in ("one", "two")]
         for _ in range(3):
-            calls = [await update(world, who, cpuset_cpus=ALL) for who in (first, second, systemd.owner)]
+            calls = [
+                await update(world, container, cpuset_cpus=ALL)
+                for container in (first, second, systemd.owner)
+            ]
             assert world.cgroups.sets[first] & cpus_of(OWNED), "by its file alone"
             for call in reversed(calls):
                 world.wire.finished(call, 0)
