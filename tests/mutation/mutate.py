@@ -49,8 +49,8 @@ CALLS = [
     *files_of("frontends/cri", "interceptors call decode rewrite"),
 ]
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
-NARROWED = ["proxy/controller/hook_overrides.py", *files_of("plan", "narrowing pool_placement")]
-ENGINE_TESTS = "claims errors breaker checks asking telling runners deadlines chaos"
+NARROWED = ["proxy/controller/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]
+ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "allocation": [(["proxy/allocation"], ["tests/allocation"])],
     "pools": [(["proxy/pools"], ["tests/pools"])],
@@ -75,11 +75,16 @@ ROOMS: dict[str, list[Part]] = {
             ),
         ),
         (
-            files_of("frontends/hook_bridge", "lazy facts config_fields adjust suffix object_cache"),
-            tests_of(
-                "frontends/cri",
-                "hook_bridge_lazy hook_bridge_adjust hook_bridge_facts hook_bridge_object_cache",
-            ),
+            [
+                *files_of("frontends/hook_bridge", "lazy facts config_fields object_cache"),
+                *files_of("frontends/cri", "hook_adjust hook_suffix hook_view"),
+            ],
+            [
+                *tests_of("frontends/cri", "hook_adjust"),
+                *tests_of(
+                    "frontends/hook_bridge", "hook_bridge_lazy hook_bridge_facts hook_bridge_object_cache"
+                ),
+            ],
         ),
     ],
     "hooks": [
