@@ -50,7 +50,7 @@ class ContainerCalls:
         container_id = call.target()
         container = self.keeper.state.containers.get(container_id)
         wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
-        if container is not None and self.launch.is_fresh(container) and not wary:
+        if container is not None and self.launch.is_ready(container) and not wary:
             self._go_start(call, container_id, None)
         else:
             self._hold(call, self._start_later(call, container_id))
@@ -59,7 +59,7 @@ class ContainerCalls:
         fence = None
         if container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(container_id):
             try:
-                obstacle, fence = await self.launch.freshen_fenced(container_id)
+                obstacle, fence = await self.launch.make_ready_fenced(container_id)
             except (UnavailableError, RuntimeCallError) as error:
                 obstacle = str(error)
             if obstacle:

@@ -30,15 +30,17 @@ from proxy.engine.node_events import (
     UpdateEnded,
 )
 from proxy.engine.pod_fence import Fence
+from proxy.engine.start import StartStep, is_below_class, start_step
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
-from proxy.model.koordinator import BeCpuset
-from proxy.model.workload import Container, KubeQos, Phase, Pool
+from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 BUSY = "the runtime is still busy with an update of it"
 ROUNDS = 5
+STEPS = 3 * ROUNDS
+"""So many steps are made before a start; they are more only where the pools change all the time."""
 
 _MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
 
@@ -81,69 +83,55 @@ class StartUpdate:
         self.lookups = Worker("lookups", context.broken, threads=8)
         context.health.watch(self.lookups)
 
-    def is_fresh(self, container: Container) -> bool:
-        """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
-        if not self._context.store.mode.enforces:
-            return True
-        return not self._is_below_class(container) and self._is_told(container)
-
-    def _is_below_class(self, container: Container) -> bool:
-        """Tell whether the groups above a container are narrowed (``controller.be.groups``)."""
-        node = self._context.state.node
-        return node.be_cpuset is BeCpuset.ERASE and container.pod.kube_qos is KubeQos.BEST_EFFORT
-
-    def _is_told(self, container: Container) -> bool:
+    def is_ready(self, container: Container) -> bool:
+        """Report whether a container may start at once: the runtime has saved the right CPUs for it."""
         context = self._context
-        if container.placement.pool is Pool.OWN:
-            return False
-        if context.state.node.erases(container.placement):
-            return True  # it starts with what its pod's group has
-        known, want = container.id not in self._quotas.known.unsent, context.state.wanted(container)
-        return (
-            known
-            and context.state.runtime.saved.get(container.id) == want
-            and not context.state.inflight.others(container.id, want)
-        )
+        if not context.store.mode.enforces:
+            return True
+        is_ready = start_step(context.state, container.id) is StartStep.READY
+        return is_ready and not is_below_class(context.state, container)
 
-    async def freshen(self, container_id: str) -> str:
-        """See to it that a created container starts with today's set, and with its own CPUs free.
+    async def make_ready(self, container_id: str) -> str:
+        """Have a created container start with the right CPUs, and with its own CPUs free.
 
         Returns:
             Empty when it may start; else why not.
 
         Raises:
-            UnavailableError, RuntimeCallError: The runtime did not take the set.
+            UnavailableError, RuntimeCallError: The runtime did not take the CPUs.
         """
         context = self._context
         if not context.store.mode.enforces:
             return ""
         known = context.state.containers.get(container_id)
-        if known is not None and known.phase is Phase.CREATED and self._is_below_class(known):
+        if known is not None and known.phase is Phase.CREATED and is_below_class(context.state, known):
             await self._see_to_groups(known)
-        for _ in range(ROUNDS):
-            container = context.state.containers.get(container_id)
-            if container is None or container.phase is not Phase.CREATED or self._is_told(container):
+        for _ in range(STEPS):
+            step = start_step(context.state, container_id)
+            if step is StartStep.READY:
                 return ""
-            want = context.state.wanted(container)
-            if not await context.calls.updated(container_id, want, context.options.call_timeout):
-                return BUSY
-            told = container_id not in self._quotas.known.unsent
-            if not told or context.state.runtime.saved.get(container_id) != want:
-                # Beside another update, though of the same set, it would not say what the runtime has saved.
-                if not await context.calls.updated(container_id, CpuSet(), context.options.call_timeout):
-                    return BUSY
-                await self.tell(container)
-                continue
-            if container.placement.pool is Pool.OWN:
-                await self._quotas.before_start(container)
-                reason = (await self._reservations.start(container)).reason
-                if reason is not None and reason.public_message != reason.message:
-                    context.telemetry.problem(
-                        "cannot start a container", **subject(container), err=reason.message
-                    )
-                return self._reservations.answer(reason) if reason is not None else ""
-            return ""
+            container = context.state.containers[container_id]
+            match step:
+                case StartStep.AWAIT_OTHERS | StartStep.AWAIT_ALL:
+                    keep = context.state.wanted(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
+                    if not await context.calls.updated(container_id, keep, context.options.call_timeout):
+                        return BUSY
+                case StartStep.SEND:
+                    await self._send(container)
+                case StartStep.CLEAR:
+                    return await self._clear(container)
         return "the pools change faster than the runtime can be told"
+
+    async def _clear(self, container: Container) -> str:
+        """Have other containers leave the CPUs of an owner; returns why they do not, empty where they do."""
+        await self._quotas.before_start(container)
+        reason = (await self._reservations.start(container)).reason
+        if reason is None:
+            return ""
+        if reason.public_message != reason.message:
+            problem = self._context.telemetry.problem
+            problem("cannot start a container", **subject(container), err=reason.message)
+        return self._reservations.answer(reason)
 
     async def _see_to_groups(self, container: Container) -> None:
         """Give the groups above a container what it needs: on v1 no container can have more than they do.
@@ -159,8 +147,8 @@ class StartUpdate:
                 "cannot write the cgroups above a container in time", **subject(container)
             )
 
-    async def tell(self, container: Container) -> None:
-        """Tell the runtime today's set of a container that is created.
+    async def _send(self, container: Container) -> None:
+        """Send the runtime the CPUs of a container that is created.
 
         Raises:
             UnavailableError, RuntimeCallError: It did not take it, or not in time.
@@ -169,7 +157,7 @@ class StartUpdate:
         want, quota = context.state.wanted(container), self._quotas.carried(container)
         flight = context.calls.depart(container.id, want)
 
-        async def told() -> None:
+        async def sent() -> None:
             async with self.under_way(flight):
                 mems = self._mems.carried(container)
                 await self.lookups.run(context.runtime.update_cpuset, container.id, want, mems, quota)
@@ -177,24 +165,24 @@ class StartUpdate:
                 context.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)
 
         # If it takes too long the caller gives up, but the call stays in flight until it has ended.
-        job = asyncio.ensure_future(told())
+        job = asyncio.ensure_future(sent())
         done, _ = await asyncio.wait([job], timeout=context.options.call_timeout)
         if not done:
             job.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise UnavailableError(f"cannot tell the runtime the CPUs of {container.ref}: it does not answer")
         await job
 
-    async def freshen_fenced(self, container_id: str) -> tuple[str, Fence | None]:
-        """Do as ``freshen``, in a fence where the start needs one; nothing has changed when this returns.
+    async def make_ready_fenced(self, container_id: str) -> tuple[str, Fence | None]:
+        """Do as ``make_ready``, in a fence where the start needs one; nothing has changed when this returns.
 
         Returns:
-            As ``freshen``, and the fence, which is for ``start``.
+            As ``make_ready``, and the fence, which is for ``start``.
         """
         fencing, fence, obstacle = self._fencing, None, ""
         try:
             for _ in range(ROUNDS):
                 fence = await fencing.guard(container_id, fence)
-                obstacle = await self.freshen(container_id)
+                obstacle = await self.make_ready(container_id)
                 container = self._context.state.containers.get(container_id)
                 if obstacle or container is None or fencing.fits(container, fence):
                     break

@@ -172,7 +172,7 @@ def test_a_second_start_of_a_container_is_watched_too(live) -> None:
 
 
 def test_a_spec_that_is_freshened_counts_as_in_flight(live) -> None:
-    """A retried start has the spec freshened although the container runs meanwhile.
+    """A start has the spec freshened although the container runs meanwhile, started by another client.
 
     Our own update is not among the calls in flight: an LSE create does not wait for it, and when the runtime
     gets to it, it undoes the shrink: the shared container runs on the exclusive CPUs.
@@ -183,27 +183,23 @@ def test_a_spec_that_is_freshened_counts_as_in_flight(live) -> None:
         await w.create(await w.pod("a", "LSE", "", "7"))
         inside, gate = threading.Event(), threading.Event()
         plain = w.runtime.update_cpuset
-        slow = iter((False, True))
 
         def update(*args: Any) -> None:
-            if next(slow, False):
-                inside.set()
-                gate.wait(60)
+            inside.set()
+            gate.wait(60)
             plain(*args)
 
         w.runtime.update_cpuset = update
         message = pb.StartContainerRequest(container_id=ls)
-        first, second = (asyncio.create_task(w.call("StartContainer", message)) for _ in range(2))
-        start = await first
+        first = asyncio.create_task(w.call("StartContainer", message))
         await asyncio.to_thread(inside.wait, 60)
         w.cgroups.sets[ls] = CpuSet.parse(w.runtime.specs[ls])
         w._state(ls, "RUNNING")
-        w.wire.finished(start, 0)
         create = asyncio.create_task(w.begin(await w.pod("lse", "LSE", "", "0-3")))
         await asyncio.sleep(0.1)
         early = create.done()
         gate.set()
-        await second
+        w.wire.finished(await first, 0)
         call = await create
         assert not early or call.refused is not None, "let go while our own update was on its way"
         assert CpuSet.parse(w.on(ls)).isdisjoint(CpuSet.parse("0-3"))
@@ -242,8 +238,7 @@ def test_a_second_container_of_a_pod_waits_for_the_barrier_too(live) -> None:
 def test_a_start_of_an_owner_fails_if_others_cannot_leave(live) -> None:
     """An LS container cannot be moved when an LSE container starts: the start goes on and nobody says why.
 
-    ``freshen`` drops the errors of its check, so the container starts on CPUs that it shares; no problem is
-    noted.
+    The errors of the check are dropped, so the container starts on CPUs that it shares; no problem is noted.
     """
 
     async def day(w: Any) -> None:

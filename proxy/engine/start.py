@@ -1,0 +1,50 @@
+"""What has to be done before a created container may start.
+
+The runtime makes the container's cgroup at the start, from the cpuset that it has saved last. So it has to
+have saved the CPUs that are right now, and where these are the container's own, other containers have to have
+left them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BeCpuset
+from proxy.model.workload import Container, KubeQos, Phase, Pool
+
+_ANY_UPDATE = CpuSet()
+
+
+class StartStep(Enum):
+    """The next step before a start."""
+
+    READY = "it may start"
+    AWAIT_OTHERS = "updates in flight that carry other CPUs have to land"
+    AWAIT_ALL = "all updates in flight have to land: beside one, another would not show what is saved"
+    SEND = "the runtime has to be sent the container's CPUs"
+    CLEAR = "other containers have to leave the container's CPUs"
+
+
+def start_step(state: NodeState, container_id: str) -> StartStep:
+    """Return what has to be done next before a container may start; nothing where it is not to be started."""
+    container = state.containers.get(container_id)
+    if container is None or container.phase is not Phase.CREATED:
+        return StartStep.READY
+    is_owner = container.placement.pool is Pool.OWN
+    if not is_owner and state.node.erases(container.placement):
+        return StartStep.READY  # it starts with what its pod's cgroup has
+    wanted = state.wanted(container)
+    if state.inflight.others(container_id, wanted):
+        return StartStep.AWAIT_OTHERS
+    is_sent = container_id not in state.facts.quotas.unsent
+    if not is_sent or state.runtime.saved.get(container_id) != wanted:
+        is_alone = not state.inflight.others(container_id, _ANY_UPDATE)
+        return StartStep.SEND if is_alone else StartStep.AWAIT_ALL
+    return StartStep.CLEAR if is_owner else StartStep.READY
+
+
+def is_below_class(state: NodeState, container: Container) -> bool:
+    """Return whether the cgroups above a container are narrowed to what its class may use."""
+    return state.node.be_cpuset is BeCpuset.ERASE and container.pod.kube_qos is KubeQos.BEST_EFFORT
