@@ -31,7 +31,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Phase, Pod, Request
 
@@ -120,7 +120,7 @@ def whole(cpus: int, memory: int) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, memory)
 
 
-def many_nodes(policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
+def many_nodes(policy: TopologyPolicy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
     """A machine with 2 nodes with CPUs and 34 without; 8 GPUs near the CPUs, or each on a node of its own."""
     known = machine(2, 72, 1, empty=34)
     gpus = (RegisteredDevice(f"gpu-{i}", Mask((2 + 4 * i if far else i // 4,))) for i in range(8))
@@ -135,7 +135,7 @@ def many_nodes(policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], b
     return _gpu_case(node, policy, far=far)
 
 
-def _gpu_case(node: Node, policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
+def _gpu_case(node: Node, policy: TopologyPolicy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
     amounts = {"cpu": 16_000, "memory": 64 * GIB, "nvidia.com/gpu": 4}
     asks = PodRequests("u0", (ContainerResources("c", requests=amounts, limits=amounts),))
     guest = Pod("s0", "u0", "bench", "p0", asks=asks)
@@ -151,7 +151,7 @@ def running(count: int) -> NodeState:
         known,
         CpuTopology.of(known),
         static=True,
-        policy=Policy.RESTRICTED,
+        policy=TopologyPolicy.RESTRICTED,
         reserved_memory={0: {"memory": GIB}},
     )
     state = NodeState.empty(node)
@@ -169,7 +169,7 @@ def running(count: int) -> NodeState:
 
 
 def decisions() -> Iterator[Figure]:
-    for policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
+    for policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE):
         for far in (False, True):
             what, work, fits = many_nodes(policy, far=far)
             if work().verdict.admitted != fits:

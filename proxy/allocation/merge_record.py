@@ -25,7 +25,7 @@ from proxy.allocation.policies import PolicyDecision, usable_hints
 from proxy.model.explanation import SAMPLE, Merge, ProviderAnswer
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.phrases import counted, nodes
 
 NO_PREFERENCE, IMPOSSIBLE = "no preference", "impossible"
@@ -125,8 +125,8 @@ class _Preference(Struct, frozen=True):
         return " or ".join(f"nodes {Mask.from_bits(mask)} together" for mask in first)
 
 
-def _narrowest(entry: HintList, policy: Policy) -> str:
-    single = policy is Policy.SINGLE_NUMA_NODE
+def _narrowest(entry: HintList, policy: TopologyPolicy) -> str:
+    single = policy is TopologyPolicy.SINGLE_NUMA_NODE
     what = "has no single NUMA node that it prefers" if single else "has no preferred NUMA nodes left"
     masks = (hint.affinity for hint in entry.hints if hint.affinity)
     least = min(masks, key=lambda mask: (len(mask), mask.bits), default=None)

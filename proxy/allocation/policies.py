@@ -3,7 +3,7 @@
 One class per policy, as in kubelet (kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy_none.go,
 policy_best_effort.go, policy_restricted.go, policy_single_numa_node.go). A policy says which hints it can
 use, what becomes of the merged hint, and whether it refuses a hint that is not preferred
-(``proxy.model.options.Policy.is_strict``, the one list of such policies).
+(``proxy.model.options.TopologyPolicy.is_strict``, the one list of such policies).
 
 Hints that are too many to be listed are brought into lists first (``proxy.allocation.hint_sampling``), so
 that callers need not care.
@@ -23,7 +23,7 @@ from proxy.allocation.merge import Merged, merge
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.workload import TOPOLOGY_AFFINITY, Verdict
 
 """The gRPC status of a refusal."""
@@ -44,7 +44,7 @@ class PolicyDecision(Struct, frozen=True):
         merged: Winner and runner-up of the merge; None under ``none``, which does not merge.
     """
 
-    policy: Policy
+    policy: TopologyPolicy
     hint: TopologyHint
     verdict: Verdict
     lists: tuple[HintList, ...] = ()
@@ -56,7 +56,7 @@ class PolicyDecision(Struct, frozen=True):
         return tuple(entry.resource for entry in self.lists if entry.unsatisfiable)
 
 
-class TopologyPolicy:
+class PolicyRules:
     """What a policy makes of hints, unless it differs: merge all of them, and admit what its name allows.
 
     Attributes:
@@ -64,7 +64,7 @@ class TopologyPolicy:
     """
 
     __slots__ = ()
-    name: ClassVar[Policy]
+    name: ClassVar[TopologyPolicy]
 
     def uses_distances(self) -> bool:
         """Return whether ``prefer-closest-numa-nodes`` makes a difference."""
@@ -95,28 +95,28 @@ class TopologyPolicy:
         return hint.preferred or not self.name.is_strict
 
 
-class NonePolicy(TopologyPolicy):
+class NonePolicy(PolicyRules):
     """``none``: nothing is merged (see ``decide``), and everything is admitted."""
 
     __slots__ = ()
-    name = Policy.NONE
+    name = TopologyPolicy.NONE
 
 
-class BestEffortPolicy(TopologyPolicy):
+class BestEffortPolicy(PolicyRules):
     """``best-effort``: merges, and admits also a hint that is not preferred."""
 
     __slots__ = ()
-    name = Policy.BEST_EFFORT
+    name = TopologyPolicy.BEST_EFFORT
 
 
-class RestrictedPolicy(TopologyPolicy):
+class RestrictedPolicy(PolicyRules):
     """``restricted``: merges as ``best-effort``, and admits only a preferred hint."""
 
     __slots__ = ()
-    name = Policy.RESTRICTED
+    name = TopologyPolicy.RESTRICTED
 
 
-class SingleNumaNodePolicy(TopologyPolicy):
+class SingleNumaNodePolicy(PolicyRules):
     """``single-numa-node``: uses only preferred hints of one NUMA node or without a mask.
 
     Lists may become empty by that, and then no result is preferred. A result with all NUMA nodes loses its
@@ -125,7 +125,7 @@ class SingleNumaNodePolicy(TopologyPolicy):
     """
 
     __slots__ = ()
-    name = Policy.SINGLE_NUMA_NODE
+    name = TopologyPolicy.SINGLE_NUMA_NODE
 
     def uses_distances(self) -> bool:
         """Return False: within one NUMA node there are no distances."""
@@ -138,22 +138,22 @@ class SingleNumaNodePolicy(TopologyPolicy):
     def merge(
         self, lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Distances | None
     ) -> tuple[Merged, TopologyHint]:
-        """Merge the usable hints, see ``TopologyPolicy.merge``."""
+        """Merge the usable hints, see ``PolicyRules.merge``."""
         merged = merge([[hint for hint in hints if self.usable(hint)] for hints in lists], nodes)
         if merged.hint.affinity == nodes:
             return merged, TopologyHint(None, merged.hint.preferred)
         return merged, merged.hint
 
 
-POLICIES: dict[Policy, TopologyPolicy] = {
+POLICIES: dict[TopologyPolicy, PolicyRules] = {
     policy.name: policy
     for policy in (NonePolicy(), BestEffortPolicy(), RestrictedPolicy(), SingleNumaNodePolicy())
 }
-"""The policies by name. A new one is a class and an entry here, and its name in ``Policy``."""
+"""The policies by name. A new one is a class and an entry here, and its name in ``TopologyPolicy``."""
 
 
 def decide(
-    policy: Policy, providers: Sequence[Hints], nodes: Mask, distances: Distances | None = None
+    policy: TopologyPolicy, providers: Sequence[Hints], nodes: Mask, distances: Distances | None = None
 ) -> PolicyDecision:
     """Merge the providers' hints under a policy.
 
@@ -168,7 +168,7 @@ def decide(
     Raises:
         KeyError: A node is not in the distance table.
     """
-    if policy is Policy.NONE:
+    if policy is TopologyPolicy.NONE:
         return PolicyDecision(policy, TopologyHint(None, preferred=False), Verdict())
     rules = POLICIES[policy]
     lists = lists_of(providers, closest=distances is not None and rules.uses_distances())
@@ -177,7 +177,7 @@ def decide(
     return PolicyDecision(policy, hint, verdict, lists, merged)
 
 
-def usable_hints(entry: HintList, policy: Policy) -> list[TopologyHint]:
+def usable_hints(entry: HintList, policy: TopologyPolicy) -> list[TopologyHint]:
     """Return the hints of a list that could be part of a preferred result; of a family at least the best."""
     hints: Sequence[TopologyHint] = entry.hints
     if entry.family is not None and (best := entry.family.best()) is not None:

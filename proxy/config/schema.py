@@ -37,7 +37,7 @@ from proxy.config.sections import (
 )
 from proxy.config.setting import Setting, key, keys, section
 from proxy.model.idset import CpuSet
-from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
+from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 
 __all__ = [
     "API_VERSION",
@@ -119,11 +119,11 @@ class Config:
             "systemReserved", "What is kept for the rest of the system, and added to kubeReserved."
         ),
     )
-    topology_manager_policy: Policy = field(
-        default=Policy.NONE,
+    topology_manager_policy: TopologyPolicy = field(
+        default=TopologyPolicy.NONE,
         metadata=key(
             "topologyManagerPolicy",
-            choice(Policy),
+            choice(TopologyPolicy),
             "How CPUs, memory and devices come onto the same NUMA nodes. restricted and single-numa-node "
             "refuse pods for which that cannot be.",
         ),

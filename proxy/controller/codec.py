@@ -19,7 +19,7 @@ from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.memory import Block, Blocks
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import listed
 from proxy.model.quoting import MESSAGE, SENTENCE, printable
 from proxy.model.workload import (
@@ -230,7 +230,7 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         exclusive=ExclusivePolicy(data.get("exclusive", "")),
         aligned=NumaPolicy(data.get("aligned", "")),
         numa_exclusive=NumaExclusive(data.get("apart", "")),
-        wish_policy=Policy(data["wish_policy"]) if "wish_policy" in data else None,
+        wish_policy=TopologyPolicy(data["wish_policy"]) if "wish_policy" in data else None,
         wish_nodes=wished,
         cpuset_chosen_locally=data.get("chosen") is True,
         reserved_for_pod=_aside(data["aside"], bounds) if "aside" in data else None,

@@ -21,7 +21,7 @@ from proxy.controller.ports import DeviceFacts, Hardware, Kubelet
 from proxy.controller.worker import Worker
 from proxy.engine.node import Node
 from proxy.model.idset import Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.workload import KubeQos, Near, Pod, Request
 
 THREADS = 4
@@ -59,7 +59,7 @@ class FactLookup:
     def devices_matter(self, node: Node, pod: Pod) -> bool:
         """Tell whether the place of a container's devices can change what is decided for it."""
         owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
-        return owns or node.policy is not Policy.NONE
+        return owns or node.policy is not TopologyPolicy.NONE
 
     def knows_devices(self, given: DeviceFacts) -> bool:
         """Tell whether there is somebody to ask where a container's devices are."""

@@ -23,7 +23,7 @@ from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy
 from proxy.model.machine import Machine
-from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.workload import KubeQos, Placement, Pod, Pool
 from proxy.pools.claims import STRICT
 from proxy.pools.floors import Floors, floors_of
@@ -98,7 +98,7 @@ class Node:
     static: bool = False
     reserved: CpuSet = field(default_factory=CpuSet)
     follow_mems: bool = True
-    policy: Policy = Policy.NONE
+    policy: TopologyPolicy = TopologyPolicy.NONE
     scope: Scope = Scope.CONTAINER
     options: CpuOptions = field(default_factory=CpuOptions)
     closest: bool = False
@@ -174,4 +174,4 @@ class Node:
     @property
     def decides_pods(self) -> bool:
         """True where pods are decided as a whole, before their containers come."""
-        return self.scope is Scope.POD and self.policy is not Policy.NONE
+        return self.scope is Scope.POD and self.policy is not TopologyPolicy.NONE

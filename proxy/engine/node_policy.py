@@ -39,7 +39,13 @@ from proxy.model.koordinator import KUBERNETES, NodeBindPolicy, NumaPolicy, Numa
 from proxy.model.kubelet import CpuManager
 from proxy.model.machine import Machine
 from proxy.model.node_object import NodeMeta
-from proxy.model.options import Policy, Scope, TopologyOptions, check_cpu_options, check_topology_options
+from proxy.model.options import (
+    Scope,
+    TopologyOptions,
+    TopologyPolicy,
+    check_cpu_options,
+    check_topology_options,
+)
 from proxy.model.workload import Phase, Placement, Pool
 from proxy.pools.node_keys import (
     AMPLIFICATION,
@@ -93,7 +99,7 @@ class NodePolicy(Struct, frozen=True):
 
     bind: PolicyValue[NodeBindPolicy]
     strategy: PolicyValue[NumaStrategy]
-    policy: PolicyValue[Policy]
+    policy: PolicyValue[TopologyPolicy]
     scope: PolicyValue[Scope]
     reserved: PolicyValue[CpuSet]
     reservation: PolicyValue[CpuSet]
@@ -217,19 +223,25 @@ def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NumaS
     )
 
 
-def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[PolicyValue[Policy], PolicyValue[Scope]]:
+def _policy(
+    base: Node, said: NodeMeta, told: CpuManager
+) -> tuple[PolicyValue[TopologyPolicy], PolicyValue[Scope]]:
     value, key, problem = read_label(NumaPolicy, NUMA_POLICY, said.labels)
     scope = PolicyValue(base.scope, _source_config("topologyManagerScope", base.scope is not Scope.CONTAINER))
     if key:
         return PolicyValue(KUBERNETES[value], _source_label(key)), scope
     kubelets = told.topology_policy
-    if base.policy is Policy.NONE and kubelets in tuple(Policy) and kubelets != Policy.NONE:
+    if (
+        base.policy is TopologyPolicy.NONE
+        and kubelets in tuple(TopologyPolicy)
+        and kubelets != TopologyPolicy.NONE
+    ):
         if told.topology_scope in tuple(Scope):
             source = _source_kubelet("topologyManagerScope", told, "topology_scope")
             scope = PolicyValue(Scope(told.topology_scope), source)
         source = _source_kubelet("topologyManagerPolicy", told, "topology_policy")
-        return PolicyValue(Policy(kubelets), source, problem), scope
-    own = base.policy is not Policy.NONE
+        return PolicyValue(TopologyPolicy(kubelets), source, problem), scope
+    own = base.policy is not TopologyPolicy.NONE
     return PolicyValue(base.policy, _source_config("topologyManagerPolicy", own), problem), scope
 
 

@@ -27,7 +27,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.memory import Blocks
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import Part, Verdict
 
 ANYWHERE = TopologyHint(None, preferred=False)
@@ -50,7 +50,7 @@ class AdmissionContext(Struct, frozen=True):
     request: ProviderRequest
     providers: tuple[Provider, ...]
     pod_hint: TopologyHint | None = None
-    policy: Policy | None = None
+    policy: TopologyPolicy | None = None
     wished: TopologyHint | None = None
 
     def hints(self) -> list[tuple[str, Hints]]:
@@ -105,7 +105,7 @@ def admit_container(context: AdmissionContext) -> TopologyDecision:
     decision = apply_policy(context, answers, Scope.CONTAINER)
     if not decision.verdict.admitted:
         return decision
-    if (context.policy or context.node.policy) is Policy.NONE:
+    if (context.policy or context.node.policy) is TopologyPolicy.NONE:
         unmerged = structs.replace(context.request, unmerged=True)
         context = structs.replace(context, request=unmerged)
     return allocate(context, decision.hint, decision.said, decision.merge)
@@ -122,7 +122,7 @@ def apply_policy(
     # A provider without hints is left out of the record, and the merge has the same result without it.
     asked = [(provider, hints) for provider, hints in answers if hints]
     node, policy = context.node, context.policy or context.node.policy
-    if policy is Policy.NONE:
+    if policy is TopologyPolicy.NONE:
         return TopologyDecision(Verdict(), ANYWHERE)
     if asked and context.wished is not None:
         asked.append(("volcano", {"nodes": (context.wished,)}))

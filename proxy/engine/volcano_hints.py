@@ -18,11 +18,11 @@ from proxy.model.explanation import AllocationStep
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.model.koordinator import NumaPolicy
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import nodes as named
 
 VOLCANO = "volcano"
-_BY_STRICTNESS = tuple(Policy)
+_BY_STRICTNESS = tuple(TopologyPolicy)
 
 
 def decide_with_wishes(
@@ -45,9 +45,9 @@ def decide_with_wishes(
     if pod.aligned is not NumaPolicy.NONE or (policy is None and nodes is None):
         return decide(context), None
     there = nodes & context.node.nodes if nodes is not None else None
-    tries: list[tuple[Policy | None, Mask | None]] = []
+    tries: list[tuple[TopologyPolicy | None, Mask | None]] = []
     if there:
-        tries.append((policy or (Policy.BEST_EFFORT if own is Policy.NONE else None), there))
+        tries.append((policy or (TopologyPolicy.BEST_EFFORT if own is TopologyPolicy.NONE else None), there))
     if policy is not None:
         tries.append((policy, None))
     why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
@@ -65,7 +65,7 @@ def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDeci
     return structs.replace(decision, steps=(AllocationStep(VOLCANO, unmet), *decision.steps)), unmet
 
 
-def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> InputDefect:
+def _unmet_wish(policy: TopologyPolicy | None, nodes: Mask | None, why: str) -> InputDefect:
     what = [f"policy {policy}"] if policy else []
     what += [named(nodes)] if nodes else []
     return InputDefect(

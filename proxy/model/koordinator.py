@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 
 class BindPolicy(enum.StrEnum):
@@ -58,11 +58,11 @@ class NumaPolicy(enum.StrEnum):
     SINGLE_NUMA_NODE = "SingleNUMANode"
 
 
-KUBERNETES: Mapping[NumaPolicy, Policy] = {
-    NumaPolicy.NONE: Policy.NONE,
-    NumaPolicy.BEST_EFFORT: Policy.BEST_EFFORT,
-    NumaPolicy.RESTRICTED: Policy.RESTRICTED,
-    NumaPolicy.SINGLE_NUMA_NODE: Policy.SINGLE_NUMA_NODE,
+KUBERNETES: Mapping[NumaPolicy, TopologyPolicy] = {
+    NumaPolicy.NONE: TopologyPolicy.NONE,
+    NumaPolicy.BEST_EFFORT: TopologyPolicy.BEST_EFFORT,
+    NumaPolicy.RESTRICTED: TopologyPolicy.RESTRICTED,
+    NumaPolicy.SINGLE_NUMA_NODE: TopologyPolicy.SINGLE_NUMA_NODE,
 }
 """What Kubernetes calls each of them."""
 

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from proxy.model.errors import ConfigError
 
 
-class Policy(enum.StrEnum):
+class TopologyPolicy(enum.StrEnum):
     """kubelet's ``topologyManagerPolicy``."""
 
     NONE = "none"
@@ -31,7 +31,7 @@ class Policy(enum.StrEnum):
     @property
     def is_strict(self) -> bool:
         """True where a pod is refused whose resources cannot be aligned; else it runs unaligned."""
-        return self in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+        return self in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 
 
 class Scope(enum.StrEnum):
@@ -138,7 +138,7 @@ def parse_topology_options(raw: Mapping[str, object] | None) -> TopologyOptions:
     )
 
 
-def check_cpu_options(options: CpuOptions, policy: Policy, sockets: int, nodes: int) -> None:
+def check_cpu_options(options: CpuOptions, policy: TopologyPolicy, sockets: int, nodes: int) -> None:
     """Hold the CPU options against the topology policy and the machine.
 
     Args:
@@ -152,7 +152,7 @@ def check_cpu_options(options: CpuOptions, policy: Policy, sockets: int, nodes: 
     """
     if not options.align_by_socket:
         return
-    if policy is Policy.SINGLE_NUMA_NODE:
+    if policy is TopologyPolicy.SINGLE_NUMA_NODE:
         raise ConfigError(
             f"cannot use {_CPU}: align-by-socket and topologyManagerPolicy {policy} exclude each other"
         )
@@ -163,7 +163,9 @@ def check_cpu_options(options: CpuOptions, policy: Policy, sockets: int, nodes: 
         )
 
 
-def check_topology_options(options: TopologyOptions, policy: Policy, nodes: int, *, distances: bool) -> None:
+def check_topology_options(
+    options: TopologyOptions, policy: TopologyPolicy, nodes: int, *, distances: bool
+) -> None:
     """Check the topology options against the machine.
 
     Args:
@@ -175,7 +177,7 @@ def check_topology_options(options: TopologyOptions, policy: Policy, nodes: int,
     Raises:
         ConfigError: They do not go together.
     """
-    if policy is Policy.NONE:
+    if policy is TopologyPolicy.NONE:
         return
     most = options.max_allowable_numa_nodes
     if most is not None and nodes > most:

@@ -11,7 +11,7 @@ from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.memory import Blocks
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.quoting import printable
 from proxy.model.requests import PodRequests
 
@@ -134,7 +134,7 @@ class Pod(Struct, frozen=True):
     reserved_for_pod: SetAside | None = None
     aligned: NumaPolicy = NumaPolicy.NONE
     numa_exclusive: NumaExclusive = NumaExclusive.NONE
-    wish_policy: Policy | None = None
+    wish_policy: TopologyPolicy | None = None
     wish_nodes: Mask | None = None
     cgroup_changed_by_hook: bool = False
     total: Request | None = None

@@ -6,7 +6,7 @@ from proxy.model.admission import AdmissionRule
 from proxy.model.explanation import Explanation, ProviderAnswer, Shortfall
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import counted
 from proxy.model.requests import in_bytes
 from proxy.model.workload import TOPOLOGY_AFFINITY
@@ -76,13 +76,13 @@ def against(record: Explanation) -> tuple[str, ...]:
     What the record blames comes first; else it is read from what the providers said.
     """
     merge = record.merge
-    if merge is None or merge.best.preferred or merge.policy == Policy.NONE:
+    if merge is None or merge.best.preferred or merge.policy == TopologyPolicy.NONE:
         return ()
     if merge.blame:
         return sentences(
             [f"What stood against it: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"]
         )
-    single = merge.policy == Policy.SINGLE_NUMA_NODE
+    single = merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
     short = [s for s in record.said if s.nothing != "no preference" and not _could(s, single=single)]
     if short:
         cannot = [name(s) for s in short if _cannot(s)]
@@ -177,7 +177,7 @@ def _more(lack: Shortfall) -> str:
 
 
 def _smaller(record: Explanation) -> str:
-    single = record.merge is not None and record.merge.policy == Policy.SINGLE_NUMA_NODE
+    single = record.merge is not None and record.merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
     names = [name(s) for s in record.said if s.nothing != "no preference" and not _could(s, single=single)]
     if names:
         enough = ", so that one NUMA node has enough" if single else ""
@@ -188,7 +188,7 @@ def _smaller(record: Explanation) -> str:
 
 
 def _other_policy(policy: str, best: TopologyHint) -> str:
-    if policy not in tuple(Policy) or not Policy(policy).is_strict:
+    if policy not in tuple(TopologyPolicy) or not TopologyPolicy(policy).is_strict:
         return ""
     where = "" if best.affinity is None else f"; it would have looked on {nodes(best.affinity)} first"
     return f"The topology policy best-effort refuses no pod for alignment{where}"

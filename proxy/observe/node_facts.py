@@ -16,7 +16,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager
 from proxy.model.node_object import NodeMeta
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.workload import Container, Phase, Pool
 from proxy.observe.koordinator import NodeFacts
 from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
@@ -108,7 +108,7 @@ def _coming(state: NodeState) -> list[Alloc]:
 
 def _kubelet(node: Node, manager: CpuManager) -> KubeletFacts:
     """Return the facts of kubelet; where our own topology manager decides, its policy replaces kubelet's."""
-    ours = node.policy is not Policy.NONE
+    ours = node.policy is not TopologyPolicy.NONE
     return KubeletFacts(
         policy=manager.policy or None,
         options=manager.options,

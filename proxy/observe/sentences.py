@@ -18,7 +18,7 @@ from proxy.model.explanation import Explanation, Merge
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.observe.advice import against, help_for
 from proxy.observe.provider_text import offer
 from proxy.observe.value_text import begun, both, clean, cpus, few, nodes, sentence, sentences
@@ -162,7 +162,7 @@ def _chosen(record: Explanation) -> tuple[str, ...]:
     merge = record.merge
     if merge is None:
         return ()
-    if merge.policy == Policy.NONE:
+    if merge.policy == TopologyPolicy.NONE:
         return (sentence(f"The topology policy is {merge.policy}: nodes are not weighed"),)
     policy = f"Policy {clean(merge.policy)}, for the {clean(merge.scope) or 'container'},"
     if merge.best.affinity is None and not merge.best.preferred:

@@ -25,7 +25,7 @@ from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.machine import ANY_MACHINE, Bounds
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.quoting import quoted
 from proxy.pools.go_json import LARGEST_STATUS, LARGEST_WISH, Fields, amount, short
 
@@ -120,7 +120,7 @@ class VolcanoWish(Struct, frozen=True):
         cpu: Milli-CPUs by node.
     """
 
-    policy: Policy | None = None
+    policy: TopologyPolicy | None = None
     nodes: Mask | None = None
     cpu: Mapping[int, int] = field(default_factory=dict)
 
@@ -170,9 +170,11 @@ def volcano_wish(
     policy, problem = None, NO_FAULT
     text = annotations.get(VOLCANO_POLICY, "")
     try:
-        policy = Policy(text) if text else None
+        policy = TopologyPolicy(text) if text else None
     except ValueError:
-        words = short(f"annotation {VOLCANO_POLICY}: {quoted(text)} is not one of {', '.join(Policy)}")
+        words = short(
+            f"annotation {VOLCANO_POLICY}: {quoted(text)} is not one of {', '.join(TopologyPolicy)}"
+        )
         problem = InputDefect(words, DefectKind.POLICY)
     cpu, wrong = _read(
         annotations, VOLCANO_DECISION, dict[int, int](), lambda fields: _decision(fields, bounds)

@@ -11,7 +11,7 @@ from proxy.allocation.policies import decide
 from proxy.model.explanation import SAMPLE
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 
 NODES = Mask(range(8))
 ALL_OF = "no NUMA nodes are preferred by all of a, b"
@@ -57,14 +57,14 @@ PAIRS = wish([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
 def test_two_that_cannot_meet(
     one: tuple[TopologyHint, ...], other: tuple[TopologyHint, ...], blame: str
 ) -> None:
-    merge = record_merge(decide(Policy.RESTRICTED, [{"a": one}, {"b": other}], NODES), Scope.POD)
+    merge = record_merge(decide(TopologyPolicy.RESTRICTED, [{"a": one}, {"b": other}], NODES), Scope.POD)
     assert merge is not None
     assert merge.blame == (blame,)
 
 
 def test_the_first_two_that_cannot_meet_are_named() -> None:
     answers = [{"a": wish([0], [0, 1]), "free": (FREE, *wish([7])), "b": wish([0, 1], [2]), "c": wish([2])}]
-    merge = record_merge(decide(Policy.RESTRICTED, answers, NODES), Scope.POD)
+    merge = record_merge(decide(TopologyPolicy.RESTRICTED, answers, NODES), Scope.POD)
     assert merge is not None
     assert merge.blame == ("a can only be on nodes 0 together or nodes 0-1 together and c only on node 2",)
 
@@ -73,7 +73,7 @@ def test_the_fewest_nodes_that_are_left() -> None:
     hints = tuple(
         TopologyHint(mask, preferred=False) for mask in (None, Mask([2, 3]), Mask([1, 4]), Mask([0, 5, 6]))
     )
-    merge = record_merge(decide(Policy.RESTRICTED, [{"a": hints}], NODES), Scope.POD)
+    merge = record_merge(decide(TopologyPolicy.RESTRICTED, [{"a": hints}], NODES), Scope.POD)
     assert merge is not None
     assert merge.blame == (
         "a has no preferred NUMA nodes left, the fewest it can have now are NUMA nodes 2-3",

@@ -16,7 +16,7 @@ from proxy.allocation.merge import merge
 from proxy.allocation.policies import decide
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 
 def amounts(want: int, *each: int) -> Demand:
@@ -131,11 +131,11 @@ def test_only_distances_ask_for_all_that_are_alike() -> None:
     answer, nodes = {"a": free(13, 2), "b": free(14, 2)}, Mask(range(14))
     table = Distances({a: dict.fromkeys(nodes, 10) for a in nodes})
 
-    def read(policy: Policy, distances: Distances | None) -> set[int]:
+    def read(policy: TopologyPolicy, distances: Distances | None) -> set[int]:
         return {len(entry.hints) for entry in decide(policy, [answer], nodes, distances).lists}
 
-    assert read(Policy.RESTRICTED, table) == {13 * 12 // 2}
-    assert read(Policy.RESTRICTED, None) == read(Policy.SINGLE_NUMA_NODE, table) == {1}
+    assert read(TopologyPolicy.RESTRICTED, table) == {13 * 12 // 2}
+    assert read(TopologyPolicy.RESTRICTED, None) == read(TopologyPolicy.SINGLE_NUMA_NODE, table) == {1}
 
 
 def test_families_of_which_none_is_preferred_say_the_best() -> None:

@@ -19,7 +19,7 @@ from proxy.allocation.merge import merge
 from proxy.allocation.policies import decide
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 NODES = (0, 1, 3, 4, 7)
 EVERY = Mask(NODES)
@@ -173,12 +173,12 @@ def test_the_closest_of_many_nodes() -> None:
     pair = Family((), nodes, 1, (Demand(2, tuple((1 << i, 1) for i in nodes)),), 2)
     table = Distances({a: {b: 10 + (0 if {a, b} == {61, 63} else 20) for b in nodes} for a in nodes})
     answer = {"cpu": pair, "memory": pair}
-    decided = decide(Policy.RESTRICTED, [answer], Mask(nodes), table)
+    decided = decide(TopologyPolicy.RESTRICTED, [answer], Mask(nodes), table)
     assert decided.hint == hint(1 << 61 | 1 << 63, preferred=True)
-    assert decide(Policy.RESTRICTED, [answer], Mask(nodes)).hint == hint(0b11, preferred=True)
+    assert decide(TopologyPolicy.RESTRICTED, [answer], Mask(nodes)).hint == hint(0b11, preferred=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing_room, "TRIES", 5)
-        assert decide(Policy.RESTRICTED, [answer], Mask(nodes), table).hint.preferred
+        assert decide(TopologyPolicy.RESTRICTED, [answer], Mask(nodes), table).hint.preferred
 
 
 def _merged(answer: dict[str, object], table: Distances | None = None) -> TopologyHint:

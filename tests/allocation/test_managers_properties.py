@@ -24,7 +24,7 @@ from proxy.backends.kubelet.checkpoint_contents import held_cpus
 from proxy.backends.kubelet.checkpoints import read_cpu, read_memory
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import CpuOptions, Policy
+from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.topology.build import described
 from tests.oracles import memory_manager
@@ -91,12 +91,12 @@ class Node(RuleBasedStateMachine):
     """One node under one policy."""
 
     @initialize(
-        policy=st.sampled_from(Policy),
+        policy=st.sampled_from(TopologyPolicy),
         whole=st.booleans(),
         strict=st.booleans(),
         across=st.booleans(),
     )
-    def begin(self, policy: Policy, whole: bool, strict: bool, across: bool) -> None:
+    def begin(self, policy: TopologyPolicy, whole: bool, strict: bool, across: bool) -> None:
         options = CpuOptions(
             full_pcpus_only=whole, strict_cpu_reservation=strict, distribute_cpus_across_numa=across
         )
@@ -160,7 +160,10 @@ class Node(RuleBasedStateMachine):
         assert got <= cpu_static.available(self.static, before) | before.reusable_by(pod.uid), "what was free"
         assert {b.resource: b.size for b in memory.blocks} == {"memory": ask.requests["memory"]}
         assert len(devices.devices.get(GPU, ())) == ask.limits.get(GPU, 0)
-        if self.policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE) and merged.affinity is not None:
+        if (
+            self.policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
+            and merged.affinity is not None
+        ):
             assert (memory.mems or merged.affinity) >= merged.affinity
         return True
 

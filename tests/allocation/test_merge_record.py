@@ -15,7 +15,7 @@ from proxy.allocation.policies import decide
 from proxy.model.explanation import SAMPLE, Merge, ProviderAnswer
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from tests.oracles.policy_parts import unpreferred
 
 NOTHING = (ProviderAnswer("cpu", "", "no preference"),)
@@ -101,24 +101,24 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
 @pytest.mark.parametrize(
     ("policy", "answers", "blame"),
     [
-        (Policy.RESTRICTED, [{"a": (of([0]),)}, {"b": (of([0]),)}], ()),
+        (TopologyPolicy.RESTRICTED, [{"a": (of([0]),)}, {"b": (of([0]),)}], ()),
         (
-            Policy.RESTRICTED,
+            TopologyPolicy.RESTRICTED,
             [{"cpu": (of([0]), of([1]), of([0, 1], False))}, {"gpu": (of([3]),)}, None, {"x": None}],
             ("cpu can only be on one of nodes 0-1 and gpu only on node 3",),
         ),
         (
-            Policy.BEST_EFFORT,
+            TopologyPolicy.BEST_EFFORT,
             [{"cpu": (of([0, 1]), of([2, 3]))}, {"gpu": (of([0]),)}],
             ("cpu can only be on nodes 0-1 together or nodes 2-3 together and gpu only on node 0",),
         ),
         (
-            Policy.RESTRICTED,
+            TopologyPolicy.RESTRICTED,
             [{"cpu": tuple(h for h in every(4, 2) if h.preferred)}, {"gpu": (of([0]),)}],
             ("cpu prefers 2 NUMA nodes and gpu 1 NUMA node",),
         ),
         (
-            Policy.RESTRICTED,
+            TopologyPolicy.RESTRICTED,
             [
                 {"cpu": tuple(h for h in every(4, 2) if h.preferred and 0 in (h.affinity or ()))},
                 {"gpu": tuple(h for h in every(5, 2) if h.preferred and 0 not in (h.affinity or ()))},
@@ -126,12 +126,12 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
             ("no NUMA nodes are preferred by all of cpu, gpu",),
         ),
         (
-            Policy.RESTRICTED,
+            TopologyPolicy.RESTRICTED,
             [{"a": (of([0]), of([1]))}, {"b": (of([1]), of([2]))}, {"c": (of([2]), of([0]))}],
             ("no NUMA nodes are preferred by all of a, b, c",),
         ),
         (
-            Policy.RESTRICTED,
+            TopologyPolicy.RESTRICTED,
             [{"gpu": (), "nic": ()}, {"cpu": (of([1, 2], False), of([0, 3], False))}, {"m": (of([0]),)}],
             (
                 "gpu cannot be given at all",
@@ -140,30 +140,30 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
             ),
         ),
         (
-            Policy.SINGLE_NUMA_NODE,
+            TopologyPolicy.SINGLE_NUMA_NODE,
             [{"cpu": (of([0], False), of([0, 1]))}, {"m": (of([0]),)}],
             ("cpu has no single NUMA node that it prefers, the fewest it can have now are NUMA node 0",),
         ),
         (
-            Policy.SINGLE_NUMA_NODE,
+            TopologyPolicy.SINGLE_NUMA_NODE,
             [{"cpu": (of(None, False),)}],
             ("cpu has no single NUMA node that it prefers",),
         ),
     ],
 )
-def test_the_resource_to_blame(policy: Policy, answers: list[Hints], blame: tuple[str, ...]) -> None:
+def test_the_resource_to_blame(policy: TopologyPolicy, answers: list[Hints], blame: tuple[str, ...]) -> None:
     merge = record_merge(decide(policy, answers, Mask(range(4))), Scope.POD)
     assert merge is not None
     assert merge.blame == blame
 
 
 def test_the_record_of_a_merge() -> None:
-    decision = decide(Policy.RESTRICTED, [{"cpu": every(2, 1)}], Mask(range(2)))
+    decision = decide(TopologyPolicy.RESTRICTED, [{"cpu": every(2, 1)}], Mask(range(2)))
     assert record_merge(decision, Scope.CONTAINER) == Merge(
         "restricted", "container", of([0]), of([1]), "lower node ids"
     )
-    assert record_merge(decide(Policy.NONE, [], Mask([0])), Scope.POD) is None
-    alone = record_merge(decide(Policy.SINGLE_NUMA_NODE, [{"cpu": (of([0]),)}], Mask([0])), Scope.POD)
+    assert record_merge(decide(TopologyPolicy.NONE, [], Mask([0])), Scope.POD) is None
+    alone = record_merge(decide(TopologyPolicy.SINGLE_NUMA_NODE, [{"cpu": (of([0]),)}], Mask([0])), Scope.POD)
     assert alone is not None
     assert alone.best == of(None), "what the allocators follow"
 
@@ -172,7 +172,7 @@ def test_families_are_blamed_for_what_they_want_themselves() -> None:
     nodes = tuple(range(40))
     one = Family((), nodes, 1, (Demand(1, tuple((1 << i, 1) for i in nodes)),), 1)
     two = Family((), nodes, 1, (Demand(2, tuple((1 << i, 1) for i in nodes)),), 2)
-    decision = decide(Policy.RESTRICTED, [{"cpu": one}, {"memory": two}], Mask(nodes))
+    decision = decide(TopologyPolicy.RESTRICTED, [{"cpu": one}, {"memory": two}], Mask(nodes))
     assert decision.hint == of([0, 1], False)
     assert not unpreferred(decision)
     merge = record_merge(decision, Scope.POD)

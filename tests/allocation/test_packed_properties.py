@@ -16,7 +16,7 @@ from proxy.allocation.distributed import take_distributed
 from proxy.allocation.packed import take_packed
 from proxy.allocation.policies import decide
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import CpuOptions, Policy
+from proxy.model.options import CpuOptions, TopologyPolicy
 
 Sets = dict[int, set[int]]
 
@@ -173,7 +173,7 @@ def test_under_its_own_hint_a_request_is_on_as_few_nodes_as_can_be(
     assert bool(hints) == (fewest is not None)
     if fewest is None:
         return
-    merged = decide(Policy.BEST_EFFORT, [{"cpu": hints}], Mask(topo.nodes)).hint
+    merged = decide(TopologyPolicy.BEST_EFFORT, [{"cpu": hints}], Mask(topo.nodes)).hint
     state, policy = CpuState(free), CpuPolicy.of(topo, options)
     taken = take_under(policy, state, n, merged.affinity, CpuSet())
     assert taken <= free

@@ -13,7 +13,7 @@ from proxy.allocation.distance import Distances
 from proxy.allocation.policies import decide
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 NODES = 4
 WHOLE = (1 << NODES) - 1
@@ -27,7 +27,7 @@ class Plain(NamedTuple):
 
 
 def product(
-    policy: Policy, answers: Sequence[Hints], table: Sequence[Sequence[int]] | None
+    policy: TopologyPolicy, answers: Sequence[Hints], table: Sequence[Sequence[int]] | None
 ) -> tuple[Plain, bool]:
     """kubernetes v1.36 pkg/kubelet/cm/topologymanager/policy.go and the policies, rule by rule."""
     lists: list[list[Plain]] = []
@@ -42,7 +42,7 @@ def product(
                     Plain(h.affinity.bits if h.affinity is not None else None, h.preferred) for h in hints
                 ]
                 lists.append(read or [Plain(None, False)])
-    single = policy is Policy.SINGLE_NUMA_NODE
+    single = policy is TopologyPolicy.SINGLE_NUMA_NODE
     if single:
         lists = [
             [h for h in hs if h.preferred and (h.bits is None or h.bits.bit_count() == 1)] for hs in lists
@@ -62,7 +62,7 @@ def product(
     result = best or Plain(WHOLE, False)
     if single and result.bits == WHOLE:
         result = Plain(None, result.preferred)
-    return result, result.preferred or policy is Policy.BEST_EFFORT
+    return result, result.preferred or policy is TopologyPolicy.BEST_EFFORT
 
 
 def better(best: Plain, new: Plain, wanted: int, table: Sequence[Sequence[int]] | None) -> bool:
@@ -106,12 +106,14 @@ TABLES = st.none() | st.lists(
     min_size=NODES,
     max_size=NODES,
 )
-MERGING = st.sampled_from([Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+MERGING = st.sampled_from(
+    [TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE]
+)
 
 
 @given(MERGING, st.lists(ANSWERS, max_size=3), TABLES)
 def test_a_decision_is_that_of_the_product(
-    policy: Policy, answers: list[Hints], table: list[list[int]] | None
+    policy: TopologyPolicy, answers: list[Hints], table: list[list[int]] | None
 ) -> None:
     distances = table and Distances({i: dict(enumerate(row)) for i, row in enumerate(table)})
     got = decide(policy, answers, Mask.from_bits(WHOLE), distances or None)
@@ -121,5 +123,5 @@ def test_a_decision_is_that_of_the_product(
 
 @given(st.lists(ANSWERS, max_size=3))
 def test_without_a_policy_nothing_is_decided(answers: list[Hints]) -> None:
-    got = decide(Policy.NONE, answers, Mask.from_bits(WHOLE))
+    got = decide(TopologyPolicy.NONE, answers, Mask.from_bits(WHOLE))
     assert (got.hint, got.verdict.admitted) == (TopologyHint(None, preferred=False), True)

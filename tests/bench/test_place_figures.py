@@ -23,9 +23,9 @@ def test_the_decisions_are_whole() -> None:
     import place_figures as figures
 
     from proxy.model.idset import Mask
-    from proxy.model.options import Policy
+    from proxy.model.options import TopologyPolicy
 
-    what, work, fits = figures.many_nodes(Policy.SINGLE_NUMA_NODE, far=False)
+    what, work, fits = figures.many_nodes(TopologyPolicy.SINGLE_NUMA_NODE, far=False)
     plan = work()
     assert (plan.verdict.admitted, fits) == (True, True)
     assert what == "36 nodes, CPU + memory + 4 GPUs, single-numa-node"
@@ -36,7 +36,7 @@ def test_the_decisions_are_whole() -> None:
     assert plan.explanation is not None
     assert [said.resource for said in plan.explanation.said] == ["nvidia.com/gpu", "cpu", "memory"]
     assert plan.explanation.steps
-    refused = figures.many_nodes(Policy.SINGLE_NUMA_NODE, far=True)[1]()
+    refused = figures.many_nodes(TopologyPolicy.SINGLE_NUMA_NODE, far=True)[1]()
     assert refused.explanation is not None
     assert refused.explanation.merge is not None
     assert refused.explanation.merge.blame

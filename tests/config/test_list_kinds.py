@@ -13,7 +13,7 @@ from proxy.config import Config, parse
 from proxy.config.frozen_mapping import Fixed
 from proxy.config.schema import keys
 from proxy.model.errors import ConfigError
-from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
+from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 
 GI = 1 << 30
 
@@ -49,7 +49,10 @@ reservedMemory:
         "f",
     )
     assert config.cpu_manager_policy_options == CpuOptions(full_pcpus_only=True, strict_cpu_reservation=True)
-    assert (config.topology_manager_policy, config.topology_manager_scope) == (Policy.RESTRICTED, Scope.POD)
+    assert (config.topology_manager_policy, config.topology_manager_scope) == (
+        TopologyPolicy.RESTRICTED,
+        Scope.POD,
+    )
     assert config.topology_manager_policy_options == TopologyOptions(True, 10)
     assert (config.kube_reserved.cpu, config.kube_reserved.memory) == (500, GI)
     assert (config.kube_reserved.ephemeral_storage, config.kube_reserved.pid) == (10 * GI, 1000)

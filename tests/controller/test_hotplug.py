@@ -12,7 +12,7 @@ from proxy.controller.runtime_ports import RuntimeDetail
 from proxy.engine.invariants import violations
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
-from proxy.model.options import CpuOptions, Policy
+from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.observe.explain_answer import history_page
 from proxy.telemetry import metrics
 from tests.testkit.changed_copy import changed_copy
@@ -178,8 +178,10 @@ def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(live) -> None:
     live(day)
 
 
-@pytest.mark.parametrize(("full", "policy"), [(True, Policy.NONE), (False, Policy.SINGLE_NUMA_NODE)])
-def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, policy: Policy) -> None:
+@pytest.mark.parametrize(
+    ("full", "policy"), [(True, TopologyPolicy.NONE), (False, TopologyPolicy.SINGLE_NUMA_NODE)]
+)
+def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, policy: TopologyPolicy) -> None:
     async def day(w: Any) -> None:
         whole = w.machine
         ls, be = await w.run(await w.pod("ls", "LS")), await w.run(await w.pod("be", "BE", "besteffort"))

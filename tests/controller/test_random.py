@@ -21,7 +21,7 @@ from proxy.controller.runtime_ports import RuntimeContainer
 from proxy.engine.invariants import violations
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near
 from proxy.telemetry import metrics
@@ -427,8 +427,12 @@ class Told:
 
 RULES: dict[str, dict[str, Any]] = {
     "no-policy": {},
-    "by-pod": {"policy": Policy.RESTRICTED, "scope": Scope.POD, "reserved_memory": {0: {"memory": 1}}},
-    "by-container": {"policy": Policy.BEST_EFFORT, "reserved_memory": {0: {"memory": 1}}},
+    "by-pod": {
+        "policy": TopologyPolicy.RESTRICTED,
+        "scope": Scope.POD,
+        "reserved_memory": {0: {"memory": 1}},
+    },
+    "by-container": {"policy": TopologyPolicy.BEST_EFFORT, "reserved_memory": {0: {"memory": 1}}},
 }
 
 

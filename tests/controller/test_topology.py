@@ -19,7 +19,7 @@ from proxy.engine.node_events import PodLearned
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near, Phase
 from proxy.telemetry import metrics
@@ -29,8 +29,8 @@ from tests.testkit.cri import TWO_CPUS
 MIB = 1 << 20
 FOUR = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
 SIX = {"cpu_shares": 6144, "cpu_quota": 600_000, "cpu_period": 100_000}
-BY_POD = {"policy": Policy.RESTRICTED, "scope": Scope.POD}
-BY_CONTAINER = {"policy": Policy.RESTRICTED}
+BY_POD = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
+BY_CONTAINER = {"policy": TopologyPolicy.RESTRICTED}
 AFFINITY = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
 
 
@@ -576,14 +576,14 @@ def test_observing_changes_nothing(live) -> None:
 @pytest.mark.parametrize(
     ("policy", "kube", "strict"),
     [
-        (Policy.RESTRICTED, "", True),
-        (Policy.SINGLE_NUMA_NODE, "", True),
-        (Policy.BEST_EFFORT, "", False),
-        (Policy.RESTRICTED, "burstable", False),
+        (TopologyPolicy.RESTRICTED, "", True),
+        (TopologyPolicy.SINGLE_NUMA_NODE, "", True),
+        (TopologyPolicy.BEST_EFFORT, "", False),
+        (TopologyPolicy.RESTRICTED, "burstable", False),
     ],
 )
 def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
-    live, monkeypatch: pytest.MonkeyPatch, policy: Policy, kube: str, *, strict: bool
+    live, monkeypatch: pytest.MonkeyPatch, policy: TopologyPolicy, kube: str, *, strict: bool
 ) -> None:
     async def day(w: Any) -> None:
         config = pb.PodSandboxConfig(

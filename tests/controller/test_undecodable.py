@@ -10,7 +10,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer
 from proxy.model.mode import NodeMode
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.telemetry import metrics
 from proxy.wire.fields import field
 
@@ -113,16 +113,16 @@ def test_a_sandbox_configuration_that_comes_twice_is_merged(live: Callable[..., 
     [
         (create(DEEP, sandbox("LSR")), True, None),
         (create(DEEP, sandbox("LS")), False, None),
-        (create(DEEP, sandbox("")), False, Policy.BEST_EFFORT),
-        (create(DEEP, sandbox("")), True, Policy.RESTRICTED),
-        (create(DEEP, sandbox("", kube="burstable")), False, Policy.RESTRICTED),
+        (create(DEEP, sandbox("")), False, TopologyPolicy.BEST_EFFORT),
+        (create(DEEP, sandbox("")), True, TopologyPolicy.RESTRICTED),
+        (create(DEEP, sandbox("", kube="burstable")), False, TopologyPolicy.RESTRICTED),
         (create(b"", sandbox("LS") + DEEP), True, None),
         (Raw(DEEP), True, None),
     ],
     ids=["LSR", "LS", "best-effort", "Guaranteed", "Burstable", "unknown pod", "nothing known"],
 )
 def test_a_create_that_cannot_be_decoded(
-    live: Callable[..., None], request_: Raw, refuses: bool, policy: Policy | None
+    live: Callable[..., None], request_: Raw, refuses: bool, policy: TopologyPolicy | None
 ) -> None:
     async def day(w: Any) -> None:
         w.keeper.attention.clear()

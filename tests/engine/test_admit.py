@@ -12,7 +12,7 @@ from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
-from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
@@ -24,10 +24,12 @@ NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
 RESERVED = {0: {"memory": 10 * MIB}}
 GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
 NOWHERE = Near("/dev/fuse")
-POLICIES = (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+POLICIES = (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 
 
-def empty(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.POD, **more: object) -> NodeState:
+def empty(
+    policy: TopologyPolicy = TopologyPolicy.RESTRICTED, scope: Scope = Scope.POD, **more: object
+) -> NodeState:
     fields = {"static": True, "policy": policy, "scope": scope} | more
     return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
 
@@ -54,9 +56,9 @@ def cpus_of(got: PodAdmission) -> str:
 
 
 @pytest.mark.parametrize(
-    ("policy", "scope"), [(Policy.NONE, Scope.POD), (Policy.RESTRICTED, Scope.CONTAINER)]
+    ("policy", "scope"), [(TopologyPolicy.NONE, Scope.POD), (TopologyPolicy.RESTRICTED, Scope.CONTAINER)]
 )
-def test_without_scope_pod_or_a_policy_nothing_is_decided(policy: Policy, scope: Scope) -> None:
+def test_without_scope_pod_or_a_policy_nothing_is_decided(policy: TopologyPolicy, scope: Scope) -> None:
     state, the_pod = empty(policy, scope), pod("a", ask("c", 2))
     assert admit(state, the_pod, whole(99)) == PodAdmission(Verdict(), the_pod, state)
 
@@ -77,7 +79,7 @@ def test_a_pod_that_owns_nothing_and_is_near_to_nothing_passes(the_pod: Pod) -> 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_where_containers_are_known_each_has_its_part(policy: Policy) -> None:
+def test_where_containers_are_known_each_has_its_part(policy: TopologyPolicy) -> None:
     known = pod(
         "a",
         ask("i", 4, 30, ContainerKind.INIT),
@@ -104,7 +106,7 @@ def test_where_containers_are_known_each_has_its_part(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: Policy) -> None:
+def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: TopologyPolicy) -> None:
     got = admit(empty(policy, reserved_memory=RESERVED), pod("a"), whole(3, 40, GPU1))
     aside = got.pod.reserved_for_pod
     assert aside is not None
@@ -180,10 +182,16 @@ def test_a_set_aside_is_exclusive_and_pools_use_it_meanwhile() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "admitted"),
-    [(Policy.BEST_EFFORT, True), (Policy.RESTRICTED, False), (Policy.SINGLE_NUMA_NODE, False)],
+    [
+        (TopologyPolicy.BEST_EFFORT, True),
+        (TopologyPolicy.RESTRICTED, False),
+        (TopologyPolicy.SINGLE_NUMA_NODE, False),
+    ],
 )
 @pytest.mark.parametrize("known", [False, True])
-def test_policies_refuse_what_is_not_preferred(policy: Policy, *, admitted: bool, known: bool) -> None:
+def test_policies_refuse_what_is_not_preferred(
+    policy: TopologyPolicy, *, admitted: bool, known: bool
+) -> None:
     state = admit(empty(policy), pod("x"), whole(5)).state
     state = admit(state, pod("y"), whole(5)).state
     wanted = pod("p", ask("a", 2), ask("b", 2)) if known else pod("p")
@@ -214,13 +222,15 @@ def test_devices_alone_make_a_pod_worth_a_decision() -> None:
     assert got.pod.reserved_for_pod is not None
     assert (got.pod.reserved_for_pod.affinity, got.pod.reserved_for_pod.cpus) == (Mask([1]), CpuSet())
     apart = admit(
-        empty(Policy.SINGLE_NUMA_NODE), pod("a"), whole(2, 0, GPU0, changed_copy(GPU1, resource="nic"))
+        empty(TopologyPolicy.SINGLE_NUMA_NODE),
+        pod("a"),
+        whole(2, 0, GPU0, changed_copy(GPU1, resource="nic")),
     )
     assert apart.verdict.reason == "TopologyAffinityError"
 
 
 def test_the_shared_pool_is_left_a_cpu_beside_all_that_is_set_aside() -> None:
-    state = admit(empty(Policy.BEST_EFFORT), pod("a"), whole(12)).state
+    state = admit(empty(TopologyPolicy.BEST_EFFORT), pod("a"), whole(12)).state
     got = admit(state, pod("b"), whole(4))
     assert got.verdict.reason == "SharedPoolExhausted"
     assert (

@@ -11,7 +11,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.explanation import Fact, MovedContainer
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
@@ -20,7 +20,7 @@ from tests.testkit.changed_copy import changed_copy
 MIB, GIB = 1 << 20, 1 << 30
 MACHINE = described(2, 1, 4, 2)
 POD = Pod("s", "u", "ns", "p")
-EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=Policy.RESTRICTED))
+EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.RESTRICTED))
 CRI = "the CRI request"
 TOLD = changed_copy(
     POD,

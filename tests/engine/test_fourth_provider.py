@@ -29,7 +29,7 @@ from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants, Share
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.observe.sentences import sections
@@ -143,7 +143,7 @@ class CacheWays(Provider):
         return (Shortfall(RESOURCE, Mask((node,)), count, free),) if free < count else ()
 
 
-def empty(policy: Policy, scope: Scope = Scope.CONTAINER, ways: int = 8) -> NodeState:
+def empty(policy: TopologyPolicy, scope: Scope = Scope.CONTAINER, ways: int = 8) -> NodeState:
     registered = (*PROVIDERS, lambda node: CacheWays({each.id: ways for each in node.machine.nodes}))
     topology = CpuTopology.of(MACHINE)
     return NodeState.empty(Node(MACHINE, topology, True, policy=policy, scope=scope, factories=registered))
@@ -178,8 +178,10 @@ def taken(state: NodeState) -> Mapping[int, int]:
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
-def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: Policy, scope: Scope) -> None:
+@pytest.mark.parametrize(
+    "policy", [TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE]
+)
+def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: TopologyPolicy, scope: Scope) -> None:
     first = arrives(empty(policy, scope), asking("a", 6))
     assert first.container is not None
     assert first.container.placement.exclusive <= NODE0
@@ -193,7 +195,7 @@ def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: Policy, scop
 
 @pytest.mark.parametrize("scope", list(Scope))
 def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -> None:
-    state = arrives(empty(Policy.SINGLE_NUMA_NODE, scope), asking("a", 6)).state
+    state = arrives(empty(TopologyPolicy.SINGLE_NUMA_NODE, scope), asking("a", 6)).state
     state = arrives(state, asking("b", 6)).state
     refused = arrives(state, asking("c", 4))
     assert (refused.verdict.reason, refused.container) == ("TopologyAffinityError", None)
@@ -214,24 +216,24 @@ def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -
 
 def test_it_is_asked_for_containers_that_share_cpus_and_without_a_policy() -> None:
     shares = asking("a", 3, kube_qos=KubeQos.BURSTABLE, qos=QosClass.LS)
-    plan = arrives(empty(Policy.NONE), shares)
+    plan = arrives(empty(TopologyPolicy.NONE), shares)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
     assert plan.container.placement.shares == (Share("cache", RESOURCE, 3, Mask([0])),)
-    owns = arrives(empty(Policy.NONE), asking("a", 3))
+    owns = arrives(empty(TopologyPolicy.NONE), asking("a", 3))
     assert owns.container is not None
     (share,) = owns.container.placement.shares
     assert share.nodes == MACHINE.nodes_of(owns.container.placement.exclusive), (
         "it follows the CPUs granted before"
     )
-    none_left = arrives(empty(Policy.NONE, ways=2), shares)
+    none_left = arrives(empty(TopologyPolicy.NONE, ways=2), shares)
     assert none_left.verdict.reason == "CacheWaysError"
     assert none_left.verdict.message == "CacheWaysError: no NUMA node has 3 cache ways left (ns/a/c)"
 
 
 def test_it_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
     named = asking("a", 3, qos=QosClass.LSE, cpuset=CpuSet.parse("4-5"))
-    plan = arrives(empty(Policy.RESTRICTED), named)
+    plan = arrives(empty(TopologyPolicy.RESTRICTED), named)
     assert plan.container is not None
     assert plan.container.placement.exclusive == CpuSet.parse("4-5")
     assert plan.container.placement.shares == (Share("cache", RESOURCE, 3, Mask([1])),)
@@ -243,7 +245,7 @@ def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
         for name, count in (("x", 2), ("y", 3))
     ]
     pod = Pod("s-p", "p", "ns", "p", asks=PodRequests("p", tuple(asks)))
-    got = admit(empty(Policy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
+    got = admit(empty(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
     assert got.pod.reserved_for_pod is not None
     assert [part.shares[0].amount for part in got.pod.reserved_for_pod.parts] == [2, 3]
     state = got.state.with_pod(got.pod)
@@ -262,7 +264,7 @@ def test_an_init_container_releases_its_share_at_a_later_start() -> None:
     ]
     pod = Pod("s-p", "p", "ns", "p", asks=PodRequests("p", tuple(asks)))
     one = Request(1024, 100_000, 100_000)
-    got = dry_run(empty(Policy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
+    got = dry_run(empty(TopologyPolicy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
     assert got.verdict.admitted
     init, app = (got.state.containers[each.id] for each in got.containers)
     assert (init.phase, init.placement.shares) == (Phase.EXITED, ())
@@ -271,7 +273,7 @@ def test_an_init_container_releases_its_share_at_a_later_start() -> None:
 
 def test_what_running_containers_hold_without_a_record_is_counted() -> None:
     pod = Pod("s-p", "p", "ns", "p", qos=QosClass.LSR, kube_qos=KubeQos.BURSTABLE)
-    plan = adopt(empty(Policy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)
+    plan = adopt(empty(TopologyPolicy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)
     assert plan.container is not None
     assert taken(plan.state) == {0: 1}
     bare = changed_copy(plan.container.placement, shares=())
@@ -283,7 +285,7 @@ def test_what_running_containers_hold_without_a_record_is_counted() -> None:
 
 
 def test_its_grants_survive_a_restart_and_a_change_of_the_machine() -> None:
-    plan = arrives(empty(Policy.RESTRICTED), asking("a", 6))
+    plan = arrives(empty(TopologyPolicy.RESTRICTED), asking("a", 6))
     assert plan.container is not None
     again = load_container(dump(plan.container))
     assert again is not None

@@ -19,7 +19,7 @@ from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -98,7 +98,7 @@ def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
 
 
 def test_a_single_node_policy_rejects_where_the_floor_takes_the_room() -> None:
-    state = state_of(policy=Policy.SINGLE_NUMA_NODE)
+    state = state_of(policy=TopologyPolicy.SINGLE_NUMA_NODE)
     plan = guaranteed(state, "u", 7)
     assert (plan.container, plan.limit) == (None, AdmissionRule.SHARED_FLOOR)
     assert guaranteed(state, "u", 6).container is not None
@@ -106,7 +106,7 @@ def test_a_single_node_policy_rejects_where_the_floor_takes_the_room() -> None:
 
 @pytest.mark.parametrize("scope", Scope)
 def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
-    state = state_of(policy=Policy.BEST_EFFORT, scope=scope)
+    state = state_of(policy=TopologyPolicy.BEST_EFFORT, scope=scope)
     pod = pod_of("u", 12, qos=QosClass.LSR)
     admission = admit(state, pod, whole(12))
     assert admission.pod.reserved_for_pod is not None
@@ -115,7 +115,7 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
     assert (more.verdict.reason, more.limit) == ("AdmissionSharedFloor", AdmissionRule.SHARED_FLOOR)
     assert more.state == state
     sharing = state_of(
-        changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), policy=Policy.BEST_EFFORT, scope=scope
+        changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), policy=TopologyPolicy.BEST_EFFORT, scope=scope
     )
     shared = admit(sharing, pod_of("u", 13, qos=QosClass.LSR), whole(13))
     assert shared.verdict.admitted
@@ -314,7 +314,7 @@ class Life:
             self.rules,
             self.machine,
             options=options,
-            policy=chance.choice(list(Policy)),
+            policy=chance.choice(list(TopologyPolicy)),
             scope=chance.choice(list(Scope)),
             reserved=CpuSet([0]) if chance.random() < 0.5 else CpuSet(),
         )

@@ -27,7 +27,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
-from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
@@ -97,7 +97,13 @@ class Life:
     """A node and what kubelet does to it."""
 
     def begin(
-        self, policy: Policy, scope: Scope, options: CpuOptions, counted: bool, follow: bool, reserved: str
+        self,
+        policy: TopologyPolicy,
+        scope: Scope,
+        options: CpuOptions,
+        counted: bool,
+        follow: bool,
+        reserved: str,
     ) -> None:
         self.state = NodeState.empty(
             Node(
@@ -341,7 +347,7 @@ class Lives(Life, RuleBasedStateMachine):
     """The same, as hypothesis likes to play it."""
 
     begins = initialize(
-        policy=st.sampled_from(Policy),
+        policy=st.sampled_from(TopologyPolicy),
         scope=st.sampled_from(Scope),
         options=st.sampled_from(OPTIONS),
         counted=st.booleans(),
@@ -411,7 +417,7 @@ def test_random_lives(first: int) -> None:
     for seed in range(first, first + 24):
         dice, life = random.Random(seed), Life()
         life.begin(
-            list(Policy)[seed % 4],
+            list(TopologyPolicy)[seed % 4],
             list(Scope)[seed // 4 % 2],
             dice.choice(OPTIONS),
             counted=dice.random() < 0.7,

@@ -8,7 +8,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -35,11 +35,11 @@ def test_pools_keep_off_what_is_strictly_reserved(reserved: str, *, strict: bool
     assert node.cpu.options is options
 
 
-@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("policy", list(TopologyPolicy))
 @pytest.mark.parametrize("scope", list(Scope))
-def test_pods_are_decided_as_a_whole_only_where_something_is(policy: Policy, scope: Scope) -> None:
+def test_pods_are_decided_as_a_whole_only_where_something_is(policy: TopologyPolicy, scope: Scope) -> None:
     node = Node(MACHINE, TOPOLOGY, policy=policy, scope=scope)
-    assert node.decides_pods is (scope is Scope.POD and policy is not Policy.NONE)
+    assert node.decides_pods is (scope is Scope.POD and policy is not TopologyPolicy.NONE)
 
 
 def test_memory_and_distances_are_read_where_they_are_wanted() -> None:
@@ -57,7 +57,7 @@ def test_another_machine_keeps_the_rules() -> None:
         TOPOLOGY,
         static=True,
         reserved=CpuSet.parse("0,15"),
-        policy=Policy.RESTRICTED,
+        policy=TopologyPolicy.RESTRICTED,
         options=CpuOptions(strict_cpu_reservation=True),
         reserved_memory={0: {"memory": 1}},
     )
@@ -69,7 +69,7 @@ def test_another_machine_keeps_the_rules() -> None:
     there = node.on(smaller)
     assert (there.machine, there.topology.cpus) == (smaller, smaller.online)
     assert (str(there.shareable), str(there.cpu.reserved)) == ("1-14", "0")
-    assert (there.static, there.policy, there.alike) == (True, Policy.RESTRICTED, {})
+    assert (there.static, there.policy, there.alike) == (True, TopologyPolicy.RESTRICTED, {})
     assert there.memory == node.memory
     back = there.on(MACHINE)
     assert (str(back.shareable), back.cpu, back) == ("1-14", node.cpu, node), "what was reserved is so again"

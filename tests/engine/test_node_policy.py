@@ -13,7 +13,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.model.kubelet import CpuManager
 from proxy.model.node_object import NodeMeta
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.pools import node_keys
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -52,7 +52,7 @@ def test_the_configuration_alone() -> None:
     found = told(
         bind=SPREAD,
         strategy=NumaStrategy.LEAST_ALLOCATED,
-        policy=Policy.RESTRICTED,
+        policy=TopologyPolicy.RESTRICTED,
         scope=Scope.POD,
         reservation=CpuSet((0,)),
         system=CpuSet((1,)),
@@ -70,7 +70,7 @@ def test_the_configuration_alone() -> None:
     node = found.on(NODE)
     assert (node.bind, node.policy, node.scope, node.system_alone) == (
         SPREAD,
-        Policy.RESTRICTED,
+        TopologyPolicy.RESTRICTED,
         Scope.POD,
         False,
     )
@@ -126,21 +126,25 @@ def test_numa_strategy() -> None:
 def test_topology_policy_and_its_scope() -> None:
     kubelet = CpuManager(topology_policy="restricted", topology_scope="pod", sources=CONFIGZ)
     found = told(NodeMeta(labels={DOCUMENTS_POLICY: "SingleNUMANode"}), kubelet)
-    assert (found.policy.value, found.scope.value) == (Policy.SINGLE_NUMA_NODE, Scope.CONTAINER)
+    assert (found.policy.value, found.scope.value) == (TopologyPolicy.SINGLE_NUMA_NODE, Scope.CONTAINER)
     assert found.policy.source == f"label {DOCUMENTS_POLICY} of the Node object"
     found = told(NodeMeta(labels={POLICY: "BestEffort"}), kubelet, scope=Scope.POD)
-    assert (found.policy.value, found.scope.value) == (Policy.BEST_EFFORT, Scope.POD), "our scope is kept"
-    found = told(None, kubelet, policy=Policy.BEST_EFFORT)
-    assert (found.policy.value, found.scope.value) == (Policy.BEST_EFFORT, Scope.CONTAINER), "ours goes first"
+    assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.POD), (
+        "our scope is kept"
+    )
+    found = told(None, kubelet, policy=TopologyPolicy.BEST_EFFORT)
+    assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.CONTAINER), (
+        "ours goes first"
+    )
     found = told(None, kubelet)
-    assert (found.policy.value, found.scope.value) == (Policy.RESTRICTED, Scope.POD)
+    assert (found.policy.value, found.scope.value) == (TopologyPolicy.RESTRICTED, Scope.POD)
     assert found.policy.source == "kubelet's topologyManagerPolicy (configz)"
     for nothing in ("none", "", "strict"):
         silent = CpuManager(topology_policy=nothing, topology_scope="pod")
-        found = told(None, silent, policy=Policy.BEST_EFFORT)
-        assert (found.policy.value, found.scope.value) == (Policy.BEST_EFFORT, Scope.CONTAINER)
-    found = told(NodeMeta(labels={POLICY: "None"}), kubelet, policy=Policy.BEST_EFFORT)
-    assert found.policy.value is Policy.NONE
+        found = told(None, silent, policy=TopologyPolicy.BEST_EFFORT)
+        assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.CONTAINER)
+    found = told(NodeMeta(labels={POLICY: "None"}), kubelet, policy=TopologyPolicy.BEST_EFFORT)
+    assert found.policy.value is TopologyPolicy.NONE
 
 
 def test_cpus_reserved_by_kubelet_have_no_owner() -> None:

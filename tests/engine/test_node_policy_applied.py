@@ -11,7 +11,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.kubelet import CpuManager
 from proxy.model.node_object import NodeMeta
-from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
+from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
 from proxy.topology.build import described
@@ -140,7 +140,7 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
     state = there(node=node)
     told = rules(state, "0", labels={NUMA_POLICY[0]: "SingleNUMANode", BIND_POLICY[0]: "FullPCPUsOnly"})
     done = enacted(state, told)
-    assert done.state.node.policy is Policy.NONE
+    assert done.state.node.policy is TopologyPolicy.NONE
     assert "align-by-socket" in done.policy.policy.problem
     assert done.state.node.bind is NodeBindPolicy.FULL_PCPUS_ONLY, "the rest is in force"
     assert str(done.state.node.reservation) == "0"

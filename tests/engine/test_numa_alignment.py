@@ -10,7 +10,7 @@ from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaStrategy
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -134,7 +134,7 @@ def test_decided_elsewhere_or_nothing_asked() -> None:
 
 
 def test_pod_and_node_must_want_the_same() -> None:
-    node = empty(policy=Policy.RESTRICTED)
+    node = empty(policy=TopologyPolicy.RESTRICTED)
     assert admit(node, lsr("a", RESTRICTED), whole(2)).verdict.admitted
     refused = admit(node, lsr("a", SINGLE), whole(2))
     assert refused.verdict.reason == "CPUBindPolicyError" or "SingleNUMANode" in refused.verdict.message

@@ -27,7 +27,7 @@ from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.model.kubelet import CpuManager
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.model.node_object import NodeMeta
-from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
+from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Request
 from proxy.pools import node_keys
 from proxy.pools.facts import pod_facts
@@ -94,7 +94,7 @@ class Life:
             CpuTopology.of(machine),
             static=dice.random() < 0.8,
             reserved=CpuSet(online[:1]) if several and dice.random() < 0.4 else CpuSet(),
-            policy=dice.choice(list(Policy)),
+            policy=dice.choice(list(TopologyPolicy)),
             scope=dice.choice(list(Scope)),
             options=CpuOptions(
                 full_pcpus_only=dice.random() < 0.3, strict_cpu_reservation=dice.random() < 0.4

@@ -31,7 +31,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.model.machine import Machine
-from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.pools.facts import pod_facts
 from proxy.topology.build import described
@@ -447,8 +447,8 @@ MORE: list[Mapping[str, Any]] = [
     {},
     {"reserved": CpuSet((0,))},
     {"reserved": CpuSet((0,)), "options": CpuOptions(strict_cpu_reservation=True)},
-    {"policy": Policy.SINGLE_NUMA_NODE},
-    {"policy": Policy.RESTRICTED, "scope": Scope.POD},
+    {"policy": TopologyPolicy.SINGLE_NUMA_NODE},
+    {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD},
     {"bind": NodeBindPolicy.FULL_PCPUS_ONLY},
     {"bind": NodeBindPolicy.SPREAD_BY_PCPUS, "strategy": NumaStrategy.DISTRIBUTE_EVENLY},
     {"strategy": NumaStrategy.LEAST_ALLOCATED, "follow_mems": False},

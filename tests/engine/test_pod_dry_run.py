@@ -15,7 +15,7 @@ from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
@@ -26,7 +26,7 @@ MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
 GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for n, i in enumerate("ab")}}
 
 
-def node(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.CONTAINER) -> NodeState:
+def node(policy: TopologyPolicy = TopologyPolicy.RESTRICTED, scope: Scope = Scope.CONTAINER) -> NodeState:
     return NodeState.empty(
         Node(
             MACHINE,
@@ -77,8 +77,8 @@ def gone(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("policy", list(Policy))
-def test_a_pod_uses_again_what_its_init_containers_leave(policy: Policy, scope: Scope) -> None:
+@pytest.mark.parametrize("policy", list(TopologyPolicy))
+def test_a_pod_uses_again_what_its_init_containers_leave(policy: TopologyPolicy, scope: Scope) -> None:
     got = dry_run(node(policy, scope), LONG)
     assert got.verdict.admitted
     assert [(c.name, c.phase, len(c.placement.exclusive)) for c in got.containers] == [
@@ -93,7 +93,7 @@ def test_a_pod_uses_again_what_its_init_containers_leave(policy: Policy, scope: 
     assert [n.table("memory").reserved // MIB for n in got.state.memory.nodes.values()] == [80, 0]
     assert len(got.state.pools.shared) == 10
     assert got.refused == ""
-    decided = policy is not Policy.NONE and scope is Scope.POD
+    decided = policy is not TopologyPolicy.NONE and scope is Scope.POD
     assert [why.ref for why in got.explanations] == ["ns/p"] * decided + ["ns/p/i", "ns/p/s", "ns/p/c"]
     assert violations(got.state) == []
     over = gone(got.state, ["s-p"])

@@ -14,7 +14,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy
 from proxy.model.machine import Machine
-from proxy.model.options import CpuOptions, Policy
+from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -48,9 +48,9 @@ def only(state: NodeState) -> MissingCpus:
     st.sets(st.integers(0, 15), max_size=10),
     st.lists(st.integers(0, 3), min_size=16, max_size=16),
     st.booleans(),
-    st.sampled_from(Policy),
+    st.sampled_from(TopologyPolicy),
 )
-def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, policy: Policy) -> None:
+def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, policy: TopologyPolicy) -> None:
     """Whoever has what, and whatever goes."""
     sets = [CpuSet(cpu for cpu, hand in enumerate(hands) if hand == n) for n in range(1, 4)]
     holders = [owner(f"o{n}", cpus) for n, cpus in enumerate(sets) if cpus]
@@ -63,7 +63,7 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
         assert cpus <= state.pools.shared
         assert cpus < state.pools.shared or not cpus, "the others have some left"
         homes = state.node.machine.nodes_of(short.own) or Mask([0])
-        if policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
+        if policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE):
             assert cpus <= state.node.machine.cpus_of(homes)
         if full:
             assert all(core <= cpus or core.isdisjoint(cpus) for core in state.node.machine.cores.values())
@@ -85,7 +85,7 @@ def test_near_ones_come_first() -> None:
     others = owner("b", near - own)
     crowded = state_of(CpuSet([max(own)]), owner("a", own), others)
     assert choose_replacements(crowded, only(crowded)) < WHOLE.node_by_id[1].cpus
-    strict = state_of(CpuSet([max(own)]), owner("a", own), others, policy=Policy.RESTRICTED)
+    strict = state_of(CpuSet([max(own)]), owner("a", own), others, policy=TopologyPolicy.RESTRICTED)
     assert not choose_replacements(strict, only(strict))
 
 

@@ -13,7 +13,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.explanation import Shortfall
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Near, Pod, QosClass, Request
 from proxy.topology.build import described
@@ -26,7 +26,7 @@ GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1
 
 def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeState:
     """Give a node on which somebody owns CPUs already."""
-    fields = {"static": True, "policy": Policy.SINGLE_NUMA_NODE, "scope": scope} | more
+    fields = {"static": True, "policy": TopologyPolicy.SINGLE_NUMA_NODE, "scope": scope} | more
     state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
     if not cpus:
         return state

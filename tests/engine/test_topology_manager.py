@@ -14,7 +14,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import refusal_verdict
 from proxy.model.explanation import AllocationStep
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
@@ -27,10 +27,17 @@ RESERVED = {0: {"memory": 10 * MIB}}
 GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
 NIC1 = Near("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
 NOWHERE = Near("/dev/fuse")
-POLICIES = (Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+POLICIES = (
+    TopologyPolicy.NONE,
+    TopologyPolicy.BEST_EFFORT,
+    TopologyPolicy.RESTRICTED,
+    TopologyPolicy.SINGLE_NUMA_NODE,
+)
 
 
-def empty(policy: Policy = Policy.NONE, scope: Scope = Scope.CONTAINER, **more: object) -> NodeState:
+def empty(
+    policy: TopologyPolicy = TopologyPolicy.NONE, scope: Scope = Scope.CONTAINER, **more: object
+) -> NodeState:
     fields = {"static": True, "policy": policy, "scope": scope} | more
     return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
 
@@ -69,13 +76,13 @@ def halves(state: NodeState) -> NodeState:
 @pytest.mark.parametrize(
     ("policy", "split", "apart"),
     [
-        (Policy.NONE, True, True),
-        (Policy.BEST_EFFORT, True, True),
-        (Policy.RESTRICTED, False, False),
-        (Policy.SINGLE_NUMA_NODE, False, False),
+        (TopologyPolicy.NONE, True, True),
+        (TopologyPolicy.BEST_EFFORT, True, True),
+        (TopologyPolicy.RESTRICTED, False, False),
+        (TopologyPolicy.SINGLE_NUMA_NODE, False, False),
     ],
 )
-def test_policies(policy: Policy, scope: Scope, *, known: bool, split: bool, apart: bool) -> None:
+def test_policies(policy: TopologyPolicy, scope: Scope, *, known: bool, split: bool, apart: bool) -> None:
     state = empty(policy, scope)
     easy = arrives(state, pod("p", 4, known=known), whole(4))
     assert easy.container is not None
@@ -89,7 +96,7 @@ def test_policies(policy: Policy, scope: Scope, *, known: bool, split: bool, apa
     across = arrives(state, pod("p", 4, known=known), whole(4, 0, GPU0, NIC1))
     assert across.verdict.admitted is apart
     more = arrives(state, pod("p", 10, known=known), whole(10))
-    assert more.verdict.admitted is (policy is not Policy.SINGLE_NUMA_NODE), (
+    assert more.verdict.admitted is (policy is not TopologyPolicy.SINGLE_NUMA_NODE), (
         "two nodes are the fewest for ten"
     )
     for plan in (over_two, across, more):
@@ -97,7 +104,7 @@ def test_policies(policy: Policy, scope: Scope, *, known: bool, split: bool, apa
         assert why is not None
         if plan.verdict.admitted and scope is Scope.POD:
             continue  # what was weighed is in the pod's record
-        assert (why.merge is None) is (policy is Policy.NONE)
+        assert (why.merge is None) is (policy is TopologyPolicy.NONE)
         if why.merge is not None:
             assert (why.merge.policy, why.merge.scope) == (policy.value, scope.value)
         if not plan.verdict.admitted:
@@ -109,7 +116,7 @@ def test_policies(policy: Policy, scope: Scope, *, known: bool, split: bool, apa
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kube", [KubeQos.BURSTABLE, KubeQos.GUARANTEED])
-def test_devices_that_are_nowhere_change_nothing(policy: Policy, kube: KubeQos) -> None:
+def test_devices_that_are_nowhere_change_nothing(policy: TopologyPolicy, kube: KubeQos) -> None:
     plan = arrives(empty(policy), pod("p", kube_qos=kube), Request(512, devices=(NOWHERE,)))
     assert plan.container is not None
     assert (plan.container.placement.pool, plan.container.placement.mems) == (Pool.SHARED, Mask([0, 1]))
@@ -122,14 +129,14 @@ def test_devices_that_are_nowhere_change_nothing(policy: Policy, kube: KubeQos) 
 @pytest.mark.parametrize(
     ("kube", "scope"), [(KubeQos.BURSTABLE, Scope.CONTAINER), (KubeQos.BURSTABLE, Scope.POD)]
 )
-def test_devices_apart_refuse_pods_of_any_class(policy: Policy, kube: KubeQos, scope: Scope) -> None:
+def test_devices_apart_refuse_pods_of_any_class(policy: TopologyPolicy, kube: KubeQos, scope: Scope) -> None:
     plan = arrives(empty(policy, scope), pod("p", kube_qos=kube), Request(512, devices=(GPU0, NIC1)))
-    assert plan.verdict.admitted is (policy in (Policy.NONE, Policy.BEST_EFFORT))
+    assert plan.verdict.admitted is (policy in (TopologyPolicy.NONE, TopologyPolicy.BEST_EFFORT))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("known", [True, False])
-def test_memory_that_is_counted_binds_and_is_kept(policy: Policy, *, known: bool) -> None:
+def test_memory_that_is_counted_binds_and_is_kept(policy: TopologyPolicy, *, known: bool) -> None:
     state = empty(policy, reserved_memory=RESERVED)
     plan = arrives(state, pod("p", 2, known=known, mib=60), whole(2, 60))
     assert plan.container is not None
@@ -137,7 +144,7 @@ def test_memory_that_is_counted_binds_and_is_kept(policy: Policy, *, known: bool
     other = arrives(plan.state, pod("q", 2, known=known, mib=60), whole(2, 60))
     assert other.container is not None
     assert other.container.placement.mems == Mask([1])
-    assert (other.container.placement.exclusive <= NODE1) is (policy is not Policy.NONE)
+    assert (other.container.placement.exclusive <= NODE1) is (policy is not TopologyPolicy.NONE)
     full = arrives(other.state, pod("r", 2, known=known, mib=60), whole(2, 60))
     assert not full.verdict.admitted
     assert full.verdict.reason == "UnexpectedAdmissionError"
@@ -174,7 +181,7 @@ def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
 
 
 def test_memory_that_the_request_binds_is_not_counted_again() -> None:
-    state = empty(Policy.SINGLE_NUMA_NODE, reserved_memory=RESERVED)
+    state = empty(TopologyPolicy.SINGLE_NUMA_NODE, reserved_memory=RESERVED)
     request = changed_copy(whole(2, 99), cpuset_mems="1")
     plan = arrives(state, pod("p"), request)
     assert plan.container is not None
@@ -184,14 +191,14 @@ def test_memory_that_the_request_binds_is_not_counted_again() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("known", [True, False])
-def test_whole_cores_only(policy: Policy, *, known: bool) -> None:
+def test_whole_cores_only(policy: TopologyPolicy, *, known: bool) -> None:
     state = empty(policy, options=CpuOptions(full_pcpus_only=True), reserved=CpuSet([0]))
     odd = arrives(state, pod("p", 3, known=known), whole(3))
     assert odd.verdict.message == (
         "SMTAlignmentError: SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2 (ns/p/c)"
     )
     plan = arrives(state, pod("p", 8, known=known), whole(8))
-    if policy is Policy.SINGLE_NUMA_NODE:
+    if policy is TopologyPolicy.SINGLE_NUMA_NODE:
         assert plan.container is not None
         assert plan.container.placement.exclusive == NODE1
     first = arrives(state, pod("p", 6, known=known), whole(6)).container
@@ -219,7 +226,9 @@ def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
         assert plan.explanation is not None
         assert [said.provider for said in plan.explanation.said] == ["cpu", "pod"]
     anywhere = pod("p", reserved_for_pod=changed_copy(aside, affinity=None))
-    plan = place(empty(Policy.RESTRICTED, Scope.POD).with_pod(anywhere), anywhere, "c", 0, whole(2), "t")
+    plan = place(
+        empty(TopologyPolicy.RESTRICTED, Scope.POD).with_pod(anywhere), anywhere, "c", 0, whole(2), "t"
+    )
     assert plan.explanation is not None
     assert [said.provider for said in plan.explanation.said] == ["cpu"]
 
@@ -235,7 +244,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
     amounts = {"cpu": 2000, "gpu": 2}
     known = pod("p", asks=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
     for scope in Scope:
-        plan = arrives(empty(Policy.RESTRICTED, scope, devices=devices), known, whole(2))
+        plan = arrives(empty(TopologyPolicy.RESTRICTED, scope, devices=devices), known, whole(2))
         assert plan.container is not None
         assert plan.container.placement.devices == (("gpu", ("b", "c")),)
         assert plan.container.placement.exclusive <= NODE1
@@ -256,7 +265,10 @@ def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
     amounts = {"cpu": 2000, "memory": 60 * MIB, "gpu": 1}
     lsr = pod("p", asks=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
     lsr = changed_copy(lsr, qos=QosClass.LSR, cpuset=CpuSet.parse("4,12"))
-    for policy, scope in ((Policy.NONE, Scope.CONTAINER), (Policy.RESTRICTED, Scope.CONTAINER)):
+    for policy, scope in (
+        (TopologyPolicy.NONE, Scope.CONTAINER),
+        (TopologyPolicy.RESTRICTED, Scope.CONTAINER),
+    ):
         state = empty(policy, scope, devices=devices, reserved_memory=RESERVED)
         plan = arrives(state, lsr, whole(2, 60))
         assert plan.container is not None

@@ -11,17 +11,17 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
-SINGLE, BEST = Policy.SINGLE_NUMA_NODE, Policy.BEST_EFFORT
+SINGLE, BEST = TopologyPolicy.SINGLE_NUMA_NODE, TopologyPolicy.BEST_EFFORT
 
 
-def empty(policy: Policy = Policy.NONE, **more: object) -> NodeState:
+def empty(policy: TopologyPolicy = TopologyPolicy.NONE, **more: object) -> NodeState:
     return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), True, policy=policy, **more))
 
 
@@ -52,8 +52,8 @@ def test_nodes_that_a_scheduler_chose_are_taken() -> None:
     assert own(put(empty(), pod("a"), 4)) <= NODE0, "without the wish it would be elsewhere"
 
 
-@pytest.mark.parametrize("policy", [Policy.NONE, BEST, Policy.RESTRICTED])
-def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [TopologyPolicy.NONE, BEST, TopologyPolicy.RESTRICTED])
+def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: TopologyPolicy) -> None:
     state = taken(empty(policy), "4-7,12-13")
     plan = put(state, pod("a", wish_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE0

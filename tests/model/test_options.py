@@ -5,8 +5,8 @@ import pytest
 from proxy.model.errors import ConfigError
 from proxy.model.options import (
     CpuOptions,
-    Policy,
     TopologyOptions,
+    TopologyPolicy,
     check_cpu_options,
     check_topology_options,
     parse_cpu_options,
@@ -70,14 +70,14 @@ def test_pairs_that_go_together() -> None:
 
 def test_align_by_socket() -> None:
     on = CpuOptions(align_by_socket=True)
-    check_cpu_options(on, Policy.RESTRICTED, sockets=2, nodes=2)
-    check_cpu_options(CpuOptions(), Policy.SINGLE_NUMA_NODE, sockets=4, nodes=2)
+    check_cpu_options(on, TopologyPolicy.RESTRICTED, sockets=2, nodes=2)
+    check_cpu_options(CpuOptions(), TopologyPolicy.SINGLE_NUMA_NODE, sockets=4, nodes=2)
     with pytest.raises(
         ConfigError, match="align-by-socket and topologyManagerPolicy single-numa-node exclude"
     ):
-        check_cpu_options(on, Policy.SINGLE_NUMA_NODE, sockets=2, nodes=2)
+        check_cpu_options(on, TopologyPolicy.SINGLE_NUMA_NODE, sockets=2, nodes=2)
     with pytest.raises(ConfigError, match="this machine has 4 sockets and 2 NUMA nodes"):
-        check_cpu_options(on, Policy.BEST_EFFORT, sockets=4, nodes=2)
+        check_cpu_options(on, TopologyPolicy.BEST_EFFORT, sockets=4, nodes=2)
 
 
 @pytest.mark.parametrize(("value", "most"), [("8", 8), ("12", 12), ("+12", 12), (64, 64), ("008", 8)])
@@ -105,10 +105,10 @@ def test_topology_options() -> None:
 
 
 def test_options_against_the_machine() -> None:
-    check_topology_options(TopologyOptions(), Policy.RESTRICTED, 64, distances=False)
-    check_topology_options(TopologyOptions(True, 16), Policy.RESTRICTED, 16, distances=True)
-    check_topology_options(TopologyOptions(True, 16), Policy.NONE, 17, distances=False)
+    check_topology_options(TopologyOptions(), TopologyPolicy.RESTRICTED, 64, distances=False)
+    check_topology_options(TopologyOptions(True, 16), TopologyPolicy.RESTRICTED, 16, distances=True)
+    check_topology_options(TopologyOptions(True, 16), TopologyPolicy.NONE, 17, distances=False)
     with pytest.raises(ConfigError, match="this machine has 17 NUMA nodes, max-allowable-numa-nodes is 16"):
-        check_topology_options(TopologyOptions(False, 16), Policy.BEST_EFFORT, 17, distances=True)
+        check_topology_options(TopologyOptions(False, 16), TopologyPolicy.BEST_EFFORT, 17, distances=True)
     with pytest.raises(ConfigError, match="prefer-closest-numa-nodes needs the distances"):
-        check_topology_options(TopologyOptions(True), Policy.BEST_EFFORT, 2, distances=False)
+        check_topology_options(TopologyOptions(True), TopologyPolicy.BEST_EFFORT, 2, distances=False)

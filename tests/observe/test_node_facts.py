@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.kubelet import CpuManager
 from proxy.model.node_object import NodeMeta
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
 from proxy.observe.node_facts import node_facts
@@ -21,7 +21,7 @@ NODE = Node(
     MACHINE,
     CpuTopology.of(MACHINE),
     static=True,
-    policy=Policy.RESTRICTED,
+    policy=TopologyPolicy.RESTRICTED,
     scope=Scope.POD,
     reservation=CpuSet((0,)),
     system=CpuSet((8,)),

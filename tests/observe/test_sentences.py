@@ -25,7 +25,7 @@ from proxy.model.explanation import (
 )
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Policy, Scope
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
 from proxy.observe.explain_data import from_data, to_data
 from proxy.observe.sentences import render_decision, sections
@@ -494,8 +494,8 @@ MACHINE = described(2, 2, 4, 2)  # 4 NUMA nodes of 8 CPUs
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("policy", list(Policy))
-def test_every_record_of_the_engine_has_a_sentence(policy: Policy, scope: Scope) -> None:
+@pytest.mark.parametrize("policy", list(TopologyPolicy))
+def test_every_record_of_the_engine_has_a_sentence(policy: TopologyPolicy, scope: Scope) -> None:
     node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=policy, scope=scope)
     state, reported = NodeState.empty(node), []
     for i, (count, qos) in enumerate(

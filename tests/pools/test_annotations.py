@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.pools.annotations import (
     BATCH_CPU,
     NUMA_TOPOLOGY_SPEC,
@@ -99,7 +99,7 @@ def test_volcanos_wishes() -> None:
     decision = json.dumps({"numa": {"2": {"cpu": "4"}, "0": {"cpu": "500m"}}})
     wish, faults = volcano_wish({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
     assert not faults
-    assert wish == VolcanoWish(Policy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
+    assert wish == VolcanoWish(TopologyPolicy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
 
 
 def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
@@ -108,7 +108,7 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
     assert fault.startswith(f"annotation {VOLCANO_POLICY}: 'strict' is not one of none, ")
     assert fault.kind is DefectKind.POLICY
     wish, (fault,) = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
-    assert wish == VolcanoWish(Policy.NONE)
+    assert wish == VolcanoWish(TopologyPolicy.NONE)
     assert fault == f"annotation {VOLCANO_DECISION}: numa: '-1' is no NUMA node"
     assert fault.kind is DefectKind.ANNOTATION
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaExclusive, NumaPolicy
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.quoting import QUOTED
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS, VOLCANO_POLICY
@@ -165,7 +165,7 @@ def test_what_schedulers_wish_for() -> None:
     }
     pod = pod_facts("s", "u", "ns", "n", 0, {}, annotations, "")
     assert (pod.aligned, pod.numa_exclusive) == (NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED)
-    assert (pod.wish_policy, pod.wish_nodes) == (Policy.SINGLE_NUMA_NODE, Mask([1]))
+    assert (pod.wish_policy, pod.wish_nodes) == (TopologyPolicy.SINGLE_NUMA_NODE, Mask([1]))
 
 
 def test_pod_facts() -> None:

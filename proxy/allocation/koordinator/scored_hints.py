@@ -31,7 +31,7 @@ from proxy.allocation.koordinator.node_shares import CPU, Amounts
 from proxy.allocation.koordinator.scored_merge import NodeStatus
 from proxy.model.idset import Mask
 from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 ALL_SETS = 8
 """Up to so many nodes every set of them is tried."""
@@ -41,7 +41,7 @@ MOST_SETS = 700
 WEIGHTS: Mapping[str, int] = {CPU: 1, "memory": 1}
 
 
-def policy_of(pod: NumaPolicy, node: NumaPolicy) -> Policy:
+def policy_of(pod: NumaPolicy, node: NumaPolicy) -> TopologyPolicy:
     """Return the policy that applies to a pod.
 
     Raises:
@@ -75,7 +75,7 @@ def scored_hints(
     requests: Amounts,
     available: Mapping[int, Amounts],
     fits: Callable[[Mask], bool],
-    policy: Policy,
+    policy: TopologyPolicy,
     score: Callable[[Mask], int] = lambda _: 0,
 ) -> dict[str, list[ScoredHint]]:
     """Return the hints of a pod.
@@ -95,7 +95,7 @@ def scored_hints(
     least: dict[str, int] = {}
     if not found:
         return found
-    search = _NodeSetSearch(requests, available, fits, single=policy is Policy.SINGLE_NUMA_NODE)
+    search = _NodeSetSearch(requests, available, fits, single=policy is TopologyPolicy.SINGLE_NUMA_NODE)
     for nodes in search.sets(lambda: all(found.values())):
         if not fits(nodes):
             continue
@@ -103,7 +103,7 @@ def scored_hints(
         for resource, hints in found.items():
             if all(available[node].get(resource, 0) > 0 for node in nodes):
                 smallest = least.setdefault(resource, len(nodes)) == len(nodes)
-                hints.append(ScoredHint(nodes, smallest or policy is Policy.RESTRICTED, score=worth))
+                hints.append(ScoredHint(nodes, smallest or policy is TopologyPolicy.RESTRICTED, score=worth))
     return found
 
 

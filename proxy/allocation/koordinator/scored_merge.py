@@ -39,7 +39,7 @@ from proxy.allocation.intersections import meet_all
 from proxy.allocation.koordinator.hints import Answer, ScoredHint, gather, single_numa
 from proxy.model.idset import Mask, union
 from proxy.model.koordinator import NumaExclusive
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 
 class NodeStatus(enum.StrEnum):
@@ -77,7 +77,9 @@ class Aligned(Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
-def align(policy: Policy, answers: Sequence[Answer], nodes: Mask, tenancy: Tenancy | None = None) -> Aligned:
+def align(
+    policy: TopologyPolicy, answers: Sequence[Answer], nodes: Mask, tenancy: Tenancy | None = None
+) -> Aligned:
     """Merge the providers' hints under a policy.
 
     Args:
@@ -86,14 +88,16 @@ def align(policy: Policy, answers: Sequence[Answer], nodes: Mask, tenancy: Tenan
         nodes: All NUMA nodes of the machine.
         tenancy: Which pods may share NUMA nodes; None: all of them.
     """
-    if policy is Policy.NONE:
+    if policy is TopologyPolicy.NONE:
         return Aligned(ScoredHint(None), admitted=True)
     said = gather(answers)
-    if said.reasons and policy is not Policy.BEST_EFFORT:
-        return Aligned(ScoredHint(None if policy is Policy.SINGLE_NUMA_NODE else nodes), False, said.reasons)
-    single = policy is Policy.SINGLE_NUMA_NODE
+    if said.reasons and policy is not TopologyPolicy.BEST_EFFORT:
+        return Aligned(
+            ScoredHint(None if policy is TopologyPolicy.SINGLE_NUMA_NODE else nodes), False, said.reasons
+        )
+    single = policy is TopologyPolicy.SINGLE_NUMA_NODE
     hint = merge(single_numa(said.lists) if single else said.lists, nodes, tenancy)
-    if policy is Policy.BEST_EFFORT:
+    if policy is TopologyPolicy.BEST_EFFORT:
         return Aligned(ScoredHint(nodes, hint.preferred) if hint.unsatisfied else hint, admitted=True)
     if single and hint.affinity == nodes:
         hint = ScoredHint(None, hint.preferred)
@@ -103,9 +107,9 @@ def align(policy: Policy, answers: Sequence[Answer], nodes: Mask, tenancy: Tenan
     return Aligned(hint, False, (f"Unaligned NUMA Hint cause {between.join(said.summary)}",))
 
 
-def admits(policy: Policy, hint: ScoredHint) -> bool:
+def admits(policy: TopologyPolicy, hint: ScoredHint) -> bool:
     """Return whether a policy lets a pod with this hint in."""
-    return hint.preferred or policy in (Policy.NONE, Policy.BEST_EFFORT)
+    return hint.preferred or policy in (TopologyPolicy.NONE, TopologyPolicy.BEST_EFFORT)
 
 
 def allowed(affinity: Mask | None, tenancy: Tenancy) -> bool:

@@ -15,7 +15,7 @@ from proxy.allocation.koordinator.scored_hints import ALL_SETS, node_status, pol
 from proxy.allocation.koordinator.scored_merge import NodeStatus, align
 from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaPolicy, NumaStrategy
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 NONE, BEST, RESTRICTED, SINGLE = NumaPolicy
 
@@ -23,13 +23,15 @@ NONE, BEST, RESTRICTED, SINGLE = NumaPolicy
 @pytest.mark.parametrize(
     ("pod", "node", "expected"),
     [
-        (NONE, NONE, Policy.NONE),
-        (NONE, BEST, Policy.BEST_EFFORT),
-        (SINGLE, NONE, Policy.SINGLE_NUMA_NODE),
-        (RESTRICTED, RESTRICTED, Policy.RESTRICTED),
+        (NONE, NONE, TopologyPolicy.NONE),
+        (NONE, BEST, TopologyPolicy.BEST_EFFORT),
+        (SINGLE, NONE, TopologyPolicy.SINGLE_NUMA_NODE),
+        (RESTRICTED, RESTRICTED, TopologyPolicy.RESTRICTED),
     ],
 )
-def test_the_policy_of_a_pod_that_has_one(pod: NumaPolicy, node: NumaPolicy, expected: Policy) -> None:
+def test_the_policy_of_a_pod_that_has_one(
+    pod: NumaPolicy, node: NumaPolicy, expected: TopologyPolicy
+) -> None:
     assert policy_of(pod, node) is expected
 
 
@@ -59,7 +61,7 @@ def fits(requests: dict[str, int]) -> list[Mask]:
             return False
         return True
 
-    hints = scored_hints(requests, AVAILABLE, fit, Policy.NONE)
+    hints = scored_hints(requests, AVAILABLE, fit, TopologyPolicy.NONE)
     assert tried == [Mask(nodes) for nodes in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2])]
     return [hint.affinity for hint in hints["cpu"] if hint.affinity is not None]
 
@@ -76,7 +78,7 @@ def test_hints_of_each_resource() -> None:
     def fit(nodes: Mask) -> bool:
         return nodes in (Mask([0, 1]), Mask([0, 2]), Mask([0, 1, 2]))
 
-    hints = scored_hints(wanted, AVAILABLE, fit, Policy.BEST_EFFORT, lambda nodes: 10 * len(nodes))
+    hints = scored_hints(wanted, AVAILABLE, fit, TopologyPolicy.BEST_EFFORT, lambda nodes: 10 * len(nodes))
     assert hints == {
         "cpu": [
             ScoredHint(Mask([0, 1]), preferred=True, score=20),
@@ -85,12 +87,12 @@ def test_hints_of_each_resource() -> None:
         ],
         "memory": [ScoredHint(Mask([0, 2]), preferred=True, score=20)],
     }
-    strict = scored_hints(wanted, AVAILABLE, fit, Policy.RESTRICTED)
+    strict = scored_hints(wanted, AVAILABLE, fit, TopologyPolicy.RESTRICTED)
     assert all(hint.preferred for each in strict.values() for hint in each)
-    assert align(Policy.RESTRICTED, [strict], Mask(range(3))).hint.affinity == Mask([0, 2])
+    assert align(TopologyPolicy.RESTRICTED, [strict], Mask(range(3))).hint.affinity == Mask([0, 2])
     refused = align(
-        Policy.RESTRICTED,
-        [scored_hints(wanted, AVAILABLE, lambda _: False, Policy.RESTRICTED)],
+        TopologyPolicy.RESTRICTED,
+        [scored_hints(wanted, AVAILABLE, lambda _: False, TopologyPolicy.RESTRICTED)],
         Mask(range(3)),
     )
     assert refused.reasons == ("Unsatisfied NUMA cpu", "Unsatisfied NUMA memory")
@@ -98,7 +100,7 @@ def test_hints_of_each_resource() -> None:
 
 def test_a_node_without_a_resource_is_in_no_hint_of_it() -> None:
     found = scored_hints(
-        {"cpu": 1, "gpu": 1}, {0: {"cpu": 1, "gpu": 1}, 1: {"cpu": 1}}, lambda _: True, Policy.NONE
+        {"cpu": 1, "gpu": 1}, {0: {"cpu": 1, "gpu": 1}, 1: {"cpu": 1}}, lambda _: True, TopologyPolicy.NONE
     )
     assert [hint.affinity for hint in found["gpu"]] == [Mask([0])]
     assert len(found["cpu"]) == 3
@@ -112,17 +114,19 @@ def test_on_large_machines_the_search_ends_with_the_first_size_that_does() -> No
         tried.append(len(nodes))
         return len(nodes) >= 2
 
-    hints = scored_hints({"cpu": 2000}, many, fit, Policy.BEST_EFFORT)["cpu"]
+    hints = scored_hints({"cpu": 2000}, many, fit, TopologyPolicy.BEST_EFFORT)["cpu"]
     assert (tried.count(2), tried.count(3), tried[-1]) == (36, 0, 9)
     assert [hint.preferred for hint in hints] == [True] * 36 + [False]
     few = {node: many[node] for node in range(ALL_SETS)}
-    assert len(scored_hints({"cpu": 2000}, few, lambda _: True, Policy.BEST_EFFORT)["cpu"]) == 255
+    assert len(scored_hints({"cpu": 2000}, few, lambda _: True, TopologyPolicy.BEST_EFFORT)["cpu"]) == 255
 
 
 MANY = {node: {"cpu": 14_000, "memory": 1 + node % 5} for node in range(36)}
 
 
-@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+@pytest.mark.parametrize(
+    "policy", [TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE]
+)
 @pytest.mark.parametrize(
     "requests",
     [
@@ -134,7 +138,9 @@ MANY = {node: {"cpu": 14_000, "memory": 1 + node % 5} for node in range(36)}
         {},
     ],
 )
-def test_no_pod_takes_long_on_a_machine_with_36_nodes(policy: Policy, requests: dict[str, int]) -> None:
+def test_no_pod_takes_long_on_a_machine_with_36_nodes(
+    policy: TopologyPolicy, requests: dict[str, int]
+) -> None:
     tried: list[Mask] = []
 
     def fit(nodes: Mask) -> bool:
@@ -162,7 +168,7 @@ def test_few_nodes_are_found_however_few_sets_are_tried(rooms: list[int], amount
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxy.allocation.koordinator.scored_hints.MOST_SETS", most)
-        hints = scored_hints({"cpu": amount}, available, fit, Policy.BEST_EFFORT)["cpu"]
+        hints = scored_hints({"cpu": amount}, available, fit, TopologyPolicy.BEST_EFFORT)["cpu"]
     sums = itertools.accumulate(sorted(rooms, reverse=True))
     fewest = next((count for count, total in enumerate(sums, 1) if total >= amount), None)
     without_empty = fewest is not None and rooms.count(0) == 0
@@ -180,7 +186,7 @@ def test_of_many_sets_those_are_tried_that_leave_the_least() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxy.allocation.koordinator.scored_hints.MOST_SETS", 12)
         hints = scored_hints(
-            {"cpu": 22}, available, fit, Policy.RESTRICTED, lambda ns: 99 - sum(rooms[n] for n in ns)
+            {"cpu": 22}, available, fit, TopologyPolicy.RESTRICTED, lambda ns: 99 - sum(rooms[n] for n in ns)
         )
     assert max(hint.score for hint in hints["cpu"]) == 99 - 22
 

@@ -13,7 +13,7 @@ from proxy.allocation.koordinator.hints import Answer, ScoredHint, digits, singl
 from proxy.allocation.koordinator.scored_merge import NodeStatus, Tenancy, align, allowed, merge
 from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaExclusive
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 
 
 def every_combination(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy) -> ScoredHint:
@@ -63,15 +63,19 @@ def test_the_best_of_all_combinations(lists: list[list[ScoredHint]], nodes: Mask
     assert merge(lists[::-1], nodes, tenancy) == expected, "the order does not matter"
 
 
-@given(many, tenancies, st.sampled_from(Policy))
-def test_policies_keep_their_word(lists: list[list[ScoredHint]], tenancy: Tenancy, policy: Policy) -> None:
+@given(many, tenancies, st.sampled_from(TopologyPolicy))
+def test_policies_keep_their_word(
+    lists: list[list[ScoredHint]], tenancy: Tenancy, policy: TopologyPolicy
+) -> None:
     nodes = Mask(range(3))
     done = align(policy, [{f"r{i}": each} for i, each in enumerate(lists)], nodes, tenancy)
-    assert done.admitted == (done.hint.preferred or policy in (Policy.NONE, Policy.BEST_EFFORT))
+    assert done.admitted == (
+        done.hint.preferred or policy in (TopologyPolicy.NONE, TopologyPolicy.BEST_EFFORT)
+    )
     assert bool(done.reasons) == (not done.admitted)
-    if policy is Policy.SINGLE_NUMA_NODE and done.hint.affinity is not None:
+    if policy is TopologyPolicy.SINGLE_NUMA_NODE and done.hint.affinity is not None:
         assert len(done.hint.affinity) == 1
-    if policy is Policy.BEST_EFFORT:
+    if policy is TopologyPolicy.BEST_EFFORT:
         assert not done.hint.unsatisfied
         assert done.hint.affinity
 
@@ -102,10 +106,10 @@ def test_no_preference_is_not_impossible() -> None:
     nodes = Mask([0, 1])
     nothing: list[Answer] = [None, {}, {"r": None}]
     for answer in nothing:
-        done = align(Policy.RESTRICTED, [answer, {"s": [ScoredHint(Mask([1]), True)]}], nodes)
+        done = align(TopologyPolicy.RESTRICTED, [answer, {"s": [ScoredHint(Mask([1]), True)]}], nodes)
         assert done.hint == ScoredHint(Mask([1]), True)
-    assert align(Policy.RESTRICTED, [{"r": []}], nodes).reasons == ("Unsatisfied NUMA r",)
-    assert align(Policy.BEST_EFFORT, [{"r": []}], nodes).hint == ScoredHint(nodes)
+    assert align(TopologyPolicy.RESTRICTED, [{"r": []}], nodes).reasons == ("Unsatisfied NUMA r",)
+    assert align(TopologyPolicy.BEST_EFFORT, [{"r": []}], nodes).hint == ScoredHint(nodes)
 
 
 def test_many_hints_of_many_nodes_are_merged_soon() -> None:

@@ -8,7 +8,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, Request
 from proxy.topology.build import described
@@ -55,7 +55,7 @@ def test_the_policy_that_holds(wishes: dict[str, object], prescribed: NodeBindPo
 
 
 def test_a_pod_without_alignment_fills_one_node_before_the_next() -> None:
-    node = changed_copy(NODE, policy=Policy.BEST_EFFORT)
+    node = changed_copy(NODE, policy=TopologyPolicy.BEST_EFFORT)
     given = CpuSet.parse(cpus(node, 12, bind_required=FULL))
     assert sorted(len(given & each.cpus) for each in MACHINE.nodes) == [4, 8]
 
@@ -108,14 +108,14 @@ def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
 
 
 def test_numa_nodes_that_were_decided_on_come_first() -> None:
-    node = changed_copy(NODE, policy=Policy.RESTRICTED, bind=NodeBindPolicy.SPREAD_BY_PCPUS)
+    node = changed_copy(NODE, policy=TopologyPolicy.RESTRICTED, bind=NodeBindPolicy.SPREAD_BY_PCPUS)
     gpu = Near("g0", "gpu", Mask((1,)))
     plan = on(NodeState.empty(node), pod("a"), 4, devices=(gpu,))
     assert plan.container is not None
     assert str(plan.container.placement.exclusive) == "4-7"
     reported = [step.what for step in plan.explanation.steps if step.provider == "cpu"]  # type: ignore[union-attr]
     assert reported[0] == "bind policy SpreadByPCPUs, required"
-    few = changed_copy(node, policy=Policy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
+    few = changed_copy(node, policy=TopologyPolicy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
     wide = on(NodeState.empty(few), pod("a", bind_preferred=FULL), 4, devices=(gpu,))
     assert wide.verdict.admitted
     assert any("had only 2 free" in step.what for step in wide.explanation.steps)  # type: ignore[union-attr]

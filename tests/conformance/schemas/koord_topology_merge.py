@@ -5,14 +5,14 @@ from __future__ import annotations
 from proxy.allocation.koordinator.scored_merge import Tenancy, align
 from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaExclusive
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
 
 
 def check(case: Case, _: Topologies) -> Outcome:
     done = align(
-        Policy(case.value("policy", str)),
+        TopologyPolicy(case.value("policy", str)),
         [binding.answer(raw) for raw in case.optional("providers", list, [])],
         Mask(case.value("numa_nodes", list)),
         Tenancy(NumaExclusive(case.value("exclusive", str)), binding.status(case)),

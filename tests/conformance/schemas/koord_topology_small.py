@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from proxy.allocation.koordinator.hints import ScoredHint, gather, single_numa
 from proxy.allocation.koordinator.scored_merge import Tenancy, admits, allowed
 from proxy.model.koordinator import NumaExclusive
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
 
@@ -43,7 +43,7 @@ def _single(case: Case) -> Outcome:
 
 def _admits(case: Case) -> Outcome:
     hint = binding.hint(case.value("hint", dict))
-    return Outcome(case.value("expected", bool), admits(Policy(case.value("policy", str)), hint))
+    return Outcome(case.value("expected", bool), admits(TopologyPolicy(case.value("policy", str)), hint))
 
 
 def _plain(lists: Sequence[Sequence[ScoredHint]]) -> list[object]:

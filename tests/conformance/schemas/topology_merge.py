@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.allocation.policies import decide
 from proxy.model.idset import Mask
-from proxy.model.options import Policy, parse_topology_options
+from proxy.model.options import TopologyPolicy, parse_topology_options
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import answer, distances, hint, plain
 
@@ -14,7 +14,7 @@ def check(case: Case, _: Topologies) -> Outcome:
     table = case.optional("distances", (list, dict))
     providers = [raw and answer(raw) for raw in case.optional("providers", list, [])]
     decision = decide(
-        Policy(case.value("policy", str)),
+        TopologyPolicy(case.value("policy", str)),
         providers,
         Mask(case.value("numa_nodes", list)),
         distances(table) if options.prefer_closest_numa_nodes and table else None,

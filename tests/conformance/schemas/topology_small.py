@@ -6,7 +6,7 @@ import math
 
 from proxy.allocation.policies import POLICIES
 from proxy.model.idset import Mask
-from proxy.model.options import Policy
+from proxy.model.options import TopologyPolicy
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import distances, hint, hints, plain
 from tests.oracles.merge_parts import first_of, target_count
@@ -50,12 +50,12 @@ def _closest(case: Case) -> object:
 
 
 def _filter(case: Case) -> object:
-    policy = POLICIES[Policy.SINGLE_NUMA_NODE]
+    policy = POLICIES[TopologyPolicy.SINGLE_NUMA_NODE]
     return [[plain(h) for h in hints(raw or ()) if policy.usable(h)] for raw in case.value("lists", list)]
 
 
 def _admits(case: Case) -> object:
-    return POLICIES[Policy(case.value("policy", str))].admits(hint(case.value("hint", dict)))
+    return POLICIES[TopologyPolicy(case.value("policy", str))].admits(hint(case.value("hint", dict)))
 
 
 def _average(case: Case) -> object:
