@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import structs
+
 from proxy.controller.bad_input import BadInput
 from proxy.controller.enforce import Enforced, Enforcer
 from proxy.controller.history import History
@@ -112,7 +114,7 @@ class NodeContext(BackgroundTasks):
             facts: The facts by the names of ``MatterFacts``.
         """
         # mypy does not compare names given this way; ``_replace`` does.
-        changed = self.state.facts._replace(**facts)  # type: ignore[arg-type]
+        changed = structs.replace(self.state.facts, **facts)
         self.store.handle(FactsLearned(changed, recorded))
 
     def token(self, kind: str) -> str:

@@ -282,7 +282,7 @@ class StartUpdate:
 
     def _end(self, stray: StrayOver) -> None:
         """A stray is over, once systemd has what is right for its container."""
-        call, phase = stray
+        call, phase = stray.call, stray.phase
         sent = call.carries if call.is_start and phase is Phase.RUNNING else None
         then = functools.partial(self._context.store.handle, StrayEnded(call, phase))
         self._fencing.landed(call, sent, then)

@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, get_args
 
+from msgspec import structs
+
 from proxy.controller.inflight import CallWaits
 from proxy.controller.journal import Journal
 from proxy.controller.observer import Observer
@@ -96,7 +98,7 @@ class NodeStore:
             fault: Called with what an observer raises.
             mode: What is done with the node at first.
         """
-        self._state = state._replace(mode=mode)
+        self._state = structs.replace(state, mode=mode)
         self.journal = journal
         self._fault = fault
         self._observers: list[Observer] = []
@@ -176,7 +178,7 @@ class NodeStore:
         try:
             while self._due:
                 due = self._due.popleft()
-                values: tuple[object, ...] = (due,) if type(due) is Change else tuple(due)
+                values: tuple[object, ...] = (due,) if type(due) is Change else structs.astuple(due)
                 for handler in self._handlers[type(due)]:
                     try:
                         handler(*values)

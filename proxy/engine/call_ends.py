@@ -7,6 +7,7 @@ has no cgroup yet: runc makes it at the start, from the cpuset that was saved la
 
 from __future__ import annotations
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from proxy.engine.effects import RequestReconcile
@@ -46,7 +47,7 @@ Handled = tuple[NodeState, NodeEffects]
 def call_departed(state: NodeState, event: CallDeparted) -> Handled:
     """Count a call as in flight; a container that it starts is starting."""
     call = event.call
-    after = state._replace(inflight=state.inflight.departed(call))
+    after = structs.replace(state, inflight=state.inflight.departed(call))
     container = state.containers.get(call.container_id) if call.is_start and not call.suspected else None
     if container is not None and container.phase is Phase.CREATED:
         runtime = state.runtime.touched(container.id)
@@ -59,7 +60,7 @@ def call_landed(state: NodeState, event: CallLanded) -> Handled:
     call = event.call
     if state.inflight.current(call) is None:
         return state, ()
-    return state._replace(inflight=state.inflight.landed(call)), (CallOver(call.number),)
+    return structs.replace(state, inflight=state.inflight.landed(call)), (CallOver(call.number),)
 
 
 def call_strayed(state: NodeState, event: CallStrayed) -> Handled:
@@ -68,7 +69,7 @@ def call_strayed(state: NodeState, event: CallStrayed) -> Handled:
     if call is None:
         return state, ()
     stray = replace(call, stray_since=event.at)
-    return state._replace(inflight=state.inflight.updated(stray)), (RequestReconcile(),)
+    return structs.replace(state, inflight=state.inflight.updated(stray)), (RequestReconcile(),)
 
 
 def start_refused(state: NodeState, event: StartRefused) -> Handled:
@@ -78,7 +79,7 @@ def start_refused(state: NodeState, event: StartRefused) -> Handled:
     if call is None:
         return state, ()
     stray = replace(call, refused=True, stray_since=event.at)
-    return state._replace(inflight=state.inflight.updated(stray)), (RequestReconcile(),)
+    return structs.replace(state, inflight=state.inflight.updated(stray)), (RequestReconcile(),)
 
 
 def call_confined(state: NodeState, event: CallConfined) -> Handled:
@@ -86,12 +87,12 @@ def call_confined(state: NodeState, event: CallConfined) -> Handled:
     call = state.inflight.current(event.call)
     if call is None or call.confined is event.confined:
         return state, ()
-    return state._replace(inflight=state.inflight.updated(replace(call, confined=event.confined))), ()
+    return structs.replace(state, inflight=state.inflight.updated(replace(call, confined=event.confined))), ()
 
 
 def start_ended(state: NodeState, event: StartEnded) -> Handled:
     """End a start; its container is in the phase that the runtime has reported, if it has."""
-    call, phase = event
+    call, phase = event.call, event.phase
     before = state.inflight.current(call)
     state, over = call_landed(state, CallLanded(call))
     container = state.containers.get(call.container_id)
@@ -143,7 +144,7 @@ def resend_wanted(state: NodeState, event: ResendWanted) -> Handled:
     for call in inflight.of(event.container_id):
         if not call.resend:
             inflight = inflight.updated(replace(call, resend=True))
-    return state._replace(inflight=inflight), ()
+    return structs.replace(state, inflight=inflight), ()
 
 
 def stray_listed(state: NodeState, event: StrayListed) -> Handled:
@@ -159,14 +160,14 @@ def stray_listed(state: NodeState, event: StrayListed) -> Handled:
     if phase is Phase.EXITED or (call.is_start and phase is Phase.RUNNING):
         end = phase
     elif not is_late and not (call.refused and phase is Phase.CREATED):
-        return state._replace(inflight=state.inflight.updated(call)), ()
+        return structs.replace(state, inflight=state.inflight.updated(call)), ()
     ending = replace(call, stray_since=None)
-    return state._replace(inflight=state.inflight.updated(ending)), (StrayOver(ending, end),)
+    return structs.replace(state, inflight=state.inflight.updated(ending)), (StrayOver(ending, end),)
 
 
 def stray_ended(state: NodeState, event: StrayEnded) -> Handled:
     """End a stray. The comparison that found it over writes the kernel after this."""
-    call, phase = event
+    call, phase = event.call, event.phase
     effects, container_id = list[NodeEffect](), call.container_id
     was = state.inflight.current(call) or call
     if call.is_start:

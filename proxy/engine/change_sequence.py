@@ -12,9 +12,7 @@ container.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from msgspec import Struct
+from msgspec import Struct, structs
 
 REMEMBERED_CHANGES = 2048
 """At least so many changes are remembered; no list is so old."""
@@ -37,7 +35,7 @@ class _Link(Struct, frozen=True, eq=False):
         return f"{self.some_id} and {self.number - 1} before it"
 
 
-class ChangeSequence(NamedTuple):
+class ChangeSequence(Struct, frozen=True):
     """What has happened lately.
 
     Attributes:
@@ -55,15 +53,16 @@ class ChangeSequence(NamedTuple):
 
     def touched(self, some_id: str) -> ChangeSequence:
         """Return the sequence after something has happened to a container or a sandbox; it may be gone."""
-        number, recent, older, recent_since, older_since = self
-        if number - recent_since >= REMEMBERED_CHANGES:
-            recent, older, recent_since, older_since = None, recent, number, recent_since
-        number += 1
-        return ChangeSequence(number, _Link(number, some_id, recent), older, recent_since, older_since)
+        before, now = self.number, self.number + 1
+        if before - self.recent_since >= REMEMBERED_CHANGES:
+            return ChangeSequence(now, _Link(now, some_id, None), self.recent, before, self.recent_since)
+        link = _Link(now, some_id, self.recent)
+        return ChangeSequence(now, link, self.older, self.recent_since, self.older_since)
 
     def forgotten(self, some_id: str) -> ChangeSequence:
         """Return the sequence without an id: a list shows that it is not gone after all."""
-        return self._replace(recent=_without(self.recent, some_id), older=_without(self.older, some_id))
+        recent, older = _without(self.recent, some_id), _without(self.older, some_id)
+        return structs.replace(self, recent=recent, older=older)
 
     def is_unchanged(self, some_id: str, since: int) -> bool:
         """Return whether nothing has happened to an id since the newest change had a number."""

@@ -5,6 +5,8 @@ What is decided is in the state at once, so that no later decision uses the same
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from proxy.engine.adoption import adopt
 from proxy.engine.create import place
 from proxy.engine.elsewhere import place_elsewhere
@@ -17,7 +19,7 @@ from proxy.model.workload import Pool
 
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
     """Place a container, or refuse it."""
-    plan = place(state, *event)
+    plan = place(state, *structs.astuple(event))
     after, container = plan.state, plan.container
     if container is None:
         return state, (PlanDecided(plan),)
@@ -43,8 +45,8 @@ def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, No
 
 def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState, NodeEffects]:
     """Let a container that is not known have what it runs on."""
-    container_id, pod, name, attempt, request, phase, saved = event
-    plan = adopt(state, container_id, pod, name, attempt, request, phase)
+    container_id, phase, saved = event.container_id, event.phase, event.saved
+    plan = adopt(state, container_id, event.pod, event.name, event.attempt, event.request, phase)
     assert plan.container is not None
     after = plan.state
     if saved is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.quotas import RemovedQuotas
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.engine.suppression import BeSuppression
 
 
-class MatterFacts(NamedTuple):
+class MatterFacts(Struct, frozen=True):
     """What is known, by matter.
 
     Attributes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from proxy.engine import call_ends, decisions, lifecycle, sandboxes, write_conflicts
 from proxy.engine import node_events as events
 from proxy.engine.adoption import with_unrecorded_grants
@@ -46,14 +48,16 @@ def _settling_began(state: NodeState, event: events.SettlingBegan) -> Handled:
 
 def _ledger_read(state: NodeState, event: events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
-    runtime = state.runtime._replace(lost=dict.fromkeys(event.lost, event.at))
-    found = found._replace(runtime=runtime, mode=state.mode, inflight=state.inflight, facts=state.facts)
+    runtime = structs.replace(state.runtime, lost=dict.fromkeys(event.lost, event.at))
+    found = structs.replace(
+        found, runtime=runtime, mode=state.mode, inflight=state.inflight, facts=state.facts
+    )
     after = with_unrecorded_grants(found)
     return after, followed(state, after, "ledger read")
 
 
 def _runtime_listed(state: NodeState, event: events.RuntimeListed) -> Handled:
-    return state, (NotifyListed(*event),)
+    return state, (NotifyListed(*structs.astuple(event)),)
 
 
 def _node_rules_changed(state: NodeState, event: events.NodeRulesChanged) -> Handled:
@@ -90,16 +94,16 @@ def _facts_learned(state: NodeState, event: events.FactsLearned) -> Handled:
     before, after = state.facts.records(), event.facts.records()
     differ = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     puts = tuple(PutRecord(key, after.get(key)) for key in differ if event.recorded)
-    return state._replace(facts=event.facts), puts
+    return structs.replace(state, facts=event.facts), puts
 
 
 def _cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> Handled:
     drift, effects = write_conflicts.step(state.facts.drift, event)
-    return state._replace(facts=state.facts._replace(drift=drift)), effects
+    return structs.replace(state, facts=structs.replace(state.facts, drift=drift)), effects
 
 
 def _mode_changed(state: NodeState, event: events.ModeChanged) -> Handled:
-    return state._replace(mode=event.mode), ()
+    return structs.replace(state, mode=event.mode), ()
 
 
 _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {

@@ -17,7 +17,6 @@ A start that hangs need not delay anything once its container's cgroup exists: t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -70,7 +69,7 @@ class InflightCall(Struct, frozen=True, eq=False):
 _NO_CALLS: PersistentMap[tuple[InflightCall, ...]] = PersistentMap()
 
 
-class InflightCalls(NamedTuple):
+class InflightCalls(Struct, frozen=True):
     """All calls in flight.
 
     Attributes:

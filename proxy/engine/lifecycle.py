@@ -6,6 +6,8 @@ to be done. Records come first, then the pools, then the news for observers.
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.node_effects import (
     NodeEffect,
@@ -37,7 +39,7 @@ NOTHING: NodeEffects = ()
 
 def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeState, NodeEffects]:
     """Give a container the id that the runtime has given it."""
-    token, container_id, sent = event
+    token, container_id, sent = event.token, event.container_id, event.sent
     container = state.containers.get(token)
     if container is None or container.phase is not Phase.CREATING:
         return state, NOTHING
@@ -72,7 +74,7 @@ def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEff
 
 def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
     """Take a container from one phase to another."""
-    container_id, phase = event
+    container_id, phase = event.container_id, event.phase
     container = state.containers.get(container_id)
     if container is None and phase is Phase.EXITED:
         return state.knowing(state.runtime.touched(container_id)), NOTHING
@@ -129,4 +131,4 @@ def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeSt
 def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeState, NodeEffects]:
     """Have a container that was taken for gone adopted again."""
     changes = state.runtime.changes.forgotten(event.container_id)
-    return state.knowing(state.runtime._replace(changes=changes)), NOTHING
+    return state.knowing(structs.replace(state.runtime, changes=changes)), NOTHING

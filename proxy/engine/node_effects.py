@@ -1,15 +1,15 @@
 """What follows from an event of the node, as values: the output of ``proxy.engine.handle``.
 
-``NodeStore`` performs them at once, in the order in which they are given. Named tuples, as several are made
-for each container. Those whose names begin with ``Notify`` go to the observers, with their fields as
-arguments.
+``NodeStore`` performs them at once, in the order in which they are given. Those whose names begin with
+``Notify`` go to the observers, with their fields as arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from proxy.engine.admit import PodAdmission
 from proxy.engine.create import Plan
@@ -32,7 +32,7 @@ class Follow(Enum):
     CALLER = "none: the caller writes the kernel itself, because it waits for the result"
 
 
-class PutRecord(NamedTuple):
+class PutRecord(Struct, frozen=True):
     """Record something in the ledger, soon.
 
     Attributes:
@@ -44,7 +44,7 @@ class PutRecord(NamedTuple):
     record: Record | None
 
 
-class Change(NamedTuple):
+class Change(Struct, frozen=True):
     """Pools or rules may differ: observers follow, the kernel first.
 
     Attributes:
@@ -69,11 +69,11 @@ class Change(NamedTuple):
         return [*self.shrink, *self.grow]
 
 
-class SettleSoon(NamedTuple):
+class SettleSoon(Struct, frozen=True):
     """Have the runtime sent CPUs of containers that are unsettled."""
 
 
-class CallOver(NamedTuple):
+class CallOver(Struct, frozen=True):
     """A call is in flight no more: what waits for that goes on.
 
     Attributes:
@@ -83,7 +83,7 @@ class CallOver(NamedTuple):
     number: int
 
 
-class StrayOver(NamedTuple):
+class StrayOver(Struct, frozen=True):
     """A stray is over: ``StrayEnded`` follows once systemd has what is right for its container.
 
     Attributes:
@@ -95,7 +95,7 @@ class StrayOver(NamedTuple):
     phase: Phase
 
 
-class WriteCpusets(NamedTuple):
+class WriteCpusets(Struct, frozen=True):
     """Write the cpusets of containers in the kernel, in the background.
 
     Attributes:
@@ -105,7 +105,7 @@ class WriteCpusets(NamedTuple):
     ids: tuple[str, ...]
 
 
-class CompareCpusets(NamedTuple):
+class CompareCpusets(Struct, frozen=True):
     """Compare the cpusets of containers with the kernel, in the background.
 
     Attributes:
@@ -115,7 +115,7 @@ class CompareCpusets(NamedTuple):
     ids: tuple[str, ...]
 
 
-class CompareUnits(NamedTuple):
+class CompareUnits(Struct, frozen=True):
     """Compare the systemd units of containers, in the background.
 
     Attributes:
@@ -125,7 +125,7 @@ class CompareUnits(NamedTuple):
     ids: tuple[str, ...]
 
 
-class NotifyCreated(NamedTuple):
+class NotifyCreated(Struct, frozen=True):
     """The runtime has made a container and named it.
 
     Attributes:
@@ -137,7 +137,7 @@ class NotifyCreated(NamedTuple):
     container: Container
 
 
-class NotifyFailed(NamedTuple):
+class NotifyFailed(Struct, frozen=True):
     """A create has failed.
 
     Attributes:
@@ -147,7 +147,7 @@ class NotifyFailed(NamedTuple):
     token: str
 
 
-class NotifyEntered(NamedTuple):
+class NotifyEntered(Struct, frozen=True):
     """A container that was created is in another phase.
 
     Attributes:
@@ -159,7 +159,7 @@ class NotifyEntered(NamedTuple):
     phase: Phase
 
 
-class NotifyGone(NamedTuple):
+class NotifyGone(Struct, frozen=True):
     """A container has been removed.
 
     Attributes:
@@ -169,7 +169,7 @@ class NotifyGone(NamedTuple):
     container: Container
 
 
-class NotifyGiven(NamedTuple):
+class NotifyGiven(Struct, frozen=True):
     """A container may use other CPUs than before.
 
     Attributes:
@@ -179,7 +179,7 @@ class NotifyGiven(NamedTuple):
     container: Container
 
 
-class NotifyPodStopped(NamedTuple):
+class NotifyPodStopped(Struct, frozen=True):
     """A sandbox has been stopped.
 
     Attributes:
@@ -189,7 +189,7 @@ class NotifyPodStopped(NamedTuple):
     pod: Pod
 
 
-class NotifyPodGone(NamedTuple):
+class NotifyPodGone(Struct, frozen=True):
     """A sandbox has been removed, or was not there.
 
     Attributes:
@@ -199,7 +199,7 @@ class NotifyPodGone(NamedTuple):
     sandbox_id: str
 
 
-class NotifyListed(NamedTuple):
+class NotifyListed(Struct, frozen=True):
     """The runtime has listed what it has.
 
     Attributes:
@@ -213,7 +213,7 @@ class NotifyListed(NamedTuple):
     since: int
 
 
-class PlanDecided(NamedTuple):
+class PlanDecided(Struct, frozen=True):
     """The answer to an event that asks for a decision.
 
     Attributes:
@@ -223,7 +223,7 @@ class PlanDecided(NamedTuple):
     plan: Plan
 
 
-class PodDecided(NamedTuple):
+class PodDecided(Struct, frozen=True):
     """The answer to a request for a sandbox.
 
     Attributes:

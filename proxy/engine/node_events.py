@@ -1,12 +1,13 @@
 """What happens to a node, as values: the input of ``proxy.engine.handle``.
 
-Named tuples, as several are made for each container. Times are by a clock that never jumps, in seconds.
+Times are by a clock that never jumps, in seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from proxy.engine.effects import AbortReason
 from proxy.engine.facts import MatterFacts
@@ -24,7 +25,7 @@ from proxy.model.workload import Container, Phase, Pod, Request
 # -- containers ---------------------------------------------------------------------------------------------
 
 
-class ContainerCreated(NamedTuple):
+class ContainerCreated(Struct, frozen=True):
     """The runtime has made a container and named it.
 
     Attributes:
@@ -38,7 +39,7 @@ class ContainerCreated(NamedTuple):
     sent: CpuSet | None = None
 
 
-class CreateFailed(NamedTuple):
+class CreateFailed(Struct, frozen=True):
     """A create has failed, or is decided again.
 
     Attributes:
@@ -48,7 +49,7 @@ class CreateFailed(NamedTuple):
     token: str
 
 
-class CreateLost(NamedTuple):
+class CreateLost(Struct, frozen=True):
     """A create was cancelled under way: the runtime may have made the container or not.
 
     Attributes:
@@ -60,7 +61,7 @@ class CreateLost(NamedTuple):
     at: float
 
 
-class PhaseChanged(NamedTuple):
+class PhaseChanged(Struct, frozen=True):
     """A container has entered a phase. One that has exited stays so, and gives its CPUs back.
 
     Attributes:
@@ -72,7 +73,7 @@ class PhaseChanged(NamedTuple):
     phase: Phase
 
 
-class ContainersRemoved(NamedTuple):
+class ContainersRemoved(Struct, frozen=True):
     """Containers, known or not, are gone.
 
     Attributes:
@@ -82,7 +83,7 @@ class ContainersRemoved(NamedTuple):
     ids: tuple[str, ...]
 
 
-class ContainerTouched(NamedTuple):
+class ContainerTouched(Struct, frozen=True):
     """Something has happened to a container: lists of the runtime from before say nothing about it.
 
     Attributes:
@@ -92,7 +93,7 @@ class ContainerTouched(NamedTuple):
     container_id: str
 
 
-class ContainerIsBack(NamedTuple):
+class ContainerIsBack(Struct, frozen=True):
     """A list shows that a container is not gone after all.
 
     Attributes:
@@ -102,7 +103,7 @@ class ContainerIsBack(NamedTuple):
     container_id: str
 
 
-class ContainersUpdated(NamedTuple):
+class ContainersUpdated(Struct, frozen=True):
     """Containers that exist have another placement, request, cgroup or phase.
 
     Attributes:
@@ -116,7 +117,7 @@ class ContainersUpdated(NamedTuple):
     recorded: bool = True
 
 
-class CpusGiven(NamedTuple):
+class CpusGiven(Struct, frozen=True):
     """Containers may use other CPUs than before, by a hook, a move, or in place of CPUs that are offline.
 
     Attributes:
@@ -130,7 +131,7 @@ class CpusGiven(NamedTuple):
 # Each is answered by ``PlanDecided``, and the placement is in the state at once where there is one.
 
 
-class CreateRequested(NamedTuple):
+class CreateRequested(Struct, frozen=True):
     """A container is to be created.
 
     Attributes:
@@ -148,7 +149,7 @@ class CreateRequested(NamedTuple):
     token: str
 
 
-class CpusNotFreed(NamedTuple):
+class CpusNotFreed(Struct, frozen=True):
     """The CPUs of a create cannot be freed: it is to be placed elsewhere.
 
     Attributes:
@@ -162,7 +163,7 @@ class CpusNotFreed(NamedTuple):
     new_token: str
 
 
-class ContainerFound(NamedTuple):
+class ContainerFound(Struct, frozen=True):
     """The runtime has a container that is not known: it keeps what it runs on, where it may.
 
     Attributes:
@@ -184,7 +185,7 @@ class ContainerFound(NamedTuple):
     saved: CpuSet | None
 
 
-class SandboxRequested(NamedTuple):
+class SandboxRequested(Struct, frozen=True):
     """A sandbox is to be created.
 
     Attributes:
@@ -199,7 +200,7 @@ class SandboxRequested(NamedTuple):
 # -- pods ---------------------------------------------------------------------------------------------------
 
 
-class PodLearned(NamedTuple):
+class PodLearned(Struct, frozen=True):
     """A sandbox exists, or more is known about its pod.
 
     Attributes:
@@ -213,7 +214,7 @@ class PodLearned(NamedTuple):
     recorded: bool = True
 
 
-class SandboxRunning(NamedTuple):
+class SandboxRunning(Struct, frozen=True):
     """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
 
     Attributes:
@@ -225,7 +226,7 @@ class SandboxRunning(NamedTuple):
     token: str = ""
 
 
-class SandboxFailed(NamedTuple):
+class SandboxFailed(Struct, frozen=True):
     """A sandbox has failed: what was set aside for it is free again.
 
     Attributes:
@@ -235,7 +236,7 @@ class SandboxFailed(NamedTuple):
     token: str
 
 
-class SandboxStopped(NamedTuple):
+class SandboxStopped(Struct, frozen=True):
     """A sandbox has been stopped: nothing in it runs any more.
 
     Attributes:
@@ -245,7 +246,7 @@ class SandboxStopped(NamedTuple):
     sandbox_id: str
 
 
-class SandboxRemoved(NamedTuple):
+class SandboxRemoved(Struct, frozen=True):
     """A sandbox is gone, and its containers with it.
 
     Attributes:
@@ -258,7 +259,7 @@ class SandboxRemoved(NamedTuple):
 # -- reservations -------------------------------------------------------------------------------------------
 
 
-class CpusHeld(NamedTuple):
+class CpusHeld(Struct, frozen=True):
     """A reservation holds CPUs beside placements, or nothing any more.
 
     Attributes:
@@ -277,7 +278,7 @@ class CpusHeld(NamedTuple):
 # -- calls in flight ----------------------------------------------------------------------------------------
 
 
-class CallDeparted(NamedTuple):
+class CallDeparted(Struct, frozen=True):
     """A call has left for the runtime, or may have left with an earlier run of the daemon.
 
     Attributes:
@@ -287,7 +288,7 @@ class CallDeparted(NamedTuple):
     call: InflightCall
 
 
-class CallLanded(NamedTuple):
+class CallLanded(Struct, frozen=True):
     """A call is over, and says nothing about its container.
 
     Attributes:
@@ -297,7 +298,7 @@ class CallLanded(NamedTuple):
     call: InflightCall
 
 
-class CallStrayed(NamedTuple):
+class CallStrayed(Struct, frozen=True):
     """The answer to a call is not waited for any more.
 
     Attributes:
@@ -309,7 +310,7 @@ class CallStrayed(NamedTuple):
     at: float
 
 
-class StartRefused(NamedTuple):
+class StartRefused(Struct, frozen=True):
     """The runtime has answered a start with an error, and the container is still starting.
 
     Attributes:
@@ -321,7 +322,7 @@ class StartRefused(NamedTuple):
     at: float
 
 
-class StartEnded(NamedTuple):
+class StartEnded(Struct, frozen=True):
     """A start is over.
 
     Attributes:
@@ -333,7 +334,7 @@ class StartEnded(NamedTuple):
     phase: Phase | None
 
 
-class UpdateEnded(NamedTuple):
+class UpdateEnded(Struct, frozen=True):
     """An update has been answered.
 
     Attributes:
@@ -345,7 +346,7 @@ class UpdateEnded(NamedTuple):
     saved: CpuSet | None
 
 
-class ResendWanted(NamedTuple):
+class ResendWanted(Struct, frozen=True):
     """The runtime is to be sent the CPUs of a container once the calls in flight for it are over.
 
     Attributes:
@@ -355,7 +356,7 @@ class ResendWanted(NamedTuple):
     container_id: str
 
 
-class CallConfined(NamedTuple):
+class CallConfined(Struct, frozen=True):
     """The container of a call is kept within its current cpuset while the call is in flight, or no longer is.
 
     Attributes:
@@ -367,7 +368,7 @@ class CallConfined(NamedTuple):
     confined: bool
 
 
-class StrayListed(NamedTuple):
+class StrayListed(Struct, frozen=True):
     """The runtime has listed what it has, while a stray was in flight.
 
     Attributes:
@@ -385,7 +386,7 @@ class StrayListed(NamedTuple):
     held: bool
 
 
-class StrayEnded(NamedTuple):
+class StrayEnded(Struct, frozen=True):
     """A stray is over.
 
     Attributes:
@@ -400,7 +401,7 @@ class StrayEnded(NamedTuple):
 # -- what is known of the runtime ---------------------------------------------------------------------------
 
 
-class SavedCpusLearned(NamedTuple):
+class SavedCpusLearned(Struct, frozen=True):
     """It is known which CPUs the runtime has saved for a container, or not known any more.
 
     Attributes:
@@ -412,7 +413,7 @@ class SavedCpusLearned(NamedTuple):
     cpus: CpuSet | None
 
 
-class ContainersUnsettled(NamedTuple):
+class ContainersUnsettled(Struct, frozen=True):
     """Containers may run on other CPUs than the runtime has saved for them: it is to be sent theirs.
 
     Attributes:
@@ -422,7 +423,7 @@ class ContainersUnsettled(NamedTuple):
     ids: tuple[str, ...]
 
 
-class SettlingBegan(NamedTuple):
+class SettlingBegan(Struct, frozen=True):
     """A container that was unsettled is looked at.
 
     Attributes:
@@ -435,7 +436,7 @@ class SettlingBegan(NamedTuple):
 # -- the node -----------------------------------------------------------------------------------------------
 
 
-class RuntimeListed(NamedTuple):
+class RuntimeListed(Struct, frozen=True):
     """The runtime has listed what it has, completely.
 
     Attributes:
@@ -449,7 +450,7 @@ class RuntimeListed(NamedTuple):
     since: int
 
 
-class NodeRulesChanged(NamedTuple):
+class NodeRulesChanged(Struct, frozen=True):
     """Other rules are in effect on the node.
 
     Attributes:
@@ -463,7 +464,7 @@ class NodeRulesChanged(NamedTuple):
     follow: Follow = Follow.MOVED
 
 
-class HardwareChanged(NamedTuple):
+class HardwareChanged(Struct, frozen=True):
     """CPUs or memory came or went.
 
     Attributes:
@@ -473,7 +474,7 @@ class HardwareChanged(NamedTuple):
     machine: Machine
 
 
-class KubeletAssigned(NamedTuple):
+class KubeletAssigned(Struct, frozen=True):
     """The CPU manager of kubelet holds other CPUs.
 
     Attributes:
@@ -483,7 +484,7 @@ class KubeletAssigned(NamedTuple):
     held: Held
 
 
-class BeLimited(NamedTuple):
+class BeLimited(Struct, frozen=True):
     """BE is suppressed to some CPUs, or not any more.
 
     Attributes:
@@ -493,7 +494,7 @@ class BeLimited(NamedTuple):
     cpus: CpuSet | None
 
 
-class ModeChanged(NamedTuple):
+class ModeChanged(Struct, frozen=True):
     """What is done with the node has changed. Jobs that are queued for the kernel follow it, too.
 
     Attributes:
@@ -503,7 +504,7 @@ class ModeChanged(NamedTuple):
     mode: NodeMode
 
 
-class LedgerRead(NamedTuple):
+class LedgerRead(Struct, frozen=True):
     """The ledger of an earlier run has been read.
 
     Attributes:
@@ -521,7 +522,7 @@ class LedgerRead(NamedTuple):
     at: float
 
 
-class FactsLearned(NamedTuple):
+class FactsLearned(Struct, frozen=True):
     """A matter of the node has other facts.
 
     Attributes:

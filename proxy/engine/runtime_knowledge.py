@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from msgspec import Struct, structs
 
 from proxy.engine.change_sequence import ChangeSequence
 from proxy.model.idset import CpuSet
@@ -19,8 +21,8 @@ Attempt = tuple[str, str, int]
 """A container as a create asks for it: sandbox, name and attempt."""
 
 
-class RuntimeKnowledge(NamedTuple):
-    """What is known of the runtime. A named tuple, as two are made for each container.
+class RuntimeKnowledge(Struct, frozen=True):
+    """What is known of the runtime.
 
     A runtime may finish a create whose client has gone and keep the container back, as CRI-O does
     (``backends/runtime/quirks/crio``). The next request for the same pod, name and attempt is answered with
@@ -45,23 +47,23 @@ class RuntimeKnowledge(NamedTuple):
     def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
         """Return it with what the runtime has saved for a container; None where that is not known."""
         saved = self.saved.drop(container_id) if cpus is None else self.saved.put(container_id, cpus)
-        return self if saved is self.saved else self._replace(saved=saved)
+        return self if saved is self.saved else structs.replace(self, saved=saved)
 
     def unsettling(self, ids: Iterable[str]) -> RuntimeKnowledge:
         """Return it with containers that the runtime is to be sent their CPUs for, in addition."""
-        return self._replace(unsettled={**self.unsettled, **dict.fromkeys(ids)})
+        return structs.replace(self, unsettled={**self.unsettled, **dict.fromkeys(ids)})
 
     def settling(self, container_id: str) -> RuntimeKnowledge:
         """Return it without a container that the runtime was to be sent its CPUs for."""
-        return self._replace(unsettled=_without(self.unsettled, container_id))
+        return structs.replace(self, unsettled=_without(self.unsettled, container_id))
 
     def losing(self, container: Container, at: float) -> RuntimeKnowledge:
         """Return it after a create has lost its client at a time."""
-        return self.failing(container)._replace(lost={**self.lost, container.id: at})
+        return structs.replace(self.failing(container), lost={**self.lost, container.id: at})
 
     def finding(self, token: str) -> RuntimeKnowledge:
         """Return it after it has become clear what has become of a lost create."""
-        return self._replace(lost=_without(self.lost, token)) if token in self.lost else self
+        return structs.replace(self, lost=_without(self.lost, token)) if token in self.lost else self
 
     def failing(self, container: Container) -> RuntimeKnowledge:
         """Return it after a create did not succeed here."""
@@ -69,30 +71,29 @@ class RuntimeKnowledge(NamedTuple):
         if len(failed) >= REMEMBERED_FAILURES:
             del failed[next(iter(failed))]
         failed[attempt_of(container)] = None
-        return self._replace(failed=failed)
+        return structs.replace(self, failed=failed)
 
     def created(self, token: str, container: Container, sent: CpuSet | None) -> RuntimeKnowledge:
         """Return it after the runtime has named a container, for which a request brought some CPUs."""
-        saved, unsettled, lost, changes, failed = self
+        saved, lost, failed = self.saved, self.lost, self.failed
         if lost:
             lost = _without(lost, token)
         if failed and (attempt := attempt_of(container)) in failed:
             failed, sent = _without(failed, attempt), None  # it may be an earlier request's
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
-        return RuntimeKnowledge(saved, unsettled, lost, changes.touched(container.id), failed)
+        return RuntimeKnowledge(saved, self.unsettled, lost, self.changes.touched(container.id), failed)
 
     def touched(self, some_id: str) -> RuntimeKnowledge:
         """Return it after something has happened to a container or a sandbox; it may be gone."""
-        return self._replace(changes=self.changes.touched(some_id))
+        return structs.replace(self, changes=self.changes.touched(some_id))
 
     def removed(self, container_id: str) -> RuntimeKnowledge:
         """Return it after a container, known or not, has gone."""
-        saved, unsettled, lost, changes, failed = self
+        unsettled = self.unsettled
         if container_id in unsettled:
             unsettled = _without(unsettled, container_id)
-        return RuntimeKnowledge(
-            saved.drop(container_id), unsettled, lost, changes.touched(container_id), failed
-        )
+        saved, changes = self.saved.drop(container_id), self.changes.touched(container_id)
+        return RuntimeKnowledge(saved, unsettled, self.lost, changes, self.failed)
 
 
 def attempt_of(container: Container) -> Attempt:

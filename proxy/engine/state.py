@@ -8,9 +8,8 @@ goes and carried along otherwise: most containers own nothing, and placing them 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.memory.state import MemoryState
@@ -40,7 +39,7 @@ _NO_CALLS = InflightCalls()
 _NO_FACTS = MatterFacts()
 
 
-class NodeState(NamedTuple):
+class NodeState(Struct, frozen=True):
     """Pods, containers, and what follows from them. A named tuple, as several are made for each create.
 
     Attributes:
@@ -111,7 +110,9 @@ class NodeState(NamedTuple):
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
         after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
-        return after._replace(runtime=self.runtime, mode=self.mode, inflight=self.inflight, facts=self.facts)
+        return structs.replace(
+            after, runtime=self.runtime, mode=self.mode, inflight=self.inflight, facts=self.facts
+        )
 
     def on(self, machine: Machine) -> NodeState:
         """Return the state after CPUs came or went."""
@@ -125,25 +126,25 @@ class NodeState(NamedTuple):
         """
         if held == self.kubelet:
             return self
-        return self._replace(kubelet=held)._recomputed()
+        return structs.replace(self, kubelet=held)._recomputed()
 
     def holding(self, reservation: str, hold: CpuHold | None) -> NodeState:
         """Return the state with what a reservation holds, None for nothing."""
         holds = {key: kept for key, kept in self.holds.items() if key != reservation}
         if hold is not None and hold.cpus:
             holds[reservation] = hold
-        return self if holds == self.holds else self._replace(holds=holds)._recomputed()
+        return self if holds == self.holds else structs.replace(self, holds=holds)._recomputed()
 
     def suppressing(self, limit: CpuSet | None) -> NodeState:
         """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
         if limit == self.be_limit:
             return self
         pools = _pools(self.node, self.owners, limit)
-        return self._replace(pools=pools, be_limit=limit)
+        return structs.replace(self, pools=pools, be_limit=limit)
 
     def knowing(self, runtime: RuntimeKnowledge) -> NodeState:
         """Return the state with what is known of the runtime."""
-        return self if runtime is self.runtime else self._replace(runtime=runtime)
+        return self if runtime is self.runtime else structs.replace(self, runtime=runtime)
 
     def wanted(self, container: Container) -> CpuSet:
         """Return the CPUs that a container must run on."""
@@ -216,7 +217,9 @@ class NodeState(NamedTuple):
         providers = self._accounted(self.pods, containers, (), touched)
         if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
             return self._with(containers, providers, runtime)
-        return self._replace(containers=containers, providers=providers, runtime=runtime)._recomputed()
+        return structs.replace(
+            self, containers=containers, providers=providers, runtime=runtime
+        )._recomputed()
 
     def _with(
         self,
@@ -275,7 +278,7 @@ class NodeState(NamedTuple):
         # Whether a container that has ended still holds memory depends on its sandbox.
         inside = self.in_sandbox(pod.sandbox_id) if before is None and self.node.accounts else ()
         providers = self._accounted(pods, self.containers, [p for p in (before, pod) if p], inside)
-        after = self._replace(pods=pods, providers=providers)
+        after = structs.replace(self, pods=pods, providers=providers)
         return after._recomputed_for(pod, before)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
@@ -286,7 +289,7 @@ class NodeState(NamedTuple):
         pods = self.pods.drop(sandbox_id)
         ended = self.in_sandbox(sandbox_id) if self.node.accounts else ()
         providers = self._accounted(pods, self.containers, (gone,), ended)
-        after = self._replace(pods=pods, providers=providers)
+        after = structs.replace(self, pods=pods, providers=providers)
         return after._recomputed_for(gone)
 
     def _recomputed_for(self, *pods: Pod | None) -> NodeState:
@@ -300,7 +303,7 @@ class NodeState(NamedTuple):
         """Return the state with owners and pools counted again."""
         containers, pods = self.containers.values(), self.pods.values()
         owners = owners_of(self.node, containers, self.kubelet, pods, self.holds.values())
-        return self._replace(owners=owners, pools=_pools(self.node, owners, self.be_limit))
+        return structs.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:
         """Return the state after a container has started: init containers before it release what they held.

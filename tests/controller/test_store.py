@@ -166,7 +166,7 @@ def test_a_change_without_effect_on_pools_and_rules_is_not_notified() -> None:
 
 
 MUTATING = ("add", "append", "clear", "discard", "extend", "pop", "popitem", "remove", "setdefault", "update")
-FIELDS = {*NodeState._fields, *RuntimeKnowledge._fields, *InflightCalls._fields}
+FIELDS = {*NodeState.__struct_fields__, *RuntimeKnowledge.__struct_fields__, *InflightCalls.__struct_fields__}
 
 
 def assignments(source: str) -> Iterator[tuple[int, str]]:

@@ -14,6 +14,7 @@ from proxy.engine.suppression import KEY, BeSuppression
 from proxy.engine.write_conflicts import CpusetsRepaired, FindWriters
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 4, 2)
 EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
@@ -24,7 +25,7 @@ QUOTAS = RemovedQuotas({"q/a": QuotaRecord(1, "kubepods/a"), "qc/x": QuotaRecord
 def learn(
     state: NodeState, *, recorded: bool = True, **facts: object
 ) -> tuple[NodeState, tuple[object, ...]]:
-    return handle(state, FactsLearned(state.facts._replace(**facts), recorded))
+    return handle(state, FactsLearned(changed_copy(state.facts, **facts), recorded))
 
 
 def test_the_ledger_follows_what_it_keeps() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.invariants import violations
@@ -30,7 +31,7 @@ def state_of(*containers: Container, shared: str = "", be: str = "") -> NodeStat
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
     if not shared and not be:
         return state
-    return state._replace(pools=CpuPools(CpuSet.parse(shared), CpuSet.parse(be)))
+    return structs.replace(state, pools=CpuPools(CpuSet.parse(shared), CpuSet.parse(be)))
 
 
 OWN, SHARED, BE = Pool.OWN, Pool.SHARED, Pool.BE
@@ -90,9 +91,9 @@ def test_what_is_offline_and_what_is_missing_is_named() -> None:
 
 def test_owners_that_no_container_makes_are_named() -> None:
     state = state_of(one("a", OWN, "0"))
-    late = state._replace(owners={**state.owners, "b": Owner(CpuSet((1,)), hard=True)})
+    late = structs.replace(state, owners={**state.owners, "b": Owner(CpuSet((1,)), hard=True)})
     assert violations(late)[0] == "what is owned is not what containers own: b"
-    early = state._replace(owners={})
+    early = structs.replace(state, owners={})
     assert violations(early)[0] == "what is owned is not what containers own: a"
 
 

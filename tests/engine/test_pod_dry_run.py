@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
@@ -123,7 +124,7 @@ def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
 
 def test_sharing_pods_are_reported_too() -> None:
     pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.BEST_EFFORT)
-    state = node()._replace(node=changed_copy(node().node, devices={}))
+    state = structs.replace(node(), node=changed_copy(node().node, devices={}))
     got = dry_run(state, ArrivingPod(pod, Request(), (("c", Request()),)))
     assert [(why.ref, why.pool) for why in got.explanations] == [("ns/p/c", "be")]
     assert got.containers[0].placement.pool is Pool.BE
