@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from proxy.model.defects import DefectKind, InputDefect
-from proxy.model.grants import Share
+from proxy.model.grants import Block, Blocks, Share
 from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.machine import ANY_MACHINE, Bounds
-from proxy.model.memory import Block, Blocks
 from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import listed
 from proxy.model.quoting import MESSAGE, SENTENCE, printable

@@ -18,7 +18,7 @@ from proxy.engine.node import Node
 from proxy.engine.node_events import NodeRulesChanged
 from proxy.engine.node_policy import NodePolicy, PolicyValue, apply_node_policy, read_node_policy
 from proxy.model.idset import CpuSet
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.telemetry import metrics
 

@@ -8,8 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from proxy.model.idset import Mask
-from proxy.model.kubelet import CpuManager
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.requests import PodRequests
 from proxy.model.workload import Near
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from proxy.allocation.memory_nodes import memory_for
 from proxy.engine.state import NodeState
+from proxy.model.grants import Blocks
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.machine import Machine
-from proxy.model.memory import Blocks
 from proxy.model.phrases import nodes as words
 from proxy.model.workload import Phase, Pod, Pool, Request
 

@@ -36,9 +36,8 @@ from proxy.engine.state import NodeState
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import KUBERNETES, NodeBindPolicy, NumaPolicy, NumaStrategy
-from proxy.model.kubelet import CpuManager
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Machine
-from proxy.model.node_object import NodeMeta
 from proxy.model.options import (
     Scope,
     TopologyOptions,

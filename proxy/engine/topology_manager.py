@@ -22,11 +22,10 @@ from proxy.allocation.providers.provider import Provider, ProviderRequest
 from proxy.allocation.refusal import UNEXPECTED, AllocationRefusedError
 from proxy.engine.node import Node
 from proxy.model.explanation import AllocationStep, Merge, ProviderAnswer
-from proxy.model.grants import Grants
+from proxy.model.grants import Blocks, Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
-from proxy.model.memory import Blocks
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import Part, Verdict
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Blocks
+
+
+class Block(Struct, frozen=True):
+    """An amount of one resource (bytes) on a mask of nodes."""
+
+    affinity: Mask
+    resource: str
+    size: int
+
+
+Blocks = tuple[Block, ...]
+"""Memory that a container or a pod was given on NUMA nodes."""
 
 
 class Share(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What kubelet's CPU manager does on a node, as far as that could be determined."""
+"""What is known of the node from outside: kubelet's CPU manager, and a part of the Kubernetes Node object."""
 
 from __future__ import annotations
 
@@ -34,4 +34,23 @@ class CpuManager(Struct, frozen=True):
     default: CpuSet = field(default_factory=CpuSet)
     held: Held = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+class NodeMeta(Struct, frozen=True):
+    """A Node object of Kubernetes.
+
+    Attributes:
+        name, uid: Empty where it does not say them.
+        labels, annotations: As it has them.
+        capacity, allocatable: Resource to amount in thousandths; empty where it has no status.
+        problems: What in it could not be read, one sentence each.
+    """
+
+    name: str = ""
+    uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()

@@ -7,10 +7,9 @@ import enum
 from msgspec import Struct, field
 
 from proxy.model.defects import InputDefect
-from proxy.model.grants import Share
+from proxy.model.grants import Blocks, Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
-from proxy.model.memory import Blocks
 from proxy.model.options import TopologyPolicy
 from proxy.model.quoting import printable
 from proxy.model.requests import PodRequests

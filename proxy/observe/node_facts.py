@@ -14,8 +14,7 @@ from proxy.engine.admission import assigned_cpus, permitted_claim
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
-from proxy.model.kubelet import CpuManager
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import TopologyPolicy
 from proxy.model.workload import Container, Phase, Pool
 from proxy.observe.koordinator import NodeFacts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import NodeMeta
 from proxy.model.quantity import parse_quantity
 from proxy.pools.go_json import load, short
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.allocation.memory.state import MemoryState, NodeMemory, NumaMemory, ResourceTable
+from proxy.model.grants import Block
 from proxy.model.idset import Mask
-from proxy.model.memory import Block
 from tests.conformance.cases import Case
 
 _AMOUNTS = ("total", "system_reserved", "allocatable", "reserved", "free")

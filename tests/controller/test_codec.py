@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.controller.codec import dump, load_container, load_pod
 from proxy.model.defects import DefectKind, InputDefect
-from proxy.model.grants import Share
+from proxy.model.grants import Block, Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
-from proxy.model.memory import Block
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,

@@ -28,8 +28,8 @@ from proxy.engine.invariants import violations
 from proxy.engine.node_events import BeLimited, KubeletAssigned
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
+from proxy.model.kubelet import NodeMeta
 from proxy.model.machine import Machine
-from proxy.model.node_object import NodeMeta
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.telemetry import metrics
 from tests.testkit.changed_copy import changed_copy

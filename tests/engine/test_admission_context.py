@@ -15,8 +15,8 @@ from proxy.engine.admission_context import build_context, pod_requests
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Block
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Near, Pod, Request, SetAside
 from proxy.topology.build import described

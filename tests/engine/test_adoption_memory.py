@@ -8,8 +8,8 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.adoption import adopt, overcommitted_memory, with_unrecorded_grants
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy

@@ -13,9 +13,9 @@ from proxy.engine.narrowing import Narrowing, lost, narrowed
 from proxy.engine.node import Node
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
-from proxy.model.memory import Block
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy

@@ -11,8 +11,7 @@ from proxy.engine.node import Node
 from proxy.engine.node_policy import NodePolicy, read_node_policy
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
-from proxy.model.kubelet import CpuManager
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.pools import node_keys
 from proxy.topology.build import described

@@ -9,8 +9,7 @@ from proxy.engine.node_policy import AppliedPolicy, NodePolicy, apply_node_polic
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
-from proxy.model.kubelet import CpuManager
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS

@@ -14,8 +14,7 @@ from proxy.engine.node_policy import apply_node_policy, read_node_policy
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy, NumaPolicy
-from proxy.model.kubelet import CpuManager
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS

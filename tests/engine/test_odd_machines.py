@@ -24,9 +24,8 @@ from proxy.engine.node_policy import apply_node_policy, read_node_policy
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
-from proxy.model.kubelet import CpuManager
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Cpu, Machine, NumaNode
-from proxy.model.node_object import NodeMeta
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Request
 from proxy.pools import node_keys

@@ -7,8 +7,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
-from proxy.model.kubelet import CpuManager
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology

@@ -8,8 +8,8 @@ from typing import Any
 from proxy.allocation.memory.state import MemoryState, NumaMemory, ResourceTable
 from proxy.backends.kubelet.checkpoint_contents import _readable
 from proxy.backends.kubelet.checkpoints import Checkpoint, lower
+from proxy.model.grants import Block, Blocks
 from proxy.model.idset import Mask
-from proxy.model.memory import Block, Blocks
 
 
 def held_memory(checkpoint: Checkpoint) -> MemoryState:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import NodeMeta
 from proxy.pools.node_meta import node_meta
 
 WHOLE = {

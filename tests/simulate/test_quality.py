@@ -7,8 +7,8 @@ import pytest
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import parse
 from proxy.engine.node import Node
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Block
 from proxy.model.requests import MEMORY
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.simulate.hosts import Host

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import structs
 
 from proxy.allocation.memory.state import MemoryState, NumaMemory
+from proxy.model.grants import Block, Blocks
 from proxy.model.idset import Mask
-from proxy.model.memory import Block, Blocks
 from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod
 

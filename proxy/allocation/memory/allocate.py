@@ -25,9 +25,9 @@ from proxy.allocation.hint_family import Family
 from proxy.allocation.memory.hints import family, reusable_memory, violates_groups
 from proxy.allocation.memory.request import container_amounts, gets_memory
 from proxy.allocation.memory.state import MemoryRefused, MemoryState
+from proxy.model.grants import Block, Blocks
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
-from proxy.model.memory import Block, Blocks
 from proxy.model.phrases import nodes
 from proxy.model.quantity import show_quantity
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests

@@ -28,9 +28,9 @@ from proxy.allocation.demand import Demand, covers, smallest
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts, split_problem
 from proxy.allocation.memory.state import MemoryState
+from proxy.model.grants import Blocks
 from proxy.model.hint import Hints
 from proxy.model.idset import Mask
-from proxy.model.memory import Blocks
 from proxy.model.requests import ContainerKind, PodRequests
 
 

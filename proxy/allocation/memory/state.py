@@ -23,9 +23,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from proxy.allocation.refusal import AllocationRefusedError
+from proxy.model.grants import Block, Blocks
 from proxy.model.idset import Mask
 from proxy.model.machine import Machine
-from proxy.model.memory import Block, Blocks
 from proxy.model.requests import HUGE_PAGES, MEMORY
 
 

@@ -19,11 +19,10 @@ from proxy.allocation.memory.request import container_amounts, gets_memory, pod_
 from proxy.allocation.memory.state import MemoryRefused, MemoryState
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
 from proxy.model.explanation import Shortfall
-from proxy.model.grants import Grants
+from proxy.model.grants import Block, Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.machine import Machine
-from proxy.model.memory import Block
 from proxy.model.options import Scope
 from proxy.model.workload import Container, KubeQos, Pod, Request
 

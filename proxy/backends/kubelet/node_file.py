@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxy.backends.kubelet.small_file import read_small
-from proxy.model.node_object import NodeMeta
+from proxy.model.kubelet import NodeMeta
 from proxy.pools.go_json import short
 from proxy.pools.node_meta import node_meta
 

@@ -11,8 +11,8 @@ from proxy.engine.adoption import adopt
 from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Block
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described

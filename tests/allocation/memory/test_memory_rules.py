@@ -16,9 +16,9 @@ from proxy.allocation.memory.state import (
     initial,
     page_resource,
 )
+from proxy.model.grants import Block
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.memory import Block
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.memory_manager_state import difference, validated
 

@@ -11,10 +11,9 @@ from proxy.allocation.providers.provider import ProviderRequest, Serves
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.explanation import Shortfall
-from proxy.model.grants import Grants, Share
+from proxy.model.grants import Block, Grants, Share
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Block
 from proxy.model.options import Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside

@@ -21,8 +21,8 @@ from proxy.frontends.hook_bridge.lazy import LazyMap
 from proxy.frontends.hook_bridge.object_cache import ObjectCache
 from proxy.frontends.hook_bridge.resources import merged, recorded, resources_of
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Pools, Resources
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from proxy.wire.fields import field
