@@ -38,8 +38,12 @@ class MatterFacts(Struct, frozen=True):
     partitions: PartitionFacts | None = None
     suppression: BeSuppression | None = None
 
+    def kept(self) -> tuple[object, ...]:
+        """Return the facts that the ledger keeps."""
+        return self.quotas, self.partitions, self.suppression
+
     def records(self) -> dict[str, dict[str, object]]:
-        """Return what the ledger keeps of it."""
+        """Return the ledger's records of them."""
         records = self.quotas.dump()
         if self.partitions is not None:
             records |= self.partitions.dump()

@@ -91,10 +91,13 @@ def _cpus_held(state: NodeState, event: events.CpusHeld) -> Handled:
 
 
 def _facts_learned(state: NodeState, event: events.FactsLearned) -> Handled:
-    before, after = state.facts.records(), event.facts.records()
-    differ = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    puts = tuple(PutRecord(key, after.get(key)) for key in differ if event.recorded)
-    return structs.replace(state, facts=event.facts), puts
+    after = structs.replace(state, facts=event.facts)
+    if not event.recorded or state.facts.kept() == event.facts.kept():
+        return after, ()
+    old, new = state.facts.records(), event.facts.records()
+    return after, tuple(
+        PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
+    )
 
 
 def _cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> Handled:
