@@ -32,11 +32,7 @@ UNLIKE_KUBELET = "kubelet's CPU manager cannot be followed"
 
 
 class KubeletCpus:
-    """Has the state follow what kubelet's CPU manager holds.
-
-    Attributes:
-        manager: What was seen last.
-    """
+    """Has the state follow what kubelet's CPU manager holds."""
 
     def __init__(self, context: NodeContext, port: KubeletCpuManager | None) -> None:
         """Prepare to look.
@@ -52,8 +48,12 @@ class KubeletCpus:
         self._refreshing = asyncio.Lock()
         self._reported: frozenset[str] = frozenset()
         self._checked: tuple[object, object] = (None, None)
-        self.manager = CpuManager()
         self._counts: Callable[[Held], Held] = lambda held: held
+
+    @property
+    def manager(self) -> CpuManager:
+        """What was read last."""
+        return self._context.state.facts.cpu_manager
 
     def count_only(self, counts: Callable[[Held], Held]) -> None:
         """Let only a part of what kubelet holds count, as a takeover does; ``counts`` gives it."""
@@ -102,7 +102,8 @@ class KubeletCpus:
             came, went = changed_cpus(state.kubelet, after.kubelet)
             context.telemetry.event("kubelet's CPU manager changed its assignments", came=came, went=went)
         if manager is not self.manager or self._checked != (manager, context.state.owners):
-            self.manager, self._checked = manager, (manager, context.state.owners)
+            context.learn(cpu_manager=manager)
+            self._checked = manager, context.state.owners
             before, self._reported = self._reported, frozenset((*manager.problems, *clashes(context.state)))
             for words in sorted(self._reported - before):
                 context.telemetry.problem(UNLIKE_KUBELET, reason=words)

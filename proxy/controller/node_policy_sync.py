@@ -31,7 +31,6 @@ class NodePolicySync:
 
     Attributes:
         meta: What the Node object said last; None where there is none, or it could never be read.
-        policy: What is in effect.
         kept: CPUs that a takeover keeps back in addition, because kubelet did.
     """
 
@@ -59,7 +58,14 @@ class NodePolicySync:
         self._options = options or TopologyOptions()
         self.meta: NodeMeta | None = None
         self.kept = CpuSet()
-        self.policy: NodePolicy = read_node_policy(configured, configured.machine, None, None)
+        context.learn(policy=read_node_policy(configured, configured.machine, None, None))
+
+    @property
+    def policy(self) -> NodePolicy:
+        """What is in effect."""
+        policy = self._context.state.facts.policy
+        assert policy is not None
+        return policy
 
     async def follow(self, worker: Worker) -> None:
         """Read the Node object in a worker, and have the policy take effect."""
@@ -76,7 +82,8 @@ class NodePolicySync:
         machine = before.node.machine
         wanted = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
         done = apply_node_policy(before, wanted, self.policy, self._options)
-        old, self.policy = self.policy.named(), done.policy
+        old = self.policy.named()
+        context.learn(policy=done.policy)
         if done.state is not before:
             context.store.handle(NodeRulesChanged(done.state.node, "node rules changed"))
         for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:

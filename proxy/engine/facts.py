@@ -11,8 +11,10 @@ from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import WriteConflicts
+from proxy.model.kubelet import CpuManager
 
 if TYPE_CHECKING:
+    from proxy.engine.node_policy import NodePolicy
     from proxy.engine.partition import PartitionFacts
     from proxy.engine.suppression import BeSuppression
 
@@ -26,6 +28,8 @@ class MatterFacts(Struct, frozen=True):
         mems: Memory nodes in effect.
         losses: What containers lack of what they were promised, as it was reported.
         masks: In which order the runtime sends masks to systemd.
+        cpu_manager: What kubelet's CPU manager does, as it was read last.
+        policy: The policy of the node that is in effect; None before it was read.
         partitions: Partitions of owners; None where the node has none.
         suppression: BE suppression; None where BE is not suppressed.
     """
@@ -35,6 +39,8 @@ class MatterFacts(Struct, frozen=True):
     mems: MemoryBindings = MemoryBindings()
     losses: Mapping[str, str] = {}
     masks: MaskOrder = MaskOrder.UNKNOWN
+    cpu_manager: CpuManager = CpuManager()
+    policy: NodePolicy | None = None
     partitions: PartitionFacts | None = None
     suppression: BeSuppression | None = None
 

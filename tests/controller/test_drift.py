@@ -226,10 +226,10 @@ def test_kubelets_default_is_kubelets(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = reporting(w)
         ls, _ = await two(w)
-        w.keeper.beside.manager = CpuManager(policy="static", default=CpuSet.parse("0-13"))
+        w.keeper.learn(cpu_manager=CpuManager(policy="static", default=CpuSet.parse("0-13")))
         scribble(w, writes, ls, "0-13")
         await done(w, 1)
-        w.keeper.beside.manager = CpuManager(policy="none", default=CpuSet.parse("0-13"))
+        w.keeper.learn(cpu_manager=CpuManager(policy="none", default=CpuSet.parse("0-13")))
         scribble(w, writes, ls, "0-13")
         await done(w, 2)
         assert counted(w) == {"kubelet": 1, "unknown": 1}

@@ -118,9 +118,8 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
 def test_a_label_takes_precedence_over_kubelet(live, tmp_path: Path) -> None:
     async def day(w: Any) -> None:
         node = Written(w, tmp_path)
-        w.keeper.beside.manager = CpuManager(
-            "static", {"full-pcpus-only": "true"}, sources={"options": "configz"}
-        )
+        manager = CpuManager("static", {"full-pcpus-only": "true"}, sources={"options": "configz"})
+        w.keeper.learn(cpu_manager=manager)
         await node.say()
         assert node.value("cpuBindPolicy")["source"] == "kubelet's full-pcpus-only (configz)"
         odd = await w.begin(await w.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000})

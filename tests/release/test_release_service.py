@@ -196,7 +196,7 @@ def test_kubelets_static_policy_names_the_cpus_of_each_container(live: Callable[
     manager = CpuManager("static", default=CpuSet.parse("0-3,6-15"), held=held)
 
     async def day(w: Any) -> None:
-        w.keeper.beside.manager = manager
+        w.keeper.learn(cpu_manager=manager)
         whole = await w.run(await w.pod("whole"), cpuset_cpus="4-5", **LIMIT)
         ls = await w.run(await w.pod("ls", kube="burstable"), cpuset_cpus="0-15")
         await w.update(ls, cpuset_cpus="0-3,6-15")
