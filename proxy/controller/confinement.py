@@ -252,10 +252,15 @@ class Confinement:
     # -- calls without a waiting client --------------------------------------------------------------------
 
     async def recall(self) -> None:
-        """Confine created containers that have a group and may be at a start without a waiting client."""
+        """Confine created containers that have a group and may be at a start without a waiting client.
+
+        When the node is taken over again (a release is undone), owners get their CPUs back without a wait for
+        calls in flight: then also those at a start whose client waits.
+        """
         context = self._context
-        there = context.state.containers
-        strays = [f for f in context.state.inflight.strays() if f.is_start and not f.confined]
+        there, inflight = context.state.containers, context.state.inflight
+        known = inflight.strays() if context.synced.is_set() else [f for i in there for f in inflight.of(i)]
+        strays = [f for f in known if f.is_start and not f.confined]
         strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
         if strays:
             found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])

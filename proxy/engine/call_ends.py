@@ -105,8 +105,8 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     state, entered = phase_changed(state, PhaseChanged(container.id, phase))
     if phase is not Phase.RUNNING:
         return state, (*over, *entered)
-    written = WriteCpusets((container.id,))
-    if before is None or not before.confined:
+    written, is_confined = WriteCpusets((container.id,)), before is not None and before.confined
+    if not is_confined and state.runtime.saved.get(container.id) == state.wanted(container):
         return state, (*over, *entered, written)
     # The runtime has saved the cpuset that the start has left with.
     return _unsettled(state, container.id), (*over, *entered, written, SettleSoon())

@@ -15,6 +15,7 @@ from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from proxy.release.service import Release
 from proxy.telemetry import metrics
 from tests.controller.played_writes import PlayedWrites
 
@@ -408,5 +409,42 @@ def test_a_daemon_that_is_leaving_confines_nothing(live: Callable[..., None]) ->
         flights = w.keeper.state.inflight.of(start.id)
         assert await w.keeper.confinement.confine(flights, CpuSet.parse("0-3")) == set()
         assert w.on(start.id) == "0-15"
+
+    live(day)
+
+
+def test_after_an_undone_release_a_start_that_hangs_is_kept_off_owners(live: Callable[..., None]) -> None:
+    """Owners that run already get their CPUs back without a create that would wait for the start."""
+
+    async def day(w: Any) -> None:
+        own = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        start = await HangingStart.of(w, group=False)
+        for _ in range(3):
+            await w.sync.once()  # which do not look for its group any more
+        release = Release(w.keeper)
+        await release.begin()
+        w.cgroups.sets[start.id] = CpuSet.parse("0-15")
+        await release.undo()
+        await w.sync.once()
+        await w.quiet()
+        assert (w.on(own), w.on(start.id)) == ("0-3", "4-15")
+        await start.land()
+        release.close()
+
+    live(day)
+
+
+def test_the_runtime_is_told_of_pools_that_have_changed_during_a_start(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        start, settler = await HangingStart.of(w), w.make_settler()
+        await w.stop(lse)
+        await w.sync.once()
+        assert w.on(start.id) == "0-15", "a reconcile writes also who is starting"
+        await settler.finish(5)  # too early: no start can be corrected while it is in flight
+        await start.land()
+        await settler.finish(5)
+        assert (w.on(start.id), w.runtime.specs[start.id]) == ("0-15", "0-15")
+        settler.close()
 
     live(day)
