@@ -65,6 +65,22 @@ def test_every_container_leaves_an_offline_cpu_and_returns_to_it(live) -> None:
     live(day)
 
 
+def test_the_runtime_is_told_of_cpus_that_the_kernel_itself_has_taken(live) -> None:
+    """On v1 nothing is left to write, and an update with a CPU that is not there would fail."""
+
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w.machine = without(w.machine, "3")
+        w.cgroups.sets[ls] = w.cgroups.sets[ls] & w.machine.online
+        await look(w)
+        settler = w.make_settler()
+        await settler.finish(5)
+        assert (w.on(ls), w.runtime.specs[ls]) == ("0-2,4-15", "0-2,4-15")
+        settler.close()
+
+    live(day)
+
+
 def test_a_restart_while_a_cpu_is_offline_keeps_its_owner(live) -> None:
     async def day(w: Any) -> None:
         whole = w.machine

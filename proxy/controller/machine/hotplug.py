@@ -140,6 +140,11 @@ class Hotplug:
         self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
+        for container in after.containers.values():
+            if before.wanted(container) != after.wanted(container):
+                context.settle_later(
+                    container.id
+                )  # v1 removes offline CPUs itself: the enforcer writes nothing
         context.attention.set()  # sandboxes, memory nodes and what was promised of them
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
