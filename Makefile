@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RUNTIME ?=
 VECTORS ?= $(wildcard ../shared/vectors) tests/conformance/vectors
 PYTEST_ARGS ?=
-UNMEASURED = e2e bench fuzz vm keeper/test_every_interleaving.py
+UNMEASURED = e2e bench fuzz vm simulation keeper/test_every_interleaving.py
 STORIES ?=
 KUBELET ?= $(TOPOPROXY_KUBELET)
 ROOM ?= allocation
@@ -26,13 +26,16 @@ CRASH_ARGS ?=
 FUZZ_ARGS ?=
 SEED ?=
 CHURN_ARGS ?=
+EVENTS ?=
+WORKERS ?=
+PLANT ?=
 HOSTILE_ARGS ?=
 HOOKS_ARGS ?=
 CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn hostile-day bench-hooks drift conformance proto hook-points metrics lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn simulate-faults hostile-day bench-hooks drift conformance proto hook-points metrics lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -166,6 +169,10 @@ crash: venv ## kill the daemon at every step and at 500 random moments: CRASH_AR
 
 churn: venv ## make 20,000 calls while the runtime and the kernel fail at times: CHURN_ARGS="--calls 2000"
 	@$(BIN)/python bench/churn.py $(CHURN_ARGS)
+
+simulate-faults: venv ## simulate nodes with faults of all kinds, all from one seed: SEED=n EVENTS=1000000 WORKERS=2
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(EVENTS),--events $(EVENTS)) \
+	  $(if $(WORKERS),--workers $(WORKERS)) $(if $(PLANT),--plant $(PLANT))
 
 hostile-day: venv e2e-tools ## run 200 hostile and 50 honest pods on containerd, with a kill -9: as root on Debian, HOSTILE_ARGS="..."
 	@$(BIN)/python bench/hostile_calls.py

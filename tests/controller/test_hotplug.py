@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.controller.controller import Ports
 from proxy.controller.runtime_ports import RuntimeDetail
 from proxy.engine.invariants import violations
 from proxy.model.idset import CpuSet, Mask
@@ -77,6 +79,32 @@ def test_the_runtime_is_told_of_cpus_that_the_kernel_itself_has_taken(live) -> N
         await settler.finish(5)
         assert (w.on(ls), w.runtime.specs[ls]) == ("0-2,4-15", "0-2,4-15")
         settler.close()
+
+    live(day)
+
+
+class BroughtBack:
+    """Remembers for which groups processes were to be brought back."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+
+    def bring_back(self, path: str) -> int:
+        self.paths.add(path)
+        return 0
+
+
+def test_processes_that_were_moved_away_while_no_daemon_ran_are_looked_for(live, monkeypatch) -> None:
+    async def day(w: Any) -> None:
+        own = await w.run(await w.pod("lse", "LSE", "", "3"))
+        w.machine, displaced = without(w.machine, "3"), BroughtBack()
+        ports = functools.partial(Ports, displaced=displaced)
+        monkeypatch.setitem(type(w).boot.__globals__, "Ports", ports)
+        w.boot()  # the machine that it finds first is the one without the CPU
+        for _ in range(2):
+            await w.sync.once()
+            await w.quiet()
+        assert own in displaced.paths
 
     live(day)
 

@@ -43,7 +43,9 @@ MOMENT_S = 0.05
 """Many CPUs go at once where SMT is switched off: the machine is read when a few have gone."""
 
 LOOKS = 3
-"""So many times tasks that the kernel has moved away are looked for: it moves them after its report."""
+"""So many times tasks that the kernel has moved away are looked for: it moves them after its report.
+
+After a start too, where the groups of containers are not known yet the first time."""
 NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is noticed at the next reconcile"
 
 
@@ -87,7 +89,7 @@ class Hotplug:
         self.shortage = Shortage(context)
         self._looking = asyncio.Lock()
         self._mending = asyncio.Lock()
-        self._looks = 0
+        self._looks = LOOKS if displaced is not None else 0  # CPUs may have gone while no daemon ran
         self._soon: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -142,9 +144,7 @@ class Hotplug:
             self._memory_changed(before, after)
         for container in after.containers.values():
             if before.wanted(container) != after.wanted(container):
-                context.settle_later(
-                    container.id
-                )  # v1 removes offline CPUs itself: the enforcer writes nothing
+                context.settle_later(container.id)  # v1 itself removes CPUs: nothing is written
         context.attention.set()  # sandboxes, memory nodes and what was promised of them
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:

@@ -1,0 +1,70 @@
+"""The checks of a calm node: nothing new happens, and what is promised for then must come about in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
+from tests.simulation.kernel import text_of
+from tests.simulation.runtime import EXITED, RUNNING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.simulation.node import Node
+
+KERNEL_S = 90.0
+"""Until the kernel agrees: a write conflict is repaired after a minute at most, and a comparison follows."""
+ALL_S = 400.0
+"""Until the runtime agrees: after answers that were no good, a container is sent its CPUs 256 s later."""
+
+
+def kernel_differences(node: Node) -> Iterator[str]:
+    """Give what is not in the kernel as it is planned."""
+    assert node.daemon is not None
+    state = node.daemon.keeper.state
+    for one in node.runtime.containers.values():
+        group = node.kernel.groups.get(one.path)
+        container = state.containers.get(one.id)
+        if one.state != RUNNING:
+            continue
+        if group is None or container is None:
+            yield f"{one.id} runs, and the daemon does not know it"
+            continue
+        has, want = node.kernel.effective(group), state.wanted(container)
+        if has != want.bits:
+            yield f"{one.id} is on {text_of(has)} and should be on {want}"
+        if group.displaced:
+            yield f"the processes of {one.id} were moved away and are not back"
+    live = {one.id for one in node.runtime.containers.values() if one.state != EXITED}
+    known = {c.id for c in state.containers.values() if c.phase is not Phase.EXITED}
+    if live != known:
+        yield f"the daemon knows {sorted(known - live)} and does not know {sorted(live - known)}"
+
+
+def other_differences(node: Node) -> Iterator[str]:
+    """Give what the runtime, the ledger or the state have that they should not have."""
+    assert node.daemon is not None
+    keeper = node.daemon.keeper
+    state = keeper.state
+    for one in node.runtime.containers.values():
+        container = state.containers.get(one.id)
+        if one.state == RUNNING and container is not None and node.options.settle_per_second:
+            want = state.wanted(container)
+            if CpuSet.parse(one.cpus) != want:
+                yield f"the runtime has saved {one.cpus} for {one.id}, which should be on {want}"
+    under_way = [key for key in node.promises.durable if key.startswith(("i/", "m/"))]
+    if under_way:
+        yield f"the ledger has records of what was under way: {', '.join(under_way)}"
+    creating = [c.ref for c in state.containers.values() if c.phase is Phase.CREATING]
+    if creating:
+        yield f"creates have left placements behind: {', '.join(creating)}"
+    if state.holds:
+        yield f"CPUs are held for {', '.join(state.holds)}"
+    recorded = {key[2:] for key in node.promises.durable if key.startswith("c/")}
+    known = {c.id for c in state.containers.values()}
+    if recorded != known:
+        yield f"the ledger has {sorted(recorded - known)} too many, and lacks {sorted(known - recorded)}"
+    if any(trip.body is None and not trip.over for trip in node.kubelet.trips):
+        yield "calls are still held"

@@ -1,0 +1,208 @@
+"""One life of the daemon: the real controller, interceptors and release, on simulated ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.cgroup.cfs_quota import KernelCpuGroups
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.controller.context import NodeContext
+from proxy.controller.controller import Keeper, Ports
+from proxy.controller.options import ControllerOptions
+from proxy.engine.node import Node as NodeRules
+from proxy.frontends.cri.call import InterceptedCall
+from proxy.frontends.cri.interceptors import Interceptors
+from proxy.release.record import KEY
+from proxy.release.service import Release
+from proxy.telemetry import metrics
+from proxy.telemetry.port import Telemetry
+from tests.said import Said
+from tests.simulation.kernel import SimulatedFiles
+from tests.simulation.kernel_ports import (
+    SimulatedDisplaced,
+    SimulatedFences,
+    SimulatedMachineEvents,
+    SimulatedWrites,
+)
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.runtime_client import RuntimeClient, SimulatedEvents
+from tests.simulation.workers import Listener, SimulatedThreads
+
+if TYPE_CHECKING:
+    from proxy.model.machine import Machine
+    from tests.simulation.kernel import Group
+    from tests.simulation.node import Node
+
+STUCK_IN_CODE = "an exception escaped: "
+FOLLOW_S = 3.0
+"""Seconds in which a daemon answers the kernel's report of a write, when no fault is in its way."""
+
+
+class Daemon:
+    """The process of the daemon.
+
+    Attributes:
+        alive: Whether it lives.
+        pools: Its worker threads.
+        listeners: Threads that it has started itself.
+    """
+
+    def __init__(self, node: Node) -> None:
+        """Start the daemon on what the node holds."""
+        self.node = node
+        self.alive = True
+        self.began = node.schedule.now
+        self.pools: list[SimulatedThreads] = []
+        self.listeners: list[Listener] = []
+        self.said = Said(levels=("warning", "error"))
+        self.loop = SimulatedLoop(node.schedule, node.delays.lag, self._readable)
+        self._pending = dict[int, Callable[[], bool]]()
+        self._woken = set[int]()
+        SimulatedThreads.daemon = self
+        self.ledger = node.disk.open(node.kernel.whole.fingerprint, self.is_alive)
+        self.files = SimulatedFiles(node.kernel, self.is_alive)
+        self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
+        self.keeper: Keeper = self.loop.enter(self._start)
+        self.wire = Interceptors(self.keeper, self.keeper.sync, self.keeper.launch)
+
+    def is_alive(self) -> bool:
+        """Return whether the process lives."""
+        return self.alive
+
+    def _start(self) -> Keeper:
+        node, options = self.node, self.node.options
+        machine = node.kernel.machine
+        rules = NodeRules(machine, CpuTopology.of(machine), options.static, **options.rules)
+        clock = self.loop.time
+        keeper = Keeper(
+            rules,
+            self.cgroups,
+            RuntimeClient(node, self.is_alive),
+            self.ledger,
+            ControllerOptions(
+                call_timeout=node.call_timeout,
+                settle_per_second=options.settle_per_second,
+                reconcile_period=options.reconcile_period,
+            ),
+            Telemetry(self.said, clock),
+            clock,
+            ports=self._ports,
+        )
+        entries = dict(self.ledger.entries)
+        keeper.sync.recover(entries)
+        for begin in (keeper.sync.run, keeper.settler.run, keeper.lasting.run):
+            keeper.tend(begin)
+        self.release = Release(keeper)
+        record = entries.get(KEY)
+        if record is not None:
+            self.release.recover(record)
+        return keeper
+
+    def _ports(self, context: NodeContext) -> Ports:
+        kernel, options = self.node.kernel, self.node.options
+        writes = SimulatedWrites(kernel, self.wake, options.watches) if options.watches else None
+        self.writes = writes
+        kernel.reports = writes.written if writes is not None else lambda path: None
+        self.machine_events = SimulatedMachineEvents(self.wake)
+        self._pending = {
+            SimulatedWrites.FILE: lambda: writes is not None and writes.pending,
+            SimulatedMachineEvents.FILE: lambda: self.machine_events.pending,
+        }
+        events = self.node.runtime.events = SimulatedEvents(self.node)
+
+        def hardware(known: Machine) -> Machine | None:
+            return None if known == kernel.machine else kernel.machine
+
+        return Ports(
+            hardware=hardware,
+            cpu_groups=KernelCpuGroups(Path("/simulated"), kernel.version, self.files),
+            machine_events=self.machine_events if options.uevents else None,
+            displaced=SimulatedDisplaced(kernel) if kernel.version == 1 else None,
+            fences=SimulatedFences(self.files) if kernel.version == 2 else None,
+            events=events,
+            writes=writes,
+        )
+
+    # -- what is readable ---------------------------------------------------------------------------------
+
+    def wake(self, number: int) -> None:
+        """A descriptor is readable."""
+        if self.alive and number not in self._woken and number in self.loop.readers:
+            self._woken.add(number)
+            self.node.schedule.after(self.node.delays.report(), self._read, number)
+
+    def _readable(self, number: int) -> None:
+        """A descriptor is watched from now on."""
+        if number in self._pending and self._pending[number]():
+            self.wake(number)
+
+    def _read(self, number: int) -> None:
+        self._woken.discard(number)
+        if not self.alive or number not in self.loop.readers or not self._pending[number]():
+            return
+        what = "cpuset written" if number == SimulatedWrites.FILE else "uevent"
+        self.node.schedule.event("notification", what)
+        callback, args = self.loop.readers[number]
+        self.loop.enter(callback, *args)
+        self._readable(number)
+
+    # -- calls of clients ---------------------------------------------------------------------------------
+
+    def answered(self, call: InterceptedCall, status: int | None, message: bytes) -> None:
+        """The answer of the runtime passes, or the call ends without one."""
+
+        def both() -> None:
+            if status == 0 and message:
+                self.wire.response(call, message)
+            call.decided = call.done = True
+            self.wire.finished(call, status)
+
+        self.loop.enter(both)
+
+    # -- how it is ----------------------------------------------------------------------------------------
+
+    @property
+    def faults(self) -> list[str]:
+        """What went wrong within the daemon itself."""
+        found = [STUCK_IN_CODE + words for words in self.loop.broken]
+        if self.keeper.telemetry.value(metrics.INTERNAL_ERRORS):
+            found += [
+                str(problem) for problem in self.keeper.telemetry.problems() if "internal" in str(problem)
+            ]
+            found += found or [STUCK_IN_CODE + "an internal error was counted"]
+        return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether some worker has something to do."""
+        return any(pool.busy for pool in self.pools)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it knows the node, and places containers."""
+        keeper = self.keeper
+        return self.alive and keeper.synced.is_set() and keeper.store.mode.enforces
+
+    def has_followed(self, group: Group, since: float) -> bool:
+        """Return whether it has had the time to answer the report of a write, and nothing was in its way."""
+        now, idle = self.node.schedule.now, not any(p.busy for p in self.pools if p.name == "kernel")
+        at_ease = now - max(since, self.began, group.refused_at) >= FOLLOW_S
+        return self.in_step and idle and at_ease and SimulatedWrites.FILE not in self._woken
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.alive = False
+        self.loop.kill()
+        self.ledger.close()
+        self.node.kernel.reports = lambda path: None
+        self.node.runtime.events = None
+        listeners, self.listeners = self.listeners, []
+        for listener in listeners:
+            listener.resume()
+
+    def call(self, link: Any, serial: int, method: str, body: bytes) -> InterceptedCall:
+        """Make an intercepted call."""
+        return InterceptedCall(link, serial, f"/runtime.v1.RuntimeService/{method}", body)

@@ -1,0 +1,91 @@
+"""The simulated disk: the real ledger on a real file, which crashes cut and a full disk refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxy.backends.ledger import open_ledger
+from proxy.backends.ledger.journal import NAME
+from proxy.model.errors import CannotCreateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.backends.ledger.journal import FileLedger
+    from tests.simulation.node import Node
+
+Changes = Mapping[str, Mapping[str, object] | None]
+
+
+class SimulatedDisk:
+    """The state directory of the node; it lives on when the daemon does not."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        memory = Path("/dev/shm")
+        self.directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=memory if memory.is_dir() else None))
+
+    def open(self, fingerprint: str, alive: Callable[[], bool]) -> SimulatedLedger:
+        """Open the ledger, as a daemon does at its start."""
+        ledger, _notes = open_ledger(self.directory, fingerprint)
+        self.node.promises.ledger_opened(dict(ledger.entries))
+        return SimulatedLedger(self, ledger, alive)
+
+    @property
+    def size(self) -> int:
+        """The length of the ledger's file."""
+        return (self.directory / NAME).stat().st_size
+
+    def cut(self, before: int, part: float) -> bool:
+        """Leave a part of the last line, as a crash in the middle of a write does.
+
+        Returns:
+            False where the file was replaced as a whole, which no crash can cut.
+        """
+        after = self.size
+        if after <= before:
+            return False
+        os.truncate(self.directory / NAME, before + int(part * (after - before)))
+        return True
+
+    def remove(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class SimulatedLedger:
+    """Implements ``proxy.controller.ports.Ledger``; what is written in full is never lost by a crash."""
+
+    def __init__(self, disk: SimulatedDisk, ledger: FileLedger, alive: Callable[[], bool]) -> None:
+        self._disk = disk
+        self._ledger = ledger
+        self._alive = alive
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, object]]:
+        return self._ledger.entries
+
+    def write(self, changes: Changes) -> None:
+        node = self._disk.node
+        if not self._alive():
+            raise CannotCreateError("cannot write the ledger: the daemon has ended")
+        node.effect(f"ledger {len(changes)}")
+        if node.faults.disk_is_full():
+            node.promises.disk_works = False
+            raise CannotCreateError("cannot write the ledger: no space left")
+        before = self._disk.size
+        self._ledger.write(changes)
+        node.schedule.note(f"ledger {' '.join(sorted(changes))}")
+        part = node.faults.crash_cuts_ledger()
+        if part is not None and self._disk.cut(before, part):
+            node.crash("in the middle of a write to the ledger")
+        node.promises.stored(changes)
+        node.effect("ledger written")
+
+    def close(self) -> None:
+        self._ledger.close()

@@ -1,0 +1,205 @@
+"""What happens on a node beside the calls: other writers, CPUs that go, a runtime that restarts, commands."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy.model.errors import InputError
+from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
+from tests.simulation.kernel import text_of
+
+if TYPE_CHECKING:
+    from tests.simulation.clock import Entry
+    from tests.simulation.node import Node
+
+
+class Disturbances:
+    """Makes them happen, each by itself, until it is calm."""
+
+    def __init__(self, node: Node, seed: str) -> None:
+        self.node = node
+        self.dice = random.Random(f"{seed} disturbances")
+        self._timers: list[Entry] = []
+        options = node.options
+        self._all: tuple[tuple[bool, float, Callable[[], None]], ...] = (
+            (True, 0.6, self._pod),
+            (options.foreign, 1.5, self._foreign_write),
+            (options.hotplug, 15.0, self._hotplug),
+            (options.runtime_restarts, 40.0, self._runtime_restart),
+            (options.moves, 4.0, self._move),
+            (options.releases, 90.0, self._release),
+            (True, 20.0, self._exit),
+        )
+
+    def begin(self) -> None:
+        """Begin to disturb."""
+        self._timers = []
+        for wanted, every, what in self._all:
+            if wanted:
+                self._again(every, what)
+
+    def _again(self, every: float, what: Callable[[], None]) -> None:
+        self._timers = [t for t in self._timers if t.callback is not None]
+        self._timers.append(
+            self.node.schedule.after(self.dice.expovariate(1 / every), self._happen, every, what)
+        )
+
+    def _happen(self, every: float, what: Callable[[], None]) -> None:
+        self._again(every, what)
+        what()
+
+    def calm(self) -> None:
+        """Disturb no more, and end what is under way."""
+        for timer in self._timers:
+            timer.cancel()
+        node = self.node
+        for group in node.kernel.groups.values():
+            group.refuses, group.ignores = 0, False
+        if not node.runtime.up:
+            node.runtime.come()
+        if node.daemon is not None and node.daemon.keeper.store.mode.is_leaving:
+            self._undo()
+
+    # -- each ---------------------------------------------------------------------------------------------
+
+    def _pod(self) -> None:
+        if len(self.node.kubelet.pods) < self.node.options.pods:
+            self.node.kubelet.pod()
+
+    def _exit(self) -> None:
+        """A container ends by itself."""
+        there = [c for c in self.node.runtime.containers.values() if c.begun]
+        if there:
+            self.node.runtime.end(self.dice.choice(there))
+
+    def _foreign_write(self) -> None:
+        """Another program writes the cpuset of a container; on v2 also that of a group above one."""
+        node, dice = self.node, self.dice
+        there = [c for c in node.runtime.containers.values() if c.begun]
+        if not there:
+            return
+        group = node.kernel.groups[dice.choice(there).path]
+        if node.kernel.version == 2 and dice.random() < 0.2 and group.above is not None:
+            group = group.above
+        online = list(CpuSet.from_bits(node.kernel.online))
+        some = CpuSet(dice.sample(online, dice.randint(1, len(online))))
+        try:
+            node.kernel.write(group, str(some), foreign=True)
+        except OSError:
+            return
+
+    def _hotplug(self) -> None:
+        """Some CPUs go, or all are back."""
+        node, dice = self.node, self.dice
+        whole = node.kernel.whole.online
+        gone = whole.bits & ~node.kernel.online
+        if gone and dice.random() < 0.7:
+            online = whole
+        else:
+            may_go = [cpu for cpu in whole if cpu >= node.options.kept]
+            online = whole - CpuSet(dice.sample(may_go, dice.randint(1, 2)))
+        node.schedule.note(f"online {text_of(online.bits)}")
+        node.kernel.set_online(online)
+        if node.daemon is not None:
+            node.daemon.machine_events.changed()
+
+    def _runtime_restart(self) -> None:
+        node = self.node
+        if node.runtime.up:
+            node.schedule.note("runtime goes")
+            node.runtime.go()
+            node.schedule.after(0.2 + self.dice.random() * 4.0, self._runtime_returns)
+
+    def _runtime_returns(self) -> None:
+        if not self.node.runtime.up:
+            self.node.schedule.note("runtime is back")
+            self.node.runtime.come()
+
+    def _move(self) -> None:
+        """Move an owner to free CPUs, as a defragmenter would."""
+        daemon, dice = self.node.daemon, self.dice
+        if daemon is None or not daemon.in_step:
+            return
+        state, promises = daemon.keeper.state, self.node.promises
+        movable = [
+            c
+            for c in state.containers.values()
+            if c.owner and c.pod.cpuset is None and c.id in promises.roles
+        ]
+        free = list(state.pools.shared)
+        if not movable:
+            return
+        container = dice.choice(movable)
+        count = len(container.placement.exclusive)
+        if not 0 < count < len(free):
+            return
+        target = CpuSet(dice.sample(free, count))
+        given = promises.roles[container.id].given
+
+        async def move() -> None:
+            ids = [c.id for c in daemon.keeper.state.containers.values() if c.owner == container.owner]
+            for container_id in ids:
+                if container_id in promises.roles:
+                    promises.roles[container_id].given.add(target.bits)
+                    promises.roles[container_id].mover = daemon
+            before = container.placement.exclusive
+            why = await daemon.keeper.owner_moves.move(container.owner, target)
+            self.node.schedule.note(f"move of {container.owner} to {target}: {why or 'done'}")
+            for container_id in ids:
+                if container_id in promises.roles:
+                    promises.roles[container_id].given.discard(before.bits if not why else target.bits)
+
+        if len(given) == 1:
+            self.node.schedule.event("command", f"move {container.owner} to {target}")
+            daemon.loop.enter(daemon.keeper.spawn, move())
+
+    def _release(self) -> None:
+        """Release the node, and take it back some time later."""
+        daemon = self.node.daemon
+        if daemon is None or not daemon.in_step:
+            return
+        self.node.promises.suspended = True
+        self.node.schedule.event("command", "release")
+
+        async def release() -> None:
+            await daemon.release.begin()
+
+        daemon.loop.enter(daemon.keeper.spawn, release())
+        self.node.schedule.after(1.0 + self.dice.random() * 20.0, self._undo)
+
+    def _undo(self) -> None:
+        node, daemon = self.node, self.node.daemon
+        if daemon is None:
+            node.schedule.after(1.0, self._undo)
+            return
+        if daemon.keeper.store.mode is NodeMode.ENFORCE:
+            return
+        node.schedule.event("command", "undo the release")
+
+        async def undo() -> None:
+            with contextlib.suppress(InputError):  # it has been undone already
+                await daemon.release.undo()
+
+        daemon.loop.enter(daemon.keeper.spawn, undo())
+        node.schedule.after(0.5, self._resume)
+
+    def _resume(self) -> None:
+        """Check again, once the node is placed again."""
+        daemon, promises = self.node.daemon, self.node.promises
+        if not promises.suspended:
+            return
+        if daemon is not None and daemon.keeper.store.mode.is_leaving:
+            self._undo()
+        if daemon is not None and daemon.in_step and not self._differs():
+            promises.resume()
+        else:
+            self.node.schedule.after(0.5, self._resume)
+
+    def _differs(self) -> bool:
+        from tests.simulation.calm import kernel_differences
+
+        return any(kernel_differences(self.node))

@@ -1,0 +1,135 @@
+"""What goes wrong and how long everything takes, from the seed.
+
+While the node is *calm* nothing new goes wrong and nothing takes long, so that what is promised for then can
+be checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.kernel import Group
+
+REFUSALS = (errno.EBUSY, errno.EBUSY, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.EPERM)
+WITHIN = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How often something goes wrong, each for one thing that could."""
+
+    kernel_refuses: float = 0.01
+    no_effect: float = 0.002
+    disk_full: float = 0.01
+    update_late: float = 0.04
+    update_fails: float = 0.02
+    silent: float = 0.003
+    crash: float = 0.0004
+    cut: float = 0.002
+    answer_lost: float = 0.05
+    call_fails: float = 0.03
+    client_gone: float = 0.06
+    start_hangs: float = 0.02
+    interleaved: float = 0.1
+    slow: float = 0.02
+
+    @classmethod
+    def drawn(cls, dice: random.Random) -> Rates:
+        """Return rates for one node: each fault is absent, rare or frequent."""
+        usual, often = cls(), (0.0, 0.3, 1.0, 1.0, 3.0)
+        return cls(**{each.name: getattr(usual, each.name) * dice.choice(often) for each in fields(cls)})
+
+
+class Faults:
+    """Decides what goes wrong."""
+
+    def __init__(self, seed: str, rates: Rates) -> None:
+        self.dice = random.Random(f"{seed} faults")
+        self.rates = rates
+        self.calm = False
+        self.full_until = 0.0
+
+    def happens(self, rate: float) -> bool:
+        """Return whether something of a rate goes wrong now."""
+        return not self.calm and rate > 0 and self.dice.random() < rate
+
+    def kernel_write(self, group: Group) -> int:
+        """Return the error with which the kernel refuses a write of the daemon's; 0 for none."""
+        if group.refuses and not self.calm:
+            return group.refuses
+        if self.happens(self.rates.kernel_refuses):
+            error = self.dice.choice(REFUSALS)
+            if self.dice.random() < 0.2:
+                group.refuses = error
+            return error
+        return 0
+
+    def write_has_no_effect(self, group: Group) -> bool:
+        """Return whether a write is taken and changes nothing, as beside another cpuset partition."""
+        if group.ignores or self.happens(self.rates.no_effect):
+            group.ignores = not self.calm
+        return group.ignores
+
+    def disk_is_full(self) -> bool:
+        return self.happens(self.rates.disk_full)
+
+    def update_is_late(self) -> bool:
+        return self.happens(self.rates.update_late)
+
+    def update_fails(self) -> bool:
+        return self.happens(self.rates.update_fails)
+
+    def runtime_is_silent(self) -> bool:
+        return self.happens(self.rates.silent)
+
+    def crashes(self, *, within: bool = False) -> bool:
+        """Return whether the daemon crashes; within a move, which is rare, more often."""
+        return self.happens(self.rates.crash * (WITHIN if within else 1))
+
+    def crash_cuts_ledger(self) -> float | None:
+        return self.dice.random() if self.happens(self.rates.cut) else None
+
+    def interleaves(self) -> bool:
+        return self.happens(self.rates.interleaved)
+
+
+class Delays:
+    """Decides how long things take, in seconds."""
+
+    def __init__(self, seed: str, faults: Faults) -> None:
+        self._dice = random.Random(f"{seed} delays")
+        self._faults = faults
+
+    def _some(self, usual: float, slow: float) -> float:
+        dice = self._dice
+        if self._faults.happens(self._faults.rates.slow):
+            return dice.random() * slow
+        return dice.random() * usual
+
+    def job(self, worker: str) -> float:
+        """Until a thread begins its next job."""
+        return self._some(0.001, 1.0)
+
+    def lag(self) -> float:
+        """Until the event loop turns."""
+        return self._some(0.0005, 0.05)
+
+    def within(self) -> float:
+        """In the middle of a job."""
+        return self._some(0.002, 0.2)
+
+    def report(self) -> float:
+        """Until a report of the kernel or of the runtime arrives."""
+        return self._some(0.002, 0.3)
+
+    def wire(self) -> float:
+        """For a message on a socket."""
+        return self._some(0.001, 0.1)
+
+    def runtime(self) -> float:
+        """For the runtime to carry out a call."""
+        return self._some(0.05, 1.5)

@@ -1,0 +1,85 @@
+"""Starts that hang, step by step: the cgroup is made, the cpuset is written again, the program is executed.
+
+The order of runc (``docs/applying.md``, *Starts that hang*). What is not promised there is kept out: between
+runc's second write and the program's execution a living daemon has answered the kernel's report.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.model.grpc_status import GrpcStatus
+from tests.simulation.kernel import bits_of
+from tests.simulation.runtime import CREATED, RefusedError
+
+if TYPE_CHECKING:
+    from tests.simulation.kubelet import Trip
+    from tests.simulation.node import Node
+    from tests.simulation.runtime import Made
+
+LOOK_S = 0.05
+
+
+class HangingStarts:
+    """The starts that hang now."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.under_way: dict[Trip, None] = {}
+
+    def begin(self, trip: Trip) -> None:
+        """A start begins, and hangs before its cgroup is made."""
+        self.under_way[trip] = None
+        self.node.schedule.after(self._moment(), self._make, trip)
+
+    def _moment(self) -> float:
+        return 0.05 if self.node.faults.calm else self.node.faults.dice.random() * 4.0
+
+    def _container(self, trip: Trip) -> Made | None:
+        container_id = pb.StartContainerRequest.FromString(trip.body or b"").container_id
+        return self.node.runtime.containers.get(container_id)
+
+    def _end(self, trip: Trip, status: int) -> None:
+        self.under_way.pop(trip, None)
+        self.node.kubelet.answer(trip, status, b"")
+
+    def _make(self, trip: Trip) -> None:
+        node, one = self.node, self._container(trip)
+        if one is None or not node.runtime.up or trip.gone or not trip.daemon.alive:
+            self._end(trip, GrpcStatus.UNKNOWN)  # nothing has been done yet, and its connection has ended
+            return
+        try:
+            node.runtime.make_group(one)
+        except RefusedError as error:
+            self._end(trip, error.code)
+            return
+        node.schedule.after(self._moment(), self._write_again, trip)
+
+    def _write_again(self, trip: Trip) -> None:
+        node, one = self.node, self._container(trip)
+        group = node.kernel.groups.get(one.path) if one is not None else None
+        if one is None or group is None or one.state != CREATED:
+            self._end(trip, GrpcStatus.UNKNOWN)
+            return
+        try:
+            if one.cpus:
+                node.promises.runtime_writes(one, bits_of(one.cpus))
+                node.kernel.write(group, one.cpus)
+        except OSError:
+            node.kernel.remove(one.path)
+            self._end(trip, GrpcStatus.UNKNOWN)
+            return
+        node.schedule.after(self._moment(), self._execute, trip, node.schedule.now)
+
+    def _execute(self, trip: Trip, since: float) -> None:
+        node, one = self.node, self._container(trip)
+        if one is None or one.path not in node.kernel.groups or one.state != CREATED:
+            self._end(trip, GrpcStatus.UNKNOWN)
+            return
+        daemon = node.daemon
+        if daemon is None or not daemon.has_followed(node.kernel.groups[one.path], since):
+            node.schedule.after(LOOK_S, self._execute, trip, since)
+            return
+        node.runtime.execute(one)
+        self._end(trip, GrpcStatus.OK)

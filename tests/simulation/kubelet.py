@@ -1,0 +1,374 @@
+"""The simulated kubelet: pods of all classes that come, run for a while and go; and its calls.
+
+Each pod is a generator: it yields pauses and calls, and is resumed with the answer of a call. A call is made
+at the daemon; what was forwarded is carried out by the runtime, and the answer comes back through the daemon.
+Answers may be lost, false, late, or come when the client has gone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
+from tests.simulation.pods import KINDS, Kind
+from tests.simulation.runtime import CREATED, EXITED, RUNNING, RefusedError
+
+if TYPE_CHECKING:
+    from proxy.frontends.cri.call import InterceptedCall
+    from tests.simulation.daemon import Daemon
+    from tests.simulation.node import Node
+
+LOST = -1
+"""Stands for the status of a call whose answer never came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Make a call."""
+
+    method: str
+    message: Any
+
+
+Life = Generator[Pause | Call, tuple[int, bytes], None]
+
+
+class Trip:
+    """A call under way. It is the ``_Owner`` of its ``InterceptedCall``: the connection that it is on.
+
+    Attributes:
+        life: The pod that waits for the answer.
+        body: What was forwarded; None while it is held.
+        gone: The client does not wait any more.
+        undecided: It was forwarded as it came: the daemon did not know the node, or the node is released.
+    """
+
+    def __init__(self, kubelet: Kubelet, life: Life | None, daemon: Daemon, what: Call, serial: int) -> None:
+        self.kubelet = kubelet
+        self.life = life
+        self.daemon = daemon
+        self.method = what.method
+        self.serial = serial
+        self.sent_at = kubelet.node.schedule.now
+        self.body: bytes | None = None
+        self.over = self.gone = self.undecided = self._enters = False
+        self.call: InterceptedCall = daemon.call(self, serial, what.method, what.message.SerializeToString())
+
+    def arrive(self) -> None:
+        """The daemon gets the request."""
+        node = self.kubelet.node
+        if not self.daemon.alive or self.over:
+            self.kubelet.lost(self)
+            return
+        node.schedule.event("call", f"{self.serial} {self.method}")
+        self.sent_at = node.schedule.now
+        self.daemon.loop.enter(self._enter)
+
+    def _enter(self) -> None:
+        """Have the request handled; what that decides is told behind it, as on a connection."""
+        self._enters = True
+        self.daemon.wire.request(self.call)
+        self._enters = False
+        if self.over:
+            self.daemon.wire.finished(self.call, None)
+
+    def release(self, stream: int, body: bytes | None) -> None:
+        """The daemon forwards the call."""
+        node = self.kubelet.node
+        self.body = self.call.body if body is None else body
+        node.schedule.note(f"forward {self.serial} {self.method}")
+        node.promises.forwarded(self)
+        node.schedule.after(node.delays.wire(), self.kubelet.carry_out, self)
+
+    def refuse(self, stream: int, code: int, message: str) -> None:
+        """The daemon answers the call itself."""
+        node = self.kubelet.node
+        node.schedule.note(f"refuse {self.serial} {self.method} {code} {message[:80]}")
+        node.promises.decided(self)
+        self.call.decided = self.call.done = self.over = True
+        if not self._enters:
+            self.daemon.wire.finished(self.call, None)
+        node.schedule.after(node.delays.wire(), self.kubelet.resume, self, code, b"")
+
+
+class Kubelet:
+    """Makes pods, and calls for them."""
+
+    def __init__(self, node: Node, seed: str) -> None:
+        self.node = node
+        self.dice = random.Random(f"{seed} kubelet")
+        self.trips: dict[Trip, None] = {}
+        self.pods: dict[str, CpuSet] = {}
+        self.waiting: list[tuple[Life, int, bytes]] = []
+        self._serial = 0
+        self._calls = 0
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def advance(self, life: Life, status: int = 0, message: bytes = b"") -> None:
+        """Let a pod go on."""
+        if self.node.faults.calm:
+            self.waiting.append((life, status, message))
+            return
+        try:
+            what = life.send((status, message))
+        except StopIteration:
+            return
+        self._do(life, what)
+
+    def begin(self, life: Life) -> None:
+        """Begin a pod's life."""
+        try:
+            self._do(life, next(life))
+        except StopIteration:
+            return
+
+    def go_on(self) -> None:
+        """Let the pods go on after the node was calm."""
+        waiting, self.waiting = self.waiting, []
+        for life, status, message in waiting:
+            self.node.schedule.after(self.node.delays.wire(), self.advance, life, status, message)
+
+    def _do(self, life: Life, what: Pause | Call) -> None:
+        schedule = self.node.schedule
+        if isinstance(what, Pause):
+            schedule.after(what.seconds, self.advance, life)
+        elif (daemon := self.node.daemon) is None:
+            schedule.after(0.1, self.advance, life, LOST)
+        else:
+            self._calls += 1
+            trip = Trip(self, life, daemon, what, self._calls)
+            self.trips[trip] = None
+            schedule.after(self.node.delays.wire(), trip.arrive)
+            if self.node.faults.happens(self.node.faults.rates.client_gone):
+                schedule.after(self.dice.random() * 2.0, self.leave, trip)
+
+    def leave(self, trip: Trip) -> None:
+        """The client of a call goes away, and the runtime may carry it out all the same."""
+        if trip.over or trip.gone:
+            return
+        node = self.node
+        trip.gone = trip.over = True
+        if trip.daemon.alive and trip.daemon is node.daemon:
+            node.schedule.event("cancellation", f"{trip.serial} {trip.method}")
+            node.promises.decided(trip)
+            trip.daemon.answered(trip.call, None, b"")
+        self.lost(trip)
+
+    def lost(self, trip: Trip) -> None:
+        """No answer comes."""
+        trip.over = trip.gone = True
+        self.resume(trip, LOST, b"")
+
+    def resume(self, trip: Trip, status: int, message: bytes) -> None:
+        """The client has its answer."""
+        self.trips.pop(trip, None)
+        life, trip.life = trip.life, None
+        if life is not None:
+            self.advance(life, status, message)
+
+    # -- what becomes of a call at the runtime ------------------------------------------------------------
+
+    def carry_out(self, trip: Trip) -> None:
+        """A forwarded call is at the runtime."""
+        node, faults = self.node, self.node.faults
+        if not node.runtime.up:
+            self.answer(trip, GrpcStatus.UNAVAILABLE, b"")
+        elif trip.method == "StartContainer" and faults.happens(faults.rates.start_hangs):
+            node.hanging.begin(trip)
+        elif trip.gone or not trip.daemon.alive:
+            node.late(lambda: self._done(trip))
+        else:
+            node.schedule.after(node.delays.runtime(), self._carried_out, trip, node.runtime.answers_since)
+
+    def _carried_out(self, trip: Trip, since: float) -> None:
+        node, faults = self.node, self.node.faults
+        if not node.runtime.up or node.runtime.answers_since != since:
+            self.answer(trip, GrpcStatus.UNAVAILABLE, b"")
+            return
+        if faults.happens(faults.rates.call_fails):
+            if self.dice.random() < 0.5:
+                self._done(trip)  # what it answers is not true
+            self.answer(trip, GrpcStatus.UNKNOWN, b"")
+            return
+        status, message = self._done(trip)
+        if faults.happens(faults.rates.answer_lost):
+            self.leave(trip)
+        else:
+            self.answer(trip, status, message)
+
+    def _done(self, trip: Trip) -> tuple[int, bytes]:
+        self.node.runtime.undecided = trip.undecided
+        try:
+            return 0, self.node.runtime.do(trip.method, trip.body or b"")
+        except RefusedError as error:
+            return error.code, b""
+        finally:
+            self.node.runtime.undecided = False
+
+    def answer(self, trip: Trip, status: int, message: bytes) -> None:
+        """The runtime answers."""
+        self.node.schedule.after(self.node.delays.wire(), self._answered, trip, status, message)
+
+    def _answered(self, trip: Trip, status: int, message: bytes) -> None:
+        if trip.over:
+            return
+        trip.over = True
+        if not trip.daemon.alive:
+            self.lost(trip)
+            return
+        self.node.schedule.event("answer", f"{trip.serial} {trip.method} {status}")
+        trip.daemon.answered(trip.call, status, message)
+        self.node.promises.decided(trip)
+        self.resume(trip, status, message)
+
+    def cut(self, daemon: Daemon) -> None:
+        """A daemon has ended, and its connections with it."""
+        for trip in [t for t in self.trips if t.daemon is daemon]:
+            trip.over = trip.gone = True
+            self.node.schedule.after(self.node.delays.wire(), self.lost, trip)
+
+    # -- pods ---------------------------------------------------------------------------------------------
+
+    def _free(self, count: int) -> CpuSet | None:
+        """Choose CPUs as Koordinator's scheduler does, by what it knows: the pods that it has placed."""
+        taken = {cpu for cpus in self.pods.values() for cpu in cpus}
+        free = [
+            cpu for cpu in self.node.kernel.whole.online if cpu not in taken and cpu >= self.node.options.kept
+        ]
+        return CpuSet(self.dice.sample(free, count)) if len(free) > count + 2 else None
+
+    def pod(self) -> None:
+        """Have one more pod."""
+        kind = self.dice.choices(KINDS, [kind.weight for kind in KINDS])[0]
+        named = self._free(kind.named) if kind.named else CpuSet()
+        if named is None:
+            return
+        self._serial += 1
+        uid = f"u{self._serial}"
+        self.pods[uid] = named
+        self.begin(self._pod(uid, kind, named))
+
+    def _config(self, uid: str, kind: Kind, named: CpuSet) -> pb.PodSandboxConfig:
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=uid, uid=uid, namespace="ns"),
+            linux=pb.LinuxPodSandboxConfig(
+                cgroup_parent=f"/kubepods/{kind.kube}/pod{uid}".replace("//", "/")
+            ),
+        )
+        if kind.qos:
+            config.labels["koordinator.sh/qosClass"] = kind.qos
+        if named:
+            config.annotations["scheduling.koordinator.sh/resource-status"] = f'{{"cpuset":"{named}"}}'
+        return config
+
+    def _pod(self, uid: str, kind: Kind, named: CpuSet) -> Life:
+        dice, runtime = self.dice, self.node.runtime
+        config = self._config(uid, kind, named)
+        quota = 100_000 * kind.whole if kind.whole else -1
+        self.node.make_pod_group(config.linux.cgroup_parent, quota)
+        sandbox_id = ""
+        for _ in range(4):
+            status, message = yield Call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
+            if status == 0:
+                sandbox_id = pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id
+                break
+            yield Pause(dice.random())
+            sandbox_id = next((s.id for s in runtime.sandboxes.values() if s.uid == uid), "")
+            if sandbox_id:
+                break
+        if sandbox_id:
+            yield from self._containers(sandbox_id, config, kind)
+            yield from self._until_done("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id))
+            yield from self._until_done(
+                "RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
+            )
+        self.pods.pop(uid, None)
+
+    def _until_done(self, method: str, message: Any) -> Life:
+        for _ in range(50):
+            status, _answer = yield Call(method, message)
+            if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
+                return
+            yield Pause(0.2 + self.dice.random())
+
+    def _containers(self, sandbox_id: str, config: pb.PodSandboxConfig, kind: Kind) -> Life:
+        """Run the containers of a pod, one after the other or two beside each other."""
+        dice, attempt = self.dice, 0
+        names = ("c", "d") if dice.random() < 0.3 else ("c",)
+        left = {name: dice.randint(1, 3) for name in names}
+        patience = 12
+        until = self.node.schedule.now + 2.0 + dice.random() * 30.0
+        while self.node.schedule.now < until and patience > 0:
+            name = dice.choice(names)
+            mine = [c for c in self.node.runtime.inside(sandbox_id) if c.name == name]
+            live = [c for c in mine if c.state != EXITED]
+            if not live and left[name] > 0:
+                attempt += 1
+                patience -= 1
+                yield from self._create(sandbox_id, config, kind, name, attempt)
+            elif not live:
+                patience -= 1
+                yield Pause(dice.random())
+            elif live[0].state == CREATED:
+                patience -= 1
+                start = pb.StartContainerRequest(container_id=live[0].id)
+                status, _answer = yield Call("StartContainer", start)
+                if status == 0:
+                    left[name] -= 1
+                elif status > 0:
+                    yield from self._remove(live[0].id)
+            else:
+                yield from self._run(live[0].id)
+
+    def _run(self, container_id: str) -> Life:
+        """Let a container run for a while, with what may happen to it."""
+        dice, what = self.dice, self.dice.random()
+        if what < 0.55:
+            yield Pause(0.2 + dice.random() * 2.0)
+        elif what < 0.8:
+            request = pb.UpdateContainerResourcesRequest(container_id=container_id)
+            request.linux.cpuset_cpus = dice.choice(("", "0-3", str(self.node.kernel.whole.online)))
+            request.linux.cpu_quota = dice.choice((0, 0, 150_000))
+            yield Call("UpdateContainerResources", request)
+        elif what < 0.9:
+            one = self.node.runtime.containers.get(container_id)
+            if one is not None and one.state == RUNNING:
+                self.node.runtime.end(one)  # by itself
+            yield Pause(dice.random())
+        else:
+            yield Call("StopContainer", pb.StopContainerRequest(container_id=container_id))
+            if dice.random() < 0.7:
+                yield from self._remove(container_id)
+
+    def _remove(self, container_id: str) -> Life:
+        yield from self._until_done("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id))
+
+    def _create(
+        self, sandbox_id: str, config: pb.PodSandboxConfig, kind: Kind, name: str, attempt: int
+    ) -> Life:
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox_id, sandbox_config=config)
+        request.config.metadata.name, request.config.metadata.attempt = name, attempt
+        resources = request.config.linux.resources
+        if kind.whole:
+            resources.cpu_shares = 1024 * kind.whole
+            resources.cpu_quota, resources.cpu_period = 100_000 * kind.whole, 100_000
+        elif kind.named:
+            resources.cpu_shares = 1024 * kind.named
+        else:
+            resources.cpu_shares = 2 if kind.kube == "besteffort" else 256
+        status, _answer = yield Call("CreateContainer", request)
+        if status != 0:
+            yield Pause(0.1 + self.dice.random())

@@ -1,0 +1,172 @@
+"""Faults of the daemon, planted on purpose: each breaks a promise, and the simulation must find it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.backends.ledger.journal import FileLedger
+from proxy.controller.confinement import NOT_AT_ALL, Confinement
+from proxy.controller.drift.detection import Drift
+from proxy.controller.enforce import Enforced, Enforcer
+from proxy.controller.journal import Journal
+from proxy.controller.lifecycle import Lifecycle
+from proxy.controller.machine.hotplug import Hotplug
+from proxy.controller.owner_moves import OwnerMoves
+from proxy.controller.reservations import Reservations
+from proxy.controller.runtime_sync import Settler
+from proxy.controller.start_update import StartUpdate
+from proxy.engine import effects as to_do
+from proxy.engine.events import LedgerWritten
+from proxy.frontends.cri.call import InterceptedCall
+from tests.simulation.kernel import SimulatedFiles
+
+Patches = Iterator[tuple[type, str, Any]]
+OFTEN = 40
+"""One of so many is affected where a fault would be too easy to find, or would stop everything else."""
+
+
+def _nothing(*_args: Any, **_more: Any) -> None:
+    """Do nothing."""
+
+
+async def _no_work(*_args: Any, **_more: Any) -> None:
+    """Do nothing."""
+
+
+def read_back_skipped() -> Patches:
+    """A cpuset counts as written although the kernel holds another value."""
+    write = SimulatedFiles.swap
+
+    def swap(files: Any, paths: Any, name: str, line: bytes, known: Any = None, going_on: Any = None) -> Any:
+        held = write(files, paths, name, line, known, going_on or (lambda: True))
+        both = zip(paths, held, strict=True)
+        return [b"\n" if before is None and files.is_group(path) else before for path, before in both]
+
+    yield SimulatedFiles, "swap", swap
+    yield KernelCgroups, "_check", _nothing
+
+
+def shrink_skipped() -> Patches:
+    """An owner is forwarded without a write of the containers that share."""
+    yield Enforcer, "enforce_pools", lambda enforcer: Enforced()
+
+
+def abort_forgotten() -> Patches:
+    """The placement of a create that failed stays."""
+    yield Lifecycle, "failed", _nothing
+
+
+def late_answer_ignored() -> Patches:
+    """A call without an answer counts as over at once, although the runtime may carry it out."""
+    yield StartUpdate, "stray", lambda launch, flight: launch._context.flights.land(flight) and None
+
+
+def calls_in_flight_ignored() -> Patches:
+    """A create does not wait for calls that carry wider cpusets."""
+
+    async def wait(*_args: Any) -> Any:
+        return NOT_AT_ALL
+
+    yield Confinement, "wait", wait
+
+
+def ledger_after_forward() -> Patches:
+    """A create is forwarded before its record is in the ledger."""
+
+    async def append(journal: Any, records: Mapping[str, Any], *, durable: bool = False) -> Any:
+        for key, value in records.items():
+            journal.put(key, value)
+        return LedgerWritten()
+
+    yield Journal, "append", append
+
+
+def record_lost() -> Patches:
+    """The ledger loses a record now and then."""
+    write, written = FileLedger._write, [0]
+
+    def lossy(ledger: Any, taken: Mapping[str, bytes | None]) -> None:
+        written[0] += 1
+        write(ledger, dict(list(taken.items())[1:]) if written[0] % OFTEN == 0 else taken)
+
+    yield FileLedger, "_write", lossy
+
+
+def hotplug_dropped() -> Patches:
+    """Nobody looks at the machine."""
+    yield Hotplug, "look", _no_work
+
+
+def repair_skipped() -> Patches:
+    """What another program writes stays."""
+    yield Enforcer, "enforce_all", lambda enforcer, leave=(): Enforced()
+    yield Drift, "suspect", _nothing
+
+
+def call_forgotten() -> Patches:
+    """A call is held for ever now and then."""
+    release, released = InterceptedCall.release, [0]
+
+    def forgetful(call: Any, body: bytes | None = None) -> None:
+        released[0] += 1
+        if released[0] % OFTEN:
+            release(call, body)
+
+    yield InterceptedCall, "release", forgetful
+
+
+def exception_escapes() -> Patches:
+    """A removal raises an exception."""
+
+    def removed(*_args: Any) -> None:
+        raise ValueError("planted")
+
+    yield Lifecycle, "removed", removed
+
+
+def settling_skipped() -> Patches:
+    """The runtime is not sent the cpusets of containers that have moved."""
+
+    async def settle(*_args: Any) -> bool:
+        return False
+
+    yield Settler, "_settle", settle
+
+
+def move_forgotten() -> Patches:
+    """A move that a crash has interrupted is not put back."""
+    yield OwnerMoves, "resume", _nothing
+
+
+def grown_before_commit() -> Patches:
+    """The CPUs of an owner that moves are not held until it has left them."""
+    perform = Reservations._perform
+
+    def hasty(reservations: Any, effect: Any, one: Any, run: Any) -> None:
+        if not isinstance(effect, to_do.HoldCpus):
+            perform(reservations, effect, one, run)
+
+    yield Reservations, "_perform", hasty
+
+
+PLANTED: dict[str, Callable[[], Patches]] = {
+    fault.__name__: fault
+    for fault in (
+        read_back_skipped, shrink_skipped, abort_forgotten, late_answer_ignored, calls_in_flight_ignored,
+        ledger_after_forward, record_lost, hotplug_dropped, repair_skipped, call_forgotten, exception_escapes,
+        settling_skipped, move_forgotten, grown_before_commit,
+    )
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant a fault; none if the name is empty."""
+    with contextlib.ExitStack() as stack:
+        for where, method, instead in PLANTED[name]() if name else ():
+            stack.enter_context(mock.patch.object(where, method, instead))
+        yield

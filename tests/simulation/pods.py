@@ -1,0 +1,38 @@
+"""The classes of pods of a simulated node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A class of pods.
+
+    Attributes:
+        qos: Koordinator's label.
+        kube: The level of the pod's cgroup, which shows the Kubernetes QoS class.
+        named: CPUs that the scheduler names; 0 for none.
+        whole: Whole CPUs that its container requests; 0 for none.
+        weight: How many there are of it.
+    """
+
+    qos: str
+    kube: str
+    named: int = 0
+    whole: int = 0
+    weight: int = 1
+
+
+KINDS = (
+    Kind("LS", "burstable", weight=4),
+    Kind("", "burstable", weight=2),
+    Kind("BE", "besteffort", weight=3),
+    Kind("", "besteffort", weight=1),
+    Kind("LSE", "", named=2, weight=2),
+    Kind("LSR", "", named=2, weight=2),
+    Kind("LSE", "", named=1, weight=1),
+    Kind("", "", whole=1, weight=3),
+    Kind("", "", whole=2, weight=2),
+    Kind("SYSTEM", "burstable", weight=1),
+)

@@ -1,0 +1,299 @@
+"""The promises of docs/applying.md, checked while a simulated node runs.
+
+What is checked when:
+
+- each write of a cpuset: it is not empty; no container that shares CPUs is on those of an owner that runs,
+  and no CPU has two owners (only groups that were written by the daemon or the runtime last: what another
+  program does is repaired, and that is checked when the node is calm);
+- each create that is forwarded with CPUs of its own: its record is in the ledger;
+- each call: it is decided in time;
+- each start of a daemon: the ledger holds every record that was written; each comparison afterwards: no owner
+  has lost its CPUs;
+- often: no exception escapes in the daemon; now and then: the invariants of the state;
+- when the node is calm (``calm.py``): the kernel, the runtime, the ledger and the state agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.engine.invariants import violations
+from proxy.model.idset import union
+from proxy.model.workload import Container, Pool
+from tests.simulation.kernel import text_of
+
+if TYPE_CHECKING:
+    from tests.simulation.kernel import Group
+    from tests.simulation.kubelet import Trip
+    from tests.simulation.node import Node
+    from tests.simulation.runtime import Made
+
+
+class ViolationError(AssertionError):
+    """A promise is broken."""
+
+
+@dataclass(slots=True)
+class Role:
+    """What a container was given, as the daemon said when it let it start.
+
+    Attributes:
+        pool: Where its CPUs come from.
+        owner: The owner of its CPUs; empty for none.
+        hard: Whether BE containers must stay off its CPUs.
+        given: The exclusive CPUs; more than one value while a move is under way.
+        mover: The daemon that has moved it last.
+        replacement: CPUs that stand in for those that are offline.
+    """
+
+    pool: Pool
+    owner: str
+    hard: bool
+    given: set[int] = field(default_factory=set)
+    replacement: int = 0
+    mover: object = None
+
+
+def _role(container: Container) -> Role:
+    placement = container.placement
+    owns = placement.pool is Pool.OWN
+    return Role(
+        placement.pool,
+        container.owner if owns else "",
+        placement.excludes_be,
+        {placement.exclusive.bits} if owns else set(),
+    )
+
+
+class Promises:
+    """Watches a node.
+
+    Attributes:
+        violation: The first promise that was found broken; empty for none.
+        suspended: The node is released, or is not in step yet since: nothing is placed.
+        durable: What the ledger holds, by key.
+        checks: How many checks were made.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.suspended = False
+        self.violation = ""
+        self.durable: dict[str, object] = {}
+        self.disk_works = True
+        self._moves = 0
+        self.checks = 0
+        self.roles: dict[str, Role] = {}
+        self._creates: dict[tuple[str, str, int], Role] = {}
+        self._owned: dict[str, int] = {}
+        self._sharing: dict[str, None] = {}
+
+    def broken(self, what: str) -> None:
+        """Report a promise that is broken.
+
+        Raises:
+            ViolationError: Always; the daemon may catch it, and ``violation`` is what counts.
+        """
+        self.violation = self.violation or what
+        raise ViolationError(what)
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def _known(self, trip: Trip, container_id: str) -> Container | None:
+        return trip.daemon.keeper.state.containers.get(container_id)
+
+    def forwarded(self, trip: Trip) -> None:
+        """The daemon forwards a call."""
+        self._in_time(trip)
+        trip.undecided = not trip.daemon.keeper.synced.is_set() or trip.daemon.keeper.store.mode.is_leaving
+        if trip.method == "CreateContainer":
+            self._create_forwarded(trip)
+        elif trip.method == "StartContainer":
+            container_id = pb.StartContainerRequest.FromString(trip.body or b"").container_id
+            known = self._known(trip, container_id)
+            if known is not None:
+                self._plays(container_id, _role(known))
+
+    def _create_forwarded(self, trip: Trip) -> None:
+        request = pb.CreateContainerRequest.FromString(trip.body or b"")
+        meta = request.config.metadata
+        for container in trip.daemon.keeper.state.in_sandbox(request.pod_sandbox_id):
+            if container.name == meta.name and container.attempt == meta.attempt:
+                self._creates[request.pod_sandbox_id, meta.name, meta.attempt] = _role(container)
+                if container.placement.pool is Pool.OWN and not self.suspended:
+                    self._has_record(container, "is forwarded")
+                return
+
+    def _has_record(self, container: Container, what: str) -> None:
+        """Check that the ledger says that a container owns CPUs."""
+        keys = f"i/{container.id}", f"c/{container.id}", f"p/{container.pod.sandbox_id}"
+        if self.disk_works and not any(key in self.durable for key in keys):
+            self.broken(f"{container.ref} {what}, and the ledger has no record of its CPUs")
+
+    def decided(self, trip: Trip) -> None:
+        """A call is over."""
+
+    def _in_time(self, trip: Trip) -> None:
+        held = self.node.schedule.now - trip.sent_at
+        if held > self.node.hold_limit:
+            self.broken(f"{trip.method} (call {trip.serial}) was held for {held:.1f} s")
+
+    def held_in_time(self) -> None:
+        """Check that no call is held for too long."""
+        for trip in self.node.kubelet.trips:
+            if trip.body is None and not trip.over and trip.daemon.alive:
+                self._in_time(trip)
+
+    # -- containers ---------------------------------------------------------------------------------------
+
+    def created(self, one: Made) -> None:
+        """The runtime has made a container."""
+        role = self._creates.pop((one.sandbox.id, one.name, one.attempt), None)
+        if role is not None:
+            self.roles[one.id] = role
+
+    def _plays(self, container_id: str, role: Role) -> None:
+        if container_id not in self._owned and container_id not in self._sharing:
+            self.roles[container_id] = role
+
+    def began(self, one: Made) -> None:
+        """The program of a container is executed."""
+        role = self.roles.get(one.id)
+        if role is None:
+            return
+        if role.owner:
+            self._owned[one.id] = 0
+        else:
+            self._sharing[one.id] = None
+        self.written(self.node.kernel.groups[one.path])
+
+    def ended(self, one: Made) -> None:
+        """A container has exited."""
+        self._owned.pop(one.id, None)
+        self._sharing.pop(one.id, None)
+        self.roles.pop(one.id, None)
+
+    # -- cpusets ------------------------------------------------------------------------------------------
+
+    def daemon_writes(self, group: Group, bits: int) -> None:
+        """The daemon writes a cpuset."""
+        if not bits:
+            self.broken(f"an empty cpuset is written to {group.path}")
+
+    def runtime_writes(self, one: Made, bits: int) -> None:
+        """The runtime writes a cpuset that the daemon gave to it."""
+        if not bits:
+            self.broken(f"an empty cpuset is written to {one.path}")
+
+    def written(self, group: Group) -> None:
+        """What is in effect in a group may be something else now."""
+        if not group.container_id:
+            for child in group.children.values():
+                self.written(child)
+            return
+        self.checks += 1
+        who, kernel = group.container_id, self.node.kernel
+        trusted, has = kernel.is_trusted(group), kernel.effective(group)
+        if who in self._owned:
+            own = self._own(who)
+            self._owned[who] = has & own if trusted else (self._owned[who] or own) & kernel.online
+            self._owner_alone(who)
+        if trusted and (who in self._sharing or who in self._owned):
+            self._off_owners(who, has)
+
+    def _own(self, who: str) -> int:
+        """Return the CPUs that an owner was given, with those that stand in for CPUs that are offline."""
+        role, daemon = self.roles[who], self.node.daemon
+        container = daemon.keeper.state.containers.get(who) if daemon is not None else None
+        if container is not None:
+            role.replacement = container.placement.replacement.bits
+        return union(role.given) | role.replacement
+
+    def _off_owners(self, who: str, has: int) -> None:
+        """Check that a container is not on the CPUs of another owner."""
+        if self.suspended:
+            return
+        role = self.roles[who]
+        batch = role.pool is Pool.BE
+        for owner, cpus in self._owned.items():
+            other = self.roles[owner]
+            if has & cpus and (not batch or other.hard) and (not role.owner or other.owner != role.owner):
+                self.broken(f"{who} ({role.pool}) runs on {text_of(has)}, and {owner} owns {text_of(cpus)}")
+
+    def _owner_alone(self, who: str) -> None:
+        """Check that no other container is on the CPUs of an owner."""
+        if self.suspended or not self._owned[who]:
+            return
+        kernel, runtime = self.node.kernel, self.node.runtime
+        for other in (*self._owned, *self._sharing):
+            group = kernel.groups[runtime.containers[other].path]
+            if other != who and kernel.is_trusted(group):
+                self._off_owners(other, kernel.effective(group))
+
+    def resume(self) -> None:
+        """The node is placed again: check everything."""
+        self.suspended = False
+        for who in self._owned:
+            self._owner_alone(who)
+
+    # -- the ledger and the state -------------------------------------------------------------------------
+
+    def stored(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
+        """The ledger has written some records."""
+        self.disk_works = True
+        for key, value in changes.items():
+            if value is None:
+                self.durable.pop(key, None)
+            else:
+                self.durable[key] = json.loads(json.dumps(value))
+            if key.startswith("m/"):
+                self._moves = sum(one.startswith("m/") for one in self.durable)
+
+    def ledger_opened(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """A daemon starts with the ledger: nothing that was written is lost."""
+        found = {key: json.loads(json.dumps(value)) for key, value in entries.items()}
+        if found != self.durable:
+            wrong = sorted(k for k in {*found, *self.durable} if found.get(k) != self.durable.get(k))
+            self.broken(f"the ledger has lost or changed records: {', '.join(wrong)}")
+
+    @property
+    def moves_under_way(self) -> bool:
+        """Whether the ledger says that an owner is being moved."""
+        return self._moves > 0
+
+    def often(self) -> None:
+        """Check what is cheap."""
+        daemon = self.node.daemon
+        if daemon is not None and (found := daemon.faults):
+            self.broken("; ".join(found[:3]))
+        self.held_in_time()
+
+    def now_and_then(self) -> None:
+        """Check the invariants of the state, and that owners still own."""
+        daemon = self.node.daemon
+        if daemon is None:
+            return
+        if found := violations(daemon.keeper.state):
+            self.broken("; ".join(found[:3]))
+        if daemon.in_step and not self.suspended:
+            self.owners_kept()
+
+    def owners_kept(self) -> None:
+        """Check that each owner that runs has the CPUs that it was given, by the daemon's account."""
+        daemon = self.node.daemon
+        assert daemon is not None
+        there = daemon.keeper.state.containers
+        for who in self._owned:
+            container, role = there.get(who), self.roles[who]
+            given = role.given
+            if container is not None and len(given) > 1 and role.mover is not daemon and not self.moves_under_way:
+                given &= {container.placement.exclusive.bits}  # the daemon that moved it has crashed
+            if container is None:
+                self.broken(f"{who} owns {' or '.join(map(text_of, given))}, and the daemon does not know it")
+            elif container.placement.exclusive.bits not in given:
+                has = container.placement.exclusive
+                self.broken(f"{who} was given {' or '.join(map(text_of, given))}, and has {has or 'nothing'}")

@@ -1,0 +1,153 @@
+"""The command: simulate nodes from a seed, in a few processes, until so many events were delivered."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.simulation.node import Node
+from tests.simulation.planted import PLANTED, planted
+
+EVENTS, WORKERS = 1_000_000, 2
+EPOCH = 20_000
+"""Events of one node; then the next one begins, with a seed derived from the first."""
+
+
+@dataclass
+class Outcome:
+    """What one process found."""
+
+    events: int = 0
+    nodes: int = 0
+    lives: int = 0
+    checks: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    trace: str = ""
+    violation: str = ""
+    seed: int = 0
+    asked: int = 0
+    recent: tuple[str, ...] = ()
+
+
+def seed_of(seed: int, worker: int, epoch: int) -> int:
+    """Return the seed of one node: the first has the seed itself, so that any node can be repeated alone."""
+    if not worker and not epoch:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{worker}/{epoch}".encode(), digest_size=5).digest()
+    return int.from_bytes(digest, "big")
+
+
+def simulate(seed: int, events: int) -> Outcome:
+    """Simulate one node."""
+    outcome = Outcome(seed=seed, asked=events)
+    node = Node(seed)
+    try:
+        node.run(events)
+    except AssertionError as error:
+        outcome.violation = str(error) or repr(error)
+    except Exception as error:
+        import traceback
+
+        outcome.violation = f"the simulation failed: {error!r}\n{traceback.format_exc()}"
+    finally:
+        node.close()
+    outcome.events, outcome.nodes, outcome.lives = node.schedule.events, 1, node.lives
+    outcome.checks = node.promises.checks
+    outcome.kinds = Counter(node.schedule.by_kind)
+    outcome.trace, outcome.recent = node.schedule.trace_hash, tuple(node.schedule.recent)
+    return outcome
+
+
+def work(seed: int, worker: int, events: int, epoch_events: int = EPOCH) -> Outcome:
+    """Simulate one node after the other, until so many events were delivered or a promise is broken."""
+    gc.freeze()
+    total, traces, epoch = Outcome(), hashlib.blake2b(digest_size=16), 0
+    while total.events < events:
+        one = simulate(seed_of(seed, worker, epoch), min(epoch_events, events - total.events))
+        traces.update(one.trace.encode())
+        total.events += one.events
+        total.nodes += 1
+        total.lives += one.lives
+        total.checks += one.checks
+        total.kinds += one.kinds
+        epoch += 1
+        if one.violation:
+            total.violation, total.seed, total.recent = one.violation, one.seed, one.recent
+            total.trace, total.asked = one.trace, one.asked
+            return total
+        print(f"worker {worker}: {total.events} events, {total.nodes} nodes", file=sys.stderr, flush=True)
+    total.trace = traces.hexdigest()
+    return total
+
+
+def _job(job: tuple[int, int, int, int]) -> Outcome:
+    return work(*job)
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulate nodes.")
+    parser.add_argument("--seed", type=int, default=None, help="the seed; the time if it is not given")
+    parser.add_argument("--events", type=int, default=EVENTS)
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--node-events", type=int, default=EPOCH, help="events of one node, then the next")
+    parser.add_argument(
+        "--plant", choices=sorted(PLANTED), default="", help="plant a fault, which must be found"
+    )
+    parser.add_argument("--trace", type=int, default=40, help="lines of the trace to print after a violation")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Run the command; exit code 1 where a promise is broken."""
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of texts is part of a run
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
+    asked = arguments()
+    seed = asked.seed if asked.seed is not None else int(time.time())
+    began = time.monotonic()
+    with planted(asked.plant):
+        outcomes = _outcomes(asked, seed)
+    sys.exit(report(seed, outcomes, time.monotonic() - began, asked))
+
+
+def _outcomes(asked: argparse.Namespace, seed: int) -> list[Outcome]:
+    jobs = [
+        (seed, number, asked.events // asked.workers, asked.node_events) for number in range(asked.workers)
+    ]
+    if asked.workers == 1:
+        return [work(*jobs[0])]
+    with multiprocessing.get_context("fork").Pool(asked.workers) as pool:
+        return pool.map(_job, jobs, chunksize=1)
+
+
+def report(seed: int, outcomes: list[Outcome], seconds: float, asked: argparse.Namespace) -> int:
+    """Print what came out, and return the exit code."""
+    kinds = sum((one.kinds for one in outcomes), Counter[str]())
+    events = sum(one.events for one in outcomes)
+    print(
+        f"seed {seed}: {events} events on {sum(one.nodes for one in outcomes)} nodes in {seconds:.0f} s"
+        f" ({events / max(seconds, 0.001):.0f}/s), {sum(one.lives for one in outcomes)} starts of the daemon,"
+        f" {sum(one.checks for one in outcomes)} cpusets checked"
+    )
+    print(", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
+    print(f"trace {' '.join(one.trace for one in outcomes)}")
+    wrong = [one for one in outcomes if one.violation]
+    for one in wrong:
+        if asked.trace:
+            print("\n".join(one.recent[-asked.trace :]))
+        print(f"violation: {one.violation}")
+        plant = f" PLANT={asked.plant}" if asked.plant else ""
+        print(f"repeat it: make simulate-faults SEED={one.seed} EVENTS={one.asked} WORKERS=1{plant}")
+    print(f"{len(wrong)} violations")
+    return int(bool(wrong))

@@ -1,0 +1,293 @@
+"""The simulated container runtime: what it has, what it does with calls, and the events that it sends.
+
+It does what containerd and runc do as far as the daemon can notice: a create saves a cpuset, a start makes
+the cgroup with what is saved, an update saves and writes, a container's cgroup is gone when it has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.controller.runtime_ports import RuntimeEvent
+from proxy.model.grpc_status import GrpcStatus
+from tests.simulation.kernel import bits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.node import Node
+    from tests.simulation.runtime_client import SimulatedEvents
+
+CREATED, RUNNING, EXITED = "CREATED", "RUNNING", "EXITED"
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A sandbox at the runtime."""
+
+    id: str
+    uid: str
+    parent: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    ready: bool = True
+
+
+@dataclass(slots=True)
+class Made:
+    """A container at the runtime.
+
+    Attributes:
+        cpus: The cpuset that is saved.
+        asked: The client's resources.
+        begun: Its program is being executed (``RUNNING`` says what the runtime answers).
+    """
+
+    id: str
+    sandbox: Sandbox
+    name: str
+    attempt: int
+    cpus: str
+    mems: str
+    quota: int
+    asked: tuple[int, int, int]
+    state: str = CREATED
+    begun: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"{self.sandbox.parent.strip('/')}/{self.id}"
+
+
+class RefusedError(Exception):
+    """The runtime answers with an error."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(str(code))
+        self.code = code
+
+
+class SimulatedRuntime:
+    """What the runtime has and does; it lives on when the daemon does not.
+
+    Attributes:
+        up: Whether it answers.
+        undecided: What it does now was asked for by a call that the daemon forwarded as it came.
+        events: Where the events of the daemon that lives now are put; None where none listens.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.up = True
+        self.answers_since = 0.0
+        self.undecided = False
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.containers: dict[str, Made] = {}
+        self.events: SimulatedEvents | None = None
+        self._serial = 0
+
+    # -- what calls do ------------------------------------------------------------------------------------
+
+    def do(self, method: str, body: bytes) -> bytes:
+        """Do what a call asks for, and return the message of the answer.
+
+        Raises:
+            RefusedError: It cannot be done.
+        """
+        self.node.schedule.note(f"runtime {method}")
+        return DO[method](self, body)
+
+    def run_sandbox(self, body: bytes) -> bytes:
+        config = pb.RunPodSandboxRequest.FromString(body).config
+        uid = config.metadata.uid
+        if any(s.uid == uid and s.ready for s in self.sandboxes.values()):
+            raise RefusedError(GrpcStatus.ALREADY_EXISTS)
+        self._serial += 1
+        one = Sandbox(
+            f"s{self._serial}-{uid}",
+            uid,
+            config.linux.cgroup_parent,
+            dict(config.labels),
+            dict(config.annotations),
+        )
+        self.sandboxes[one.id] = one
+        self.node.kernel.make(one.parent.strip("/"))
+        return pb.RunPodSandboxResponse(pod_sandbox_id=one.id).SerializeToString()
+
+    def stop_sandbox(self, body: bytes) -> bytes:
+        one = self.sandboxes.get(pb.StopPodSandboxRequest.FromString(body).pod_sandbox_id)
+        if one is not None:
+            one.ready = False
+            for container in self.inside(one.id):
+                self.end(container)
+            self.node.schedule.after(0.0, self.report, "exit", one.id)
+        return b""
+
+    def remove_sandbox(self, body: bytes) -> bytes:
+        sandbox_id = pb.RemovePodSandboxRequest.FromString(body).pod_sandbox_id
+        one = self.sandboxes.pop(sandbox_id, None)
+        if one is not None:
+            for container in self.inside(sandbox_id):
+                self.end(container)
+                del self.containers[container.id]
+                self.report("delete", container.id)
+            self.node.kernel.remove(one.parent.strip("/"))
+            self.report("delete", sandbox_id)
+        return b""
+
+    def inside(self, sandbox_id: str) -> list[Made]:
+        """Return the containers of a sandbox."""
+        return [c for c in self.containers.values() if c.sandbox.id == sandbox_id]
+
+    def create(self, body: bytes) -> bytes:
+        request = pb.CreateContainerRequest.FromString(body)
+        sandbox = self.sandboxes.get(request.pod_sandbox_id)
+        if sandbox is None:
+            raise RefusedError(GrpcStatus.NOT_FOUND)
+        if not sandbox.ready:
+            raise RefusedError(GrpcStatus.UNKNOWN)
+        meta, asked = request.config.metadata, request.config.linux.resources
+        if any(c.name == meta.name and c.attempt == meta.attempt for c in self.inside(sandbox.id)):
+            raise RefusedError(GrpcStatus.ALREADY_EXISTS)
+        self._serial += 1
+        one = Made(
+            f"c{self._serial}-{sandbox.uid}", sandbox, meta.name, meta.attempt, asked.cpuset_cpus,
+            asked.cpuset_mems, asked.cpu_quota, (asked.cpu_shares, asked.cpu_quota, asked.cpu_period),
+        )  # fmt: skip
+        self.containers[one.id] = one
+        self.node.promises.created(one)
+        return pb.CreateContainerResponse(container_id=one.id).SerializeToString()
+
+    def _there(self, container_id: str) -> Made:
+        one = self.containers.get(container_id)
+        if one is None:
+            raise RefusedError(GrpcStatus.NOT_FOUND)
+        return one
+
+    def start(self, body: bytes) -> bytes:
+        one = self._there(pb.StartContainerRequest.FromString(body).container_id)
+        self.make_group(one)
+        self.execute(one)
+        return b""
+
+    def make_group(self, one: Made) -> None:
+        """Make the cgroup of a container that starts, with what is saved.
+
+        Raises:
+            RefusedError: It cannot start.
+        """
+        kernel = self.node.kernel
+        if one.state != CREATED or not one.sandbox.ready:
+            raise RefusedError(GrpcStatus.UNKNOWN)
+        fresh = one.path not in kernel.groups
+        group = kernel.make(one.path)
+        try:
+            if one.cpus:
+                self.node.promises.runtime_writes(one, bits_of(one.cpus))
+                kernel.write(group, one.cpus, foreign=self.undecided)
+            if one.mems:
+                group.mems = bits_of(one.mems)
+        except OSError:
+            if fresh:
+                kernel.remove(one.path)
+            raise RefusedError(GrpcStatus.UNKNOWN) from None
+        group.quota = group.quota if one.quota <= 0 else self._quota(one.quota)
+
+    def _quota(self, quota: int) -> str:
+        return str(quota) if self.node.kernel.version == 1 else f"{quota} 100000"
+
+    def execute(self, one: Made) -> None:
+        """Execute a container's program."""
+        group = self.node.kernel.groups[one.path]
+        group.container_id = one.id
+        one.state, one.begun = RUNNING, True
+        self.node.promises.began(one)
+        self.report("start", one.id)
+
+    def update(self, body: bytes) -> bytes:
+        request = pb.UpdateContainerResourcesRequest.FromString(body)
+        self.save(self._there(request.container_id), request.linux.cpuset_cpus, request.linux.cpuset_mems,
+                  request.linux.cpu_quota)  # fmt: skip
+        return b""
+
+    def save(self, one: Made, cpus: str, mems: str, quota: int) -> None:
+        """Save what an update names, and write what is saved.
+
+        Raises:
+            RefusedError: The container has ended, or the kernel refuses.
+        """
+        if one.state == EXITED:
+            raise RefusedError(GrpcStatus.UNKNOWN)
+        group = self.node.kernel.groups.get(one.path)
+        before = one.cpus, one.mems, one.quota
+        one.cpus, one.mems, one.quota = cpus or one.cpus, mems or one.mems, quota or one.quota
+        if group is None:
+            return
+        try:
+            if one.cpus:
+                self.node.promises.runtime_writes(one, bits_of(one.cpus))
+                self.node.kernel.write(group, one.cpus, foreign=self.undecided)
+        except OSError:
+            one.cpus, one.mems, one.quota = before
+            raise RefusedError(GrpcStatus.UNKNOWN) from None
+        if one.quota:
+            group.quota = self._quota(one.quota) if one.quota > 0 else self._no_quota()
+
+    def _no_quota(self) -> str:
+        return "-1" if self.node.kernel.version == 1 else "max 100000"
+
+    def stop(self, body: bytes) -> bytes:
+        one = self._there(pb.StopContainerRequest.FromString(body).container_id)
+        self.end(one)
+        return b""
+
+    def remove(self, body: bytes) -> bytes:
+        one = self.containers.get(pb.RemoveContainerRequest.FromString(body).container_id)
+        if one is not None:
+            self.end(one)
+            del self.containers[one.id]
+            self.report("delete", one.id)
+        return b""
+
+    def end(self, one: Made) -> None:
+        """Have a container exit."""
+        if one.state == EXITED:
+            return
+        ran = one.state == RUNNING
+        one.state, one.begun = EXITED, False
+        self.node.promises.ended(one)
+        self.node.kernel.remove(one.path)
+        if ran:
+            self.node.schedule.after(self.node.delays.report(), self.report, "exit", one.id)
+
+    def report(self, kind: str, container_id: str) -> None:
+        """Send an event, if the daemon listens."""
+        if self.up and self.events is not None:
+            self.events.send(RuntimeEvent(kind, container_id))  # type: ignore[arg-type]
+
+    # -- going away ---------------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """The runtime's process ends; containers run on."""
+        self.up = False
+        if self.events is not None:
+            self.events.cut()
+
+    def come(self) -> None:
+        """The runtime is back."""
+        self.up = True
+        self.answers_since = self.node.schedule.now
+
+
+DO: dict[str, Callable[[SimulatedRuntime, bytes], bytes]] = {
+    "RunPodSandbox": SimulatedRuntime.run_sandbox,
+    "StopPodSandbox": SimulatedRuntime.stop_sandbox,
+    "RemovePodSandbox": SimulatedRuntime.remove_sandbox,
+    "CreateContainer": SimulatedRuntime.create,
+    "StartContainer": SimulatedRuntime.start,
+    "UpdateContainerResources": SimulatedRuntime.update,
+    "StopContainer": SimulatedRuntime.stop,
+    "RemoveContainer": SimulatedRuntime.remove,
+}

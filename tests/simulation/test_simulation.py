@@ -1,0 +1,66 @@
+"""Short simulations: nothing is broken, a run is repeated exactly, and faults that are planted are found."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.planted import PLANTED
+
+ROOT = Path(__file__).parents[2]
+EVENTS = 3000
+SEED = 3
+UNTIL_FOUND = ("--seed", SEED, "--events", 150_000, "--node-events", 5200)
+"""One node after the other until a planted fault is found: most are found on the first."""
+
+
+def simulated(*args: object) -> tuple[int, str]:
+    """Run the command; gives its exit code and what it prints."""
+    command = [sys.executable, "-m", "tests.simulation", "--workers", "1", *map(str, args)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def trace_of(printed: str) -> str:
+    """Give the hash of the trace."""
+    found = re.search(r"^trace (\w+)$", printed, re.MULTILINE)
+    assert found is not None, printed
+    return found[1]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_short_run_breaks_no_promise_and_is_repeated_exactly(seed: int) -> None:
+    code, printed = simulated("--seed", seed, "--events", EVENTS)
+    assert code == 0, printed
+    assert "0 violations" in printed
+    again, printed_again = simulated("--seed", seed, "--events", EVENTS)
+    assert (again, trace_of(printed_again)) == (0, trace_of(printed))
+
+
+def test_another_seed_is_another_run() -> None:
+    traces = {trace_of(simulated("--seed", seed, "--events", 300)[1]) for seed in (1, 2)}
+    assert len(traces) == 2
+
+
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_a_planted_fault_is_found(name: str) -> None:
+    code, printed = simulated(*UNTIL_FOUND, "--plant", name)
+    assert code == 1, f"{name} was not found: {printed}"
+    assert "violation: " in printed
+
+
+def test_a_violation_prints_the_command_that_repeats_it() -> None:
+    _, printed = simulated("--seed", SEED, "--events", 2000, "--plant", "shrink_skipped")
+    asked = re.search(
+        r"repeat it: make simulate-faults SEED=(\d+) EVENTS=(\d+) WORKERS=1 PLANT=(\w+)", printed
+    )
+    assert asked is not None, printed
+    _, again = simulated("--seed", asked[1], "--events", asked[2], "--plant", asked[3])
+    assert trace_of(again) == trace_of(printed)
+    assert os.linesep.join(line for line in again.splitlines() if line.startswith("violation")) in printed
