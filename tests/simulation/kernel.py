@@ -7,7 +7,6 @@ happen before it. Rules: ``proxy.backends.cgroup.fake.cpuset_rules``.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from proxy.backends.cgroup.files import OsFiles
 from proxy.model.idset import CpuSet
+from tests.testkit.changed_copy import changed_copy
 
 if TYPE_CHECKING:
     from proxy.model.machine import Machine
@@ -210,9 +210,9 @@ class Kernel:
     def set_online(self, online: CpuSet) -> None:
         """Have other CPUs online; the kernel takes CPUs that go out of all groups on v1."""
         gone = CpuSet.from_bits(self.whole.online.bits & ~online.bits)
-        nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in self.whole.nodes)
+        nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in self.whole.nodes)
         cpus = tuple(cpu for cpu in self.whole.cpus if cpu.id not in gone)
-        self.machine = dataclasses.replace(self.whole, cpus=cpus, nodes=nodes)
+        self.machine = changed_copy(self.whole, cpus=cpus, nodes=nodes)
         self.online = self.root.cpus = online.bits
         if self.version == 1:
             for group in self.groups.values():

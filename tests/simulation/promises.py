@@ -290,7 +290,8 @@ class Promises:
         for who in self._owned:
             container, role = there.get(who), self.roles[who]
             given = role.given
-            if container is not None and len(given) > 1 and role.mover is not daemon and not self.moves_under_way:
+            is_over = role.mover is not daemon and not self.moves_under_way
+            if container is not None and len(given) > 1 and is_over:
                 given &= {container.placement.exclusive.bits}  # the daemon that moved it has crashed
             if container is None:
                 self.broken(f"{who} owns {' or '.join(map(text_of, given))}, and the daemon does not know it")
