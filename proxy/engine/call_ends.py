@@ -106,7 +106,7 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     if phase is not Phase.RUNNING:
         return state, (*over, *entered)
     written, is_confined = WriteCpusets((container.id,)), before is not None and before.confined
-    if not is_confined and state.runtime.saved.get(container.id) == state.wanted(container):
+    if not is_confined and call.carries == state.wanted(container):
         return state, (*over, *entered, written)
     # The runtime has saved the cpuset that the start has left with.
     return _unsettled(state, container.id), (*over, *entered, written, SettleSoon())

@@ -30,7 +30,7 @@ class Disturbances:
             (options.foreign, 1.5, self._foreign_write),
             (options.hotplug, 15.0, self._hotplug),
             (options.runtime_restarts, 40.0, self._runtime_restart),
-            (options.moves, 4.0, self._move),
+            (options.moves, 1.0, self._move),
             (options.releases, 90.0, self._release),
             (True, 20.0, self._exit),
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.kernel import Group
 
 REFUSALS = (errno.EBUSY, errno.EBUSY, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.EPERM)
-WITHIN = 30
+WITHIN = 60
 
 
 @dataclass(frozen=True, slots=True)
