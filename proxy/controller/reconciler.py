@@ -420,7 +420,7 @@ class Sync:
                 self._parts.lifecycle.phase(container_id, phase)
         # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.
         alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
-        for sandbox_id in known_pods - self._parts.sandboxes.arriving:
+        for sandbox_id in known_pods - context.state.runtime.arriving:
             await turns.turn()
             pod = listing.pods.get(sandbox_id)
             if pod is None:

@@ -27,18 +27,12 @@ if TYPE_CHECKING:
 
 
 class Sandboxes:
-    """The sandboxes of a keeper.
-
-    Attributes:
-        arriving: Tokens of sandboxes that are being made, for which something is set aside: no list of the
-            runtime's has them.
-    """
+    """The sandboxes of a keeper."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
         self._context = context
         self._lifecycle = lifecycle
         self._writes = writes
-        self.arriving: set[str] = set()
 
     def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
         """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
@@ -63,7 +57,6 @@ class Sandboxes:
             why = admission.verdict.operator_message
             context.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
         elif admission.pod.reserved_for_pod is not None:
-            self.arriving.add(token)
             aside = admission.pod.reserved_for_pod
             context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
         return admission.verdict, admission.pod
@@ -72,9 +65,7 @@ class Sandboxes:
         """A sandbox came to nothing, or nobody knows: what was set aside for it is free again."""
         context = self._context
         context.history.gone(token)
-        if token in self.arriving:
-            self.arriving.discard(token)
-            context.store.handle(SandboxFailed(token))
+        context.store.handle(SandboxFailed(token))
 
     def running(self, pod: Pod, token: str = "") -> None:
         """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
@@ -86,9 +77,7 @@ class Sandboxes:
         context = self._context
         context.bad_input.see(pod)
         context.history.renamed(token, pod.sandbox_id)
-        known = token if token in self.arriving else ""
-        self.arriving.discard(token)
-        context.store.handle(SandboxRunning(pod, known))
+        context.store.handle(SandboxRunning(pod, token))
         if context.store.mode.enforces and context.state.owners:
             context.spawn(self._writes.clear_sandboxes())
 

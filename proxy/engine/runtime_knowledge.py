@@ -36,6 +36,8 @@ class RuntimeKnowledge(Struct, frozen=True):
         lost: By token, when a create lost its client, by the clock. The runtime may have made its container.
         changes: What has happened to containers and sandboxes, to detect stale lists of the runtime.
         failed: Creates that failed here, and perhaps not at the runtime, the oldest first.
+        arriving: Tokens of sandboxes that are being made, for which something is set aside: no list of the
+            runtime has them.
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
@@ -43,6 +45,7 @@ class RuntimeKnowledge(Struct, frozen=True):
     lost: Mapping[str, float] = {}
     changes: ChangeSequence = ChangeSequence()
     failed: Mapping[Attempt, None] = {}
+    arriving: frozenset[str] = frozenset()
 
     def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
         """Return it with what the runtime has saved for a container; None where that is not known."""
@@ -81,7 +84,16 @@ class RuntimeKnowledge(Struct, frozen=True):
         if failed and (attempt := attempt_of(container)) in failed:
             failed, sent = _without(failed, attempt), None  # it may be an earlier request's
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
-        return RuntimeKnowledge(saved, self.unsettled, lost, self.changes.touched(container.id), failed)
+        changes = self.changes.touched(container.id)
+        return RuntimeKnowledge(saved, self.unsettled, lost, changes, failed, self.arriving)
+
+    def admitting(self, token: str) -> RuntimeKnowledge:
+        """Return it after something has been set aside for a sandbox that is being made."""
+        return structs.replace(self, arriving=self.arriving | {token})
+
+    def arrived(self, token: str) -> RuntimeKnowledge:
+        """Return it after a sandbox has been made, or has failed."""
+        return structs.replace(self, arriving=self.arriving - {token}) if token in self.arriving else self
 
     def touched(self, some_id: str) -> RuntimeKnowledge:
         """Return it after something has happened to a container or a sandbox; it may be gone."""
@@ -93,7 +105,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         if container_id in unsettled:
             unsettled = _without(unsettled, container_id)
         saved, changes = self.saved.drop(container_id), self.changes.touched(container_id)
-        return RuntimeKnowledge(saved, unsettled, self.lost, changes, self.failed)
+        return RuntimeKnowledge(saved, unsettled, self.lost, changes, self.failed, self.arriving)
 
 
 def attempt_of(container: Container) -> Attempt:

@@ -33,8 +33,10 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
     decided = PodDecided(admission)
     if not admission.verdict.admitted or admission.pod.reserved_for_pod is None:
         return state, (decided,)
-    record = PutRecord(f"p/{event.pod.sandbox_id}", admission.pod)
-    return admission.state, (record, *followed(state, admission.state, "pod admitted"), decided)
+    token, after = event.pod.sandbox_id, admission.state
+    after = after.knowing(after.runtime.admitting(token))
+    record = PutRecord(f"p/{token}", admission.pod)
+    return after, (record, *followed(state, after, "pod admitted"), decided)
 
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
@@ -47,8 +49,7 @@ def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEff
 def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
     """Take in a sandbox, in place of the token that it was admitted under."""
     pod, effects = event.pod, list[NodeEffect]()
-    if event.token:
-        state = _dropped(state, event.token, "sandbox named", effects)
+    state = _arrived(state, event.token, "sandbox named", effects)
     for container in state.containers.values():
         is_pods = container.pod.uid == pod.uid != "" and container.pod.sandbox_id != pod.sandbox_id
         if is_pods and container.pod.attempt < pod.attempt and container.phase is not Phase.CREATING:
@@ -61,7 +62,7 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:
     """Give back what was set aside."""
     effects = list[NodeEffect]()
-    return _dropped(state, event.token, "sandbox failed", effects), tuple(effects)
+    return _arrived(state, event.token, "sandbox failed", effects), tuple(effects)
 
 
 def sandbox_stopped(state: NodeState, event: SandboxStopped) -> tuple[NodeState, NodeEffects]:
@@ -83,6 +84,13 @@ def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState,
     effects = list(removed)
     state = _over(state, event.sandbox_id, effects)
     return state, (*effects, NotifyPodGone(event.sandbox_id))
+
+
+def _arrived(state: NodeState, token: str, reason: str, effects: list[NodeEffect]) -> NodeState:
+    """Drop the token of a sandbox that is not being made any more."""
+    if token not in state.runtime.arriving:
+        return state
+    return _dropped(state.knowing(state.runtime.arrived(token)), token, reason, effects)
 
 
 def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:

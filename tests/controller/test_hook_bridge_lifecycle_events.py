@@ -183,7 +183,8 @@ def test_all_that_exists(live) -> None:
             assert (told[lse].container.image, told[lse].pod.qos) == ("listed", "LSE")
             assert (str(event.pools.shared), event.machine) == ("0-1,4-15", w.keeper.state.node.machine)
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
-            w.keeper.sandboxes.arriving.add("s-lse")
+            state = w.keeper.state
+            w.keeper.store._state = state.knowing(state.runtime.admitting("s-lse"))
             made = [pod.sandbox_id for pod in h.following.everything().pods]
             assert sorted(made) == ["old", "s-ls"], "of one that is being made nothing is told"
 

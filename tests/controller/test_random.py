@@ -388,7 +388,7 @@ class Play:
             keeper.quotas.known.records,
             keeper.quotas.known.unsent,
             keeper.state.inflight.calls,
-            keeper.sandboxes.arriving,
+            keeper.state.runtime.arriving,
             self.w.ledger.entries,
         ):
             assert not rest

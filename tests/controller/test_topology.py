@@ -113,7 +113,7 @@ def nothing_is_left(w: Any) -> None:
     state = w.keeper.state
     assert violations(state) == []
     assert (state.pools.shared, state.aside()) == (w.machine.online, CpuSet())
-    assert not w.keeper.sandboxes.arriving
+    assert not w.keeper.state.runtime.arriving
     assert not state.pods
 
 
@@ -152,7 +152,7 @@ def test_a_refused_pod_leaves_its_reason_and_nothing_else(live) -> None:
         assert w.keeper.state is before
         assert records(w, "ns/c") == [("ns/c", False, False)]
         assert w.keeper.telemetry.value(metrics.PODS_REFUSED) == 1
-        assert not w.keeper.sandboxes.arriving
+        assert not w.keeper.state.runtime.arriving
         assert any(line.startswith("refused a pod pod=ns/c ") for line in w.said)
 
     live(day, rules=BY_POD)
@@ -435,7 +435,7 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(live, metho
         assert not isinstance(call.state, Trip), "nobody would end it"
         assert w.keeper.state.containers == before.containers
         assert w.keeper.state.aside() == CpuSet()
-        assert not w.keeper.sandboxes.arriving
+        assert not w.keeper.state.runtime.arriving
 
     live(day, rules=rules, told=(kubelet, None))
 

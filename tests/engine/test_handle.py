@@ -317,8 +317,14 @@ def test_a_sandbox_for_which_nothing_is_set_aside() -> None:
     assert play.state.pods["s-ls"] == LS
 
 
+def arriving(state: NodeState) -> NodeState:
+    """The node with a sandbox that is being made, for which something is set aside."""
+    state = state.with_pod(changed_copy(LSE, sandbox_id="token"))
+    return state.knowing(state.runtime.admitting("token"))
+
+
 def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
-    play = story(OWNED.with_pod(changed_copy(LSE, sandbox_id="token")))
+    play = story(arriving(OWNED))
     new, gone = changed_copy(LSE, sandbox_id="s-new", attempt=1), changed_copy(OWNER, phase=Phase.EXITED)
     play >> SandboxRunning(new, "token") << PutRecord("p/token", None) << PutRecord("c/lse", gone)
     play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
@@ -327,9 +333,10 @@ def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
 
 
 def test_a_sandbox_that_fails() -> None:
-    play = story(SHARED.with_pod(changed_copy(LSE, sandbox_id="token")))
+    play = story(arriving(SHARED))
     assert play >> SandboxFailed("token") << PutRecord("p/token", None)
     assert set(play.state.pods) == {"s-ls"}
+    assert play >> SandboxFailed("token"), "once is enough"
 
 
 def test_a_sandbox_that_stops() -> None:

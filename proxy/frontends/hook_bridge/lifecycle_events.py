@@ -129,7 +129,7 @@ class LifecycleEvents(Observer):
         return Synchronize(
             state.node.machine,
             pools_of(state),
-            [self.pod(pod) for pod in pods if pod.sandbox_id not in self._keeper.sandboxes.arriving],
+            [self.pod(pod) for pod in pods if pod.sandbox_id not in self._keeper.state.runtime.arriving],
             [Running(*self.facts(c), self.decision(c)) for c in there],
         )
 
@@ -213,7 +213,7 @@ class LifecycleEvents(Observer):
 
     def pod_stopped(self, pod: Pod) -> None:
         """See ``Observer``."""
-        if pod.sandbox_id in self._keeper.sandboxes.arriving:
+        if pod.sandbox_id in self._keeper.state.runtime.arriving:
             return  # it was never created
         self.stopped[pod.sandbox_id] = pod
         self.notify(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))

@@ -30,7 +30,7 @@ class RuntimeLookup:
     def sandboxes(self, uid: str) -> list[str]:
         """Return the sandboxes of a pod that are known by their ids."""
         keeper = self._keeper
-        arriving = keeper.sandboxes.arriving
+        arriving = keeper.state.runtime.arriving
         return [i for i, pod in keeper.state.pods.items() if pod.uid == uid != "" and i not in arriving]
 
     async def sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:

@@ -118,7 +118,7 @@ def test_a_sandbox_that_comes_again_keeps_what_was_set_aside(live: Callable[...,
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
             (pod,) = node.keeper.state.pods.values()
             assert str(pod.reserved_for_pod.cpus) == "0,8"
-        assert len(node.keeper.sandboxes.arriving) == 1
+        assert len(node.keeper.state.runtime.arriving) == 1
 
     live(day, ASIDE)
 
@@ -137,13 +137,13 @@ def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], 
             # Made again while the old one is still there: it is not taken for the new one.
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
             await node.pending.look()
-            assert len(node.keeper.sandboxes.arriving) == 1
+            assert len(node.keeper.state.runtime.arriving) == 1
             await beside(client.end_pod, made)
             config.metadata.attempt = 1
             again = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
             await node.until(lambda: set(node.keeper.state.pods) == {again})
             assert str(node.keeper.state.pods[again].reserved_for_pod.cpus) == "0,8"
-        assert not node.keeper.sandboxes.arriving
+        assert not node.keeper.state.runtime.arriving
 
     live(day, ASIDE)
 
