@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset_rules import FolderFiles
+from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
 from proxy.backends.ledger import journal
 from proxy.controller.controller import Keeper
 from proxy.frontends.cri.call import InterceptedCall
@@ -99,7 +99,7 @@ async def move(keeper: Keeper, container_id: str) -> None:
 
 def install(faults: Faults) -> None:
     """Put the faults between the daemon and what it stands on."""
-    store, write, release = journal.write_whole, FolderFiles.write, InterceptedCall.release
+    store, write, release = journal.write_whole, FakeCgroupFiles.write, InterceptedCall.release
     request, response = Interceptors.request, Interceptors.response
 
     def stored(fd: int, data: bytes) -> None:
@@ -110,7 +110,7 @@ def install(faults: Faults) -> None:
         store(fd, data)
         faults.step("ledger: after a record")
 
-    def written(self: FolderFiles, path: str, name: str, text: str) -> None:
+    def written(self: FakeCgroupFiles, path: str, name: str, text: str) -> None:
         faults.step("kernel: before a write")
         faults.refuse(path)
         write(self, path, name, text)
@@ -135,7 +135,7 @@ def install(faults: Faults) -> None:
         faults.step(f"{call.method}: answered and noted")
 
     journal.write_whole = stored
-    FolderFiles.write = written  # type: ignore[method-assign]
+    FakeCgroupFiles.write = written  # type: ignore[method-assign]
     InterceptedCall.release = released  # type: ignore[method-assign]
     Interceptors.request = requested  # type: ignore[method-assign]
     Interceptors.response = answered  # type: ignore[method-assign]

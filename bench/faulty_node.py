@@ -27,7 +27,7 @@ from procs import BENCH, BenchError, environment
 
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.runtime_records import ContainerRecord
@@ -70,9 +70,7 @@ class Node:
     def __post_init__(self) -> None:
         machine = self.folder / "machine"
         write_sysfs(MACHINE, machine)
-        self.cgroups = FolderCgroups(
-            self.folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, self.version
-        )
+        self.cgroups = FakeCgroups(self.folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, self.version)
         self.runtime = StandInRuntime(self.folder / "runtime.sock", self.cgroups)
         self.socket, self.admin = self.folder / "cri.sock", self.folder / "admin.sock"
         config = {

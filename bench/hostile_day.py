@@ -47,7 +47,7 @@ from table import number, render
 
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.errors import TopoproxyError
 from proxy.topology.build import described
 from proxy.topology.sysfs_tree import write_sysfs
@@ -132,7 +132,7 @@ class Daemon:
         self.popen: subprocess.Popen[bytes] | None = None
         machine = folder / "machine"
         write_sysfs(MACHINE, machine)
-        cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        cgroups = FakeCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
         config = {
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",

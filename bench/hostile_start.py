@@ -44,7 +44,7 @@ from procs import BENCH, ROOT, BenchError, checkout, start
 from table import number, render
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.idset import CpuSet
 
 CONTAINERS, HOSTILE, OWNERS = 1000, 200, 20
@@ -191,7 +191,7 @@ def one_start(daemon: Daemon) -> Start:
 def daemon_of(folder: Path, runtime: Path, root: Path, crowd: Crowd) -> Iterator[Daemon]:
     """Give a daemon that has never run, with the groups of all containers."""
     daemon = Daemon(folder, runtime, root, ping_usec=int(2 * PING_MS * 1000))
-    tree = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+    tree = FakeCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
     for container_id, path in crowd.paths.items():
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):

@@ -174,13 +174,13 @@ PROGRAM = [str(_BESIDE)] if _BESIDE.exists() else [sys.executable, "-m", "proxy"
 
 
 def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
-    from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+    from proxy.backends.cgroup.fake.cpuset import FakeCgroups
     from proxy.model.idset import CpuSet, Mask
 
     online = Path("/sys/devices/system/cpu/online").read_text().strip()
     nodes = Path("/sys/devices/system/node/online")
     mask = Mask.parse(nodes.read_text().strip()) if nodes.exists() else Mask([0])
-    FolderCgroups(folder / "cgroup", CpuSet.parse(online), mask, 2)
+    FakeCgroups(folder / "cgroup", CpuSet.parse(online), mask, 2)
     config = folder / "config.yaml"
     config.write_text("apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\n")
     options = {

@@ -35,7 +35,7 @@ from table import number, render
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.client import CriClient
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet, Mask
@@ -139,7 +139,7 @@ def groups(folder: Path) -> Iterator[tuple[Path, str]]:
                     (kernel.root / path).rmdir()
         return
     online = CpuSet.parse(ONLINE.read_text())
-    tree = FolderCgroups(folder / "groups", online, Mask([0]), 2)
+    tree = FakeCgroups(folder / "groups", online, Mask([0]), 2)
     for path in paths:
         tree.mkdir(path)
     yield tree.root, "a folder with its rules"

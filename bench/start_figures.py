@@ -30,7 +30,7 @@ from procs import BENCH, BenchError, ended, start
 from reconcile_figures import paths_of
 from table import render
 
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.topology.build import described
@@ -75,7 +75,7 @@ adminSocket: unix://{folder}/admin.sock
 runtime: unix://{folder}/runtime.sock
 stateDir: {folder}/state
 """
-    groups = FolderCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
+    groups = FakeCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
     daemon = Daemon(parse(text, "bench"), machine=MACHINE, cgroups=groups)
     probe = Probe()
     begun = time.perf_counter()
@@ -103,7 +103,7 @@ def measure(count: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="ts") as name, ended([]) as all_:
             folder = Path(name)
-            tree = FolderCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
+            tree = FakeCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
             paths = [TOP, f"{TOP}/burstable"]
             paths += [path for number in range(count) for path in paths_of(container(number), TOP)]
             for path in paths:

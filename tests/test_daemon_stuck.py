@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from proxy.admin.client import ask
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.hierarchies import MARKER
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
@@ -35,7 +35,7 @@ PROGRAM = """
 import functools, sys, threading
 from pathlib import Path
 from proxy import daemon, process
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.controller import context, worker, worker_health
 from proxy.topology.build import described
@@ -43,7 +43,7 @@ from proxy.topology.build import described
 root = Path(sys.argv[1])
 context.STUCK_S = 0.3
 worker_health.PERIOD_S = 0.1
-parts = dict(machine=described(2, 1, 4, 2), cgroups=FolderCgroups.open(root / "cgroup"))
+parts = dict(machine=described(2, 1, 4, 2), cgroups=FakeCgroups.open(root / "cgroup"))
 process.Daemon = functools.partial(daemon.Daemon, **parts)
 config = parse(sys.argv[2], "test")
 {more}
@@ -75,7 +75,7 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         machine = described(2, 1, 4, 2)
-        self.cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, 1)
+        self.cgroups = FakeCgroups(directory / "cgroup", machine.online, machine.memory_nodes, 1)
         self.runtime = StandInRuntime(directory / "runtime.sock", self.cgroups)
         self.process: subprocess.Popen[str] | None = None
 

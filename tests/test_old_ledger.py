@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.ledger import read_entries
 from proxy.controller.codec import dump
 from proxy.daemon import Daemon
@@ -50,7 +50,7 @@ class OldNode(DaemonNode):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         super().__init__(base, machine_with(CpuSet.parse(rest["online"])), rest["version"])
-        self.cgroups = FolderCgroups.open(root)
+        self.cgroups = FakeCgroups.open(root)
         self.runtime = StandInRuntime(base / "runtime.sock", self.cgroups)
         engine: Any = self.runtime._engine
         engine._pids = itertools.count(100_000)

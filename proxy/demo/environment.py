@@ -15,7 +15,7 @@ from typing import Any
 
 from proxy.admin.client import ask
 from proxy.backends.cgroup.cpuset import open_cgroups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.controller.kernel_ports import Cgroups
 from proxy.demo.client import NAMESPACE, CriClient, Started
 from proxy.demo.image import IMAGE, write_image
@@ -80,7 +80,7 @@ def standin_stage(
     """
     machine = machine or described(2, 1, 4, 2, sibling_offset=False)
     write_sysfs(machine, directory / "machine")
-    cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
+    cgroups = FakeCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
     settings = {
         **SETTINGS,
         "runtime": f"unix://{directory / 'runtime.sock'}",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.runtime_records import Resources
 
 
@@ -27,7 +27,7 @@ FILES = (("cpuset.cpus", "cpuset_cpus"), ("cpuset.mems", "cpuset_mems"))
 class Runc:
     """Makes, updates and removes the cgroups of containers in one tree."""
 
-    def __init__(self, tree: FolderCgroups) -> None:
+    def __init__(self, tree: FakeCgroups) -> None:
         self._tree = tree
         # The plain files: KernelCgroups.write would widen parents and read back, and runc does neither.
         self._files = tree._files

@@ -25,7 +25,7 @@ from typing import Any, Self
 import grpc
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.calls import METHODS, CallRefused
 from proxy.demo.runc import Runc
 from proxy.demo.runtime_records import ContainerRecord, PodRecord
@@ -69,7 +69,7 @@ class StandInRuntime:
     """
 
     def __init__(
-        self, socket_path: Path | str, cgroups: FolderCgroups, *, alpha: bool = True, events: bool = True
+        self, socket_path: Path | str, cgroups: FakeCgroups, *, alpha: bool = True, events: bool = True
     ) -> None:
         self.socket_path = Path(socket_path)
         self._engine = StandInService(Runc(cgroups))

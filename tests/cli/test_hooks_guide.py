@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from proxy.admin.client import ask
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.cli.hooks.file_commands import TEMPLATE, shipped
 from proxy.config.load import parse
 from proxy.config.schema import HooksConfig
@@ -86,7 +86,7 @@ def place() -> Iterator[Place]:
         for directory in ("work", "bin", "proc", "etc/topoproxy/hooks.d", "etc/runtime/hookserver.d"):
             (root / directory).mkdir(parents=True)
         write_sysfs(machine, root / "machine")
-        cgroups = FolderCgroups(root / "cgroup", machine.online, machine.memory_nodes, 1)
+        cgroups = FakeCgroups(root / "cgroup", machine.online, machine.memory_nodes, 1)
         hooks = {
             "folder": f"{root}/etc/topoproxy/hooks.d",
             "vendorFolder": f"{root}/usr/lib/topoproxy/hooks.d",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.cli.status import status
 from proxy.model.errors import UnavailableError, UsageError
 from proxy.model.idset import CpuSet, Mask
@@ -44,7 +44,7 @@ def test_metrics_are_printed_as_they_come(serve_admin) -> None:
 
 
 def test_the_kernels_cpusets(daemon: Path, tmp_path: Path) -> None:
-    groups = FolderCgroups(tmp_path / "tree", CpuSet.parse("0-3"), Mask([0]), 2)
+    groups = FakeCgroups(tmp_path / "tree", CpuSet.parse("0-3"), Mask([0]), 2)
     groups.mkdir("kubepods")
     groups.write("kubepods", CpuSet.parse("2-3"), None)
     daemon.write_text(f"{daemon.read_text()}cgroupRoot: {tmp_path}/tree\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
@@ -32,21 +32,21 @@ class Bed:
 
     def mkdir(self, name: str) -> str:
         path = self.path(name)
-        if isinstance(self.groups, FolderCgroups):
+        if isinstance(self.groups, FakeCgroups):
             self.groups.mkdir(path)
         else:
             (self.groups.root / path).mkdir()
         return path
 
     def rmdir(self, name: str) -> None:
-        if isinstance(self.groups, FolderCgroups):
+        if isinstance(self.groups, FakeCgroups):
             self.groups.rmdir(self.path(name))
         else:
             (self.groups.root / self.path(name)).rmdir()
 
     def put(self, name: str, file: str, text: str) -> None:
         """Write as any program would, around our code but not around the rules."""
-        if isinstance(self.groups, FolderCgroups):
+        if isinstance(self.groups, FakeCgroups):
             self.groups._tree.write(self.path(name), file, text)
             return
         fd = os.open(self.groups.root / self.path(name) / file, os.O_WRONLY)
@@ -74,7 +74,7 @@ class Bed:
         for task in self.tasks:
             task.send_signal(signal.SIGKILL)
             task.wait()
-            if isinstance(self.groups, FolderCgroups):
+            if isinstance(self.groups, FakeCgroups):
                 self.groups.detach(task.pid)
         self.tasks.clear()
 
@@ -88,7 +88,7 @@ class Bed:
 
 
 def folder_bed(tmp_path: Path, version: int) -> Bed:
-    groups = FolderCgroups(
+    groups = FakeCgroups(
         tmp_path / "tree", CpuSet.parse("0-7"), Mask.parse("0-1"), version, CpuSet.parse("0-9")
     )
     groups.mkdir("own")
@@ -180,7 +180,7 @@ class TestRulesOfV1:
     )
     def test_bad_values(self, bed: Bed, file: str, text: str, number: int) -> None:
         bed.fill("a")
-        if text == "900" and not isinstance(bed.groups, FolderCgroups):
+        if text == "900" and not isinstance(bed.groups, FakeCgroups):
             possible = Path("/sys/devices/system/node/possible").read_text().strip()
             text = str(max(Mask.parse(possible)) + 1)
         refused(number, lambda: bed.put("a", file, text))
@@ -266,7 +266,7 @@ class TestWrite:
     def test_what_is_offline_is_left_out_while_something_is_online(self, bed: Bed) -> None:
         path = bed.fill("c", bed.few)
         offline = CpuSet([max(bed.groups.read("").effective_cpus) + 1])
-        if not isinstance(bed.groups, FolderCgroups):
+        if not isinstance(bed.groups, FakeCgroups):
             possible = CpuSet.parse(Path("/sys/devices/system/cpu/possible").read_text())
             if not offline <= possible:
                 pytest.skip("this machine has no CPU that is offline")
@@ -283,7 +283,7 @@ class TestWrite:
         bed.fill("pod", bed.few)
         path = bed.fill("pod/c", bed.few)
         offline = CpuSet([max(bed.groups.read("").effective_cpus) + 1])
-        if not isinstance(bed.groups, FolderCgroups):
+        if not isinstance(bed.groups, FakeCgroups):
             pytest.skip("needs a CPU that is offline")
         assert bed.groups.write(path, bed.rest | offline, None) is True
         assert bed.groups.read(path).effective_cpus == bed.rest
@@ -309,7 +309,7 @@ class TestWrite:
         pid = bed.task()
         bed.put("c", "cgroup.procs", str(pid))
         bed.groups.write(path, bed.few, None)
-        if not isinstance(bed.groups, FolderCgroups):
+        if not isinstance(bed.groups, FakeCgroups):
             assert os.sched_getaffinity(pid) == set(bed.few)
         assert bed.groups.read(path).effective_cpus == bed.few
 

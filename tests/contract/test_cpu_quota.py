@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
@@ -21,7 +21,7 @@ MOUNT = Path("/sys/fs/cgroup")
 class Bed:
     """A group of its own to test in."""
 
-    def __init__(self, groups: KernelCpuGroups, base: str, tree: FolderCgroups | None) -> None:
+    def __init__(self, groups: KernelCpuGroups, base: str, tree: FakeCgroups | None) -> None:
         self.groups, self.base, self.tree = groups, base, tree
         self.mkdir("")
 
@@ -61,7 +61,7 @@ def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
         if os.geteuid() != 0 or groups.version != 1:
             pytest.skip("needs root and a cgroup v1 mount of the cpu controller")
     else:
-        tree = FolderCgroups(tmp_path / "tree", CpuSet.parse("0-7"), Mask.parse("0"), int(request.param[-1]))
+        tree = FakeCgroups(tmp_path / "tree", CpuSet.parse("0-7"), Mask.parse("0"), int(request.param[-1]))
         groups = open_cpu_groups(tmp_path / "tree")
     try:
         made = Bed(groups, f"topoproxy-cpu-test-{os.getpid()}", tree)
@@ -206,7 +206,7 @@ class TestQuota:
 
 
 def test_a_slice(tmp_path: Path) -> None:
-    tree = FolderCgroups(tmp_path, CpuSet.parse("0-1"), Mask.parse("0"), 2)
+    tree = FakeCgroups(tmp_path, CpuSet.parse("0-1"), Mask.parse("0"), 2)
     path = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podab_c.slice"
     for depth in (1, 2, 3):
         tree.mkdir("/".join(path.split("/")[:depth]))

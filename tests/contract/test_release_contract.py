@@ -12,7 +12,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.memory import open_memory
 from proxy.controller.enforce import Enforcer
 from proxy.engine.node import Node
@@ -43,7 +43,7 @@ class Tree:
 
     def mkdir(self, path: str) -> None:
         made = self.groups.root / path
-        if isinstance(self.groups, FolderCgroups):
+        if isinstance(self.groups, FakeCgroups):
             self.groups.mkdir(path)
         elif not made.is_dir():
             made.mkdir()
@@ -51,7 +51,7 @@ class Tree:
 
     def put(self, path: str, cpus: CpuSet) -> None:
         for file, text in (("cpuset.mems", str(self.mems)), ("cpuset.cpus", str(cpus))):
-            if isinstance(self.groups, FolderCgroups):
+            if isinstance(self.groups, FakeCgroups):
                 self.groups.files.write(path, file, text)
             else:
                 (self.groups.root / path / file).write_text(text)
@@ -65,7 +65,7 @@ class Tree:
             task.wait()
         top = self.groups.root / self.base
         for path in sorted((p for p in (top, *top.rglob("*")) if p.is_dir()), reverse=True):
-            if not isinstance(self.groups, FolderCgroups):
+            if not isinstance(self.groups, FakeCgroups):
                 path.rmdir()
 
     def state(self, *, erase: bool, request: Request) -> NodeState:
@@ -100,7 +100,7 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tree]:
             pytest.skip(f"cannot make a cpuset group here: {error}")
     else:
         cpus = CpuSet.parse("0-3")
-        directory = FolderCgroups(tmp_path / "tree", cpus, Mask((0,)), int(request.param[-1]))
+        directory = FakeCgroups(tmp_path / "tree", cpus, Mask((0,)), int(request.param[-1]))
         made = Tree(directory, "own", cpus, Mask((0,)))
     yield made
     made.clean()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.controller.be.groups import BeGroups
 from proxy.controller.enforce import Enforced, Enforcer
 from proxy.engine.node import Node
@@ -46,8 +46,8 @@ def owner(cpus: str) -> Container:
     )
 
 
-def tree(tmp_path: Path, version: int, *paths: str) -> FolderCgroups:
-    made = FolderCgroups(tmp_path, MACHINE.online, Mask((0,)), version)
+def tree(tmp_path: Path, version: int, *paths: str) -> FakeCgroups:
+    made = FakeCgroups(tmp_path, MACHINE.online, Mask((0,)), version)
     for path in ("kubepods", ROOT, *paths):
         made.mkdir(path)
         if version == 1:
@@ -55,7 +55,7 @@ def tree(tmp_path: Path, version: int, *paths: str) -> FolderCgroups:
     return made
 
 
-def on(cgroups: FolderCgroups, path: str) -> str:
+def on(cgroups: FakeCgroups, path: str) -> str:
     value = cgroups.read(path)
     return str(value.cpus if cgroups.version == 1 else value.effective_cpus)
 
@@ -163,7 +163,7 @@ def test_a_failed_write_is_reported_and_a_missing_group_is_not(tmp_path: Path) -
     (error,) = BeGroups(cgroups).follow(state, {})
     assert "poda/deep" in error, "what lies below the containers is not ours"
 
-    class Going(FolderCgroups):
+    class Going(FakeCgroups):
         def read(self, path: str) -> object:
             raise CgroupError("cannot read: gone", 2)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.runtime.quirks import QUIRKS
 from proxy.controller.sandbox_cgroups import SandboxCgroups
 from proxy.engine.node import Node
@@ -41,7 +41,7 @@ def state(*containers: Container, node: Node = NODE) -> NodeState:
     return NodeState.of(node, [LS, BE, LSR], containers)
 
 
-class Tree(FolderCgroups):
+class Tree(FakeCgroups):
     """Counts what is read and written."""
 
     reads = writes = 0
@@ -74,7 +74,7 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
 
 
 def on(tree: Tree, of: Pod) -> str:
-    return str(FolderCgroups.read(tree, f"kubepods/pod{of.uid}/{of.sandbox_id}").effective_cpus)
+    return str(FakeCgroups.read(tree, f"kubepods/pod{of.uid}/{of.sandbox_id}").effective_cpus)
 
 
 def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: Tree) -> None:
@@ -128,7 +128,7 @@ def test_a_sandbox_without_these_cpus_costs_nothing(tree: Tree) -> None:
 def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     ours.follow(state(owner("0")))
-    FolderCgroups.write(tree, "kubepods/podls/s-ls", CpuSet.parse("0-1"), None)
+    FakeCgroups.write(tree, "kubepods/podls/s-ls", CpuSet.parse("0-1"), None)
     assert ours.follow(state(owner("0"))) == []
     assert on(tree, LS) == "1"
 
@@ -136,8 +136,8 @@ def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
 def test_groups_of_others_are_not_widened(tree: Tree) -> None:
     """Another program narrowed a pod's group."""
     few = CpuSet.parse("0-3")
-    FolderCgroups.write(tree, "kubepods/podls/s-ls", few, None)
-    FolderCgroups.write(tree, "kubepods/podls", few, None)
+    FakeCgroups.write(tree, "kubepods/podls/s-ls", few, None)
+    FakeCgroups.write(tree, "kubepods/podls", few, None)
     ours = SandboxCgroups(tree, QUIRKS)
     for there, left in (([owner("0")], "1-3"), ([owner("5")], "1-3"), ([], "0-3")):
         assert ours.follow(state(*there)) == []
@@ -193,7 +193,7 @@ def crio(tree: Tree, of: Pod, *containers: str) -> None:
 
 
 def cpus(tree: Tree, path: str) -> str:
-    return str(FolderCgroups.read(tree, path).effective_cpus)
+    return str(FakeCgroups.read(tree, path).effective_cpus)
 
 
 def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:

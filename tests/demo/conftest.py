@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet, Mask
@@ -10,7 +10,7 @@ from proxy.model.idset import CpuSet, Mask
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def cgroups(request, tmp_path):
-    return FolderCgroups(tmp_path / "cg", CpuSet(range(8)), Mask([0, 1]), request.param)
+    return FakeCgroups(tmp_path / "cg", CpuSet(range(8)), Mask([0, 1]), request.param)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.runtime import StandInRuntime
@@ -67,7 +67,7 @@ def attempts(user: int, directory: Path) -> list[str]:
 
 
 def test_another_user_reaches_no_socket_and_no_state(directory: Path) -> None:
-    cgroups = FolderCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+    cgroups = FakeCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
     runtime = StandInRuntime(directory / "runtime.sock", cgroups)
     runtime.start()
     (directory / "runtime.sock").chmod(0o660)

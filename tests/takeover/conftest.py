@@ -14,7 +14,7 @@ import pytest
 
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.kubelet.checkpoint_contents import held_cpus
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
 from proxy.backends.kubelet.checkpoints import read_cpu
@@ -131,7 +131,7 @@ class KubeletNode:
     """A runtime, ``topoproxy serve`` as a process before it, and a played kubelet before that."""
 
     directory: Path
-    cgroups: FolderCgroups
+    cgroups: FakeCgroups
     proxy: ProxyProcess
     kubelet: PlayedKubelet
     procfs: Path
@@ -244,7 +244,7 @@ def kubelet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNo
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         directory = Path(short)
         write_sysfs(machine, directory / "machine")
-        cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, 1)
+        cgroups = FakeCgroups(directory / "cgroup", machine.online, machine.memory_nodes, 1)
         kubelet = PlayedKubelet(directory / "kubelet", machine.online, CpuSet([0, 1]))
         procfs = directory / "proc"
         procfs.mkdir()

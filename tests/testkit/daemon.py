@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, DemoPod
@@ -50,7 +50,7 @@ class DaemonNode:
     def __init__(self, directory: Path, machine: Any = MACHINE, version: int = 1) -> None:
         self.directory = directory
         self.machine = machine
-        self.cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
+        self.cgroups = FakeCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
         self.runtime: Any = StandInRuntime(directory / "runtime.sock", self.cgroups)
 
     def configuration(self, text: str = "", name: str = "cri") -> str:

@@ -147,9 +147,9 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
         CgroupError: There is none, or it cannot be written.
     """
     if is_fake_tree(root):
-        from proxy.backends.cgroup.fake.cpuset import FolderCgroups  # not in memory on a real node
+        from proxy.backends.cgroup.fake.cpuset import FakeCgroups  # not in memory on a real node
 
-        tree = FolderCgroups.open(root)
+        tree = FakeCgroups.open(root)
         return KernelCpuGroups(root, tree.version, tree.files)
     found = _at(root) or next(
         (KernelCpuGroups(*at) for at in mounted(elsewhere(root, procfs), "cpu", _V1_FILE)), None

@@ -303,7 +303,7 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     """Find the hierarchy with the cpuset controller.
 
     Args:
-        root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a directory made by ``FolderCgroups``
+        root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a directory made by ``FakeCgroups``
             are taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
             side. Where neither is at its usual place, the mount table is used.
         procfs: Where our own mount table is.
@@ -312,9 +312,9 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
         CgroupError: There is none; the message says what to do.
     """
     if is_fake_tree(root):
-        from proxy.backends.cgroup.fake.cpuset import FolderCgroups  # not in memory on a real node
+        from proxy.backends.cgroup.fake.cpuset import FakeCgroups  # not in memory on a real node
 
-        return FolderCgroups.open(root)
+        return FakeCgroups.open(root)
     for mount in (root / "cpuset", root):
         if (mount / "cpuset.cpus").is_file() and not (mount / "cgroup.controllers").exists():
             return KernelCgroups(mount, 1)

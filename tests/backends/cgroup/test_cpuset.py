@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
@@ -49,10 +49,10 @@ def test_no_cpuset_controller(tmp_path: Path, files: dict[str, str]) -> None:
 
 
 def test_a_directory_tree_opens_with_its_version(tmp_path: Path) -> None:
-    made = FolderCgroups(tmp_path / "t", CpuSet.parse("0-3"), Mask.parse("0"), 2)
+    made = FakeCgroups(tmp_path / "t", CpuSet.parse("0-3"), Mask.parse("0"), 2)
     made.mkdir("a")
     again = open_cgroups(tmp_path / "t")
-    assert isinstance(again, FolderCgroups)
+    assert isinstance(again, FakeCgroups)
     assert again.version == 2
     assert again.read("a").effective_cpus == CpuSet.parse("0-3")
     (tmp_path / "t" / "folder-tree.json").write_text("{}")

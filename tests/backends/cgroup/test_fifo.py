@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cpu_usage import V1, CgroupUsage
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.fences import KernelFences
 from proxy.backends.cgroup.files import OsFiles, read_whole
 from proxy.engine.be_usage import UsageGroup
@@ -76,7 +76,7 @@ def test_fences_and_counters_refuse_a_fifo(group: Path) -> None:
 
 @pytest.mark.timeout(30)
 def test_a_tree_refuses_a_fifo_and_accepts_the_restored_file(tmp_path: Path) -> None:
-    tree = FolderCgroups(tmp_path, CpuSet.parse("0-7"), Mask.parse("0"), 1)
+    tree = FakeCgroups(tmp_path, CpuSet.parse("0-7"), Mask.parse("0"), 1)
     tree.mkdir("g")
     tree.write("g", CpuSet.parse("0-7"), None)
     file = tmp_path / "g" / NAME

@@ -10,7 +10,7 @@ import pytest
 from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
 from proxy.backends.cgroup.cpu_usage import V1, V2, open_usage
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.hierarchies import read_mounts, root_of
 from proxy.backends.cgroup.locator import Locator
 from proxy.backends.cgroup.memory import KernelMemory, open_memory
@@ -27,7 +27,7 @@ class Place:
 
     def __init__(self, directory: Path, version: int = 1) -> None:
         self.directory = directory
-        self.tree = FolderCgroups(directory / "tree", CpuSet.parse("0-3"), Mask.parse("0"), version)
+        self.tree = FakeCgroups(directory / "tree", CpuSet.parse("0-3"), Mask.parse("0"), version)
         self.locator = Locator(self.tree, (), directory / "proc", directory / "mounts")
 
     def make(self, path: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.partitions import KernelPartitions, open_partitions
 from proxy.controller.partitions.ports import PartitionState
 from proxy.model.errors import CgroupError
@@ -23,7 +23,7 @@ class Node:
 
     def __init__(self, directory: Path, version: int = 2, *, exclusive: bool = True) -> None:
         online, nodes = CpuSet.parse("0-7"), Mask.parse("0-1")
-        self.groups = FolderCgroups(directory, online, nodes, version, exclusive=exclusive)
+        self.groups = FakeCgroups(directory, online, nodes, version, exclusive=exclusive)
         for path in ("kubepods", POD, ONE, TWO, "kubepods/pody", OTHER):
             self.groups.mkdir(path)
         self.groups.write(ONE, OWN, None)
@@ -172,7 +172,7 @@ def test_an_older_kernel_can_use_partitions_made_by_another_program(tmp_path: Pa
 
 
 def test_v1_has_none(tmp_path: Path) -> None:
-    groups = FolderCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0"), 1)
+    groups = FakeCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0"), 1)
     made = open_partitions(groups)
     assert made is not None
     assert "v1" in made.lack

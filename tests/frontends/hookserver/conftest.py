@@ -14,7 +14,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.calls.call_flow import CallFlow
 from proxy.config.load import parse
 from proxy.daemon import Daemon
@@ -185,7 +185,7 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.cgroups = FolderCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        self.cgroups = FakeCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
         self.runtime = StandInRuntime(directory / "runtime.sock", self.cgroups)
         self.socket = directory / "hooks.sock"
         self.daemon: Daemon

@@ -5,7 +5,7 @@ person can look at them, and what the kernel refuses is refused with the kernel'
 test runs the same cases on both). The description of the imagined machine lies in the directory
 (``directory-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules
 are in ``proxy.backends.cgroup.fake.cpuset_rules``. Groups are made and removed with ``mkdir`` and ``rmdir``
-of ``FolderCgroups``.
+of ``FakeCgroups``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import os
 from pathlib import Path
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.fake.cpuset_rules import FolderFiles
+from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
 from proxy.backends.cgroup.hierarchies import MARKER, is_fake_tree
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
 
-class FolderCgroups(KernelCgroups):
-    """A cpuset tree in a directory: ``KernelCgroups`` on ``FolderFiles``, and what a runtime does to it."""
+class FakeCgroups(KernelCgroups):
+    """A cpuset tree in a directory: ``KernelCgroups`` on ``FakeCgroupFiles``, and a runtime's part."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class FolderCgroups(KernelCgroups):
             exclusive: Whether groups have ``cpuset.cpus.exclusive``, as since Linux 6.7.
         """
         room = online if possible is None else possible
-        self._tree = FolderFiles(root, online, room, nodes, version, exclusive=exclusive)
+        self._tree = FakeCgroupFiles(root, online, room, nodes, version, exclusive=exclusive)
         super().__init__(root, version, self._tree)
         if not is_fake_tree(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class FolderCgroups(KernelCgroups):
             self._tree.furnish("")
 
     @classmethod
-    def open(cls, root: Path) -> FolderCgroups:
+    def open(cls, root: Path) -> FakeCgroups:
         """Open the tree that a directory holds.
 
         Raises:
@@ -73,7 +73,7 @@ class FolderCgroups(KernelCgroups):
             ) from None
 
     @property
-    def files(self) -> FolderFiles:
+    def files(self) -> FakeCgroupFiles:
         """The files of the tree, with the kernel's refusals: for other controllers than cpuset."""
         return self._tree
 

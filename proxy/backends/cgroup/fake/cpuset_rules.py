@@ -29,7 +29,7 @@ LISTS: tuple[tuple[str, type[IdSet]], ...] = (("cpuset.cpus", CpuSet), ("cpuset.
 _NODES_LIMIT = 1024  # MAX_NUMNODES of the usual distribution kernels
 
 
-class FolderFiles:
+class FakeCgroupFiles:
     """``Files`` on a directory, with the kernel's refusals."""
 
     def __init__(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.cgroup.fake.cpuset import FolderCgroups
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.runc import Runc, RuncError
 from proxy.demo.runtime_records import Resources
 from proxy.model.idset import CpuSet, Mask
 
 
-def tree(tmp_path: Path, version: int) -> FolderCgroups:
-    return FolderCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0-1"), version)
+def tree(tmp_path: Path, version: int) -> FakeCgroups:
+    return FakeCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0-1"), version)
 
 
 def test_a_container_starts_as_with_runc(tmp_path: Path) -> None:
