@@ -44,7 +44,7 @@ def code(error: RpcError) -> grpc.StatusCode:
 
 
 UNTIL_TOLD = "until [ -e /go ]; do sleep 0.1; done"
-"""For a shell in a container: it goes on from here with ``Cri.tell``."""
+"""For a shell in a container: it goes on from here with ``Cri.proceed``."""
 
 
 def security(key: int, host_network: bool) -> bytes:
@@ -109,7 +109,7 @@ class Cri:
         method: Any = self.channel.unary_unary(f"/{self._service}.RuntimeService/ExecSync")
         method(request, timeout=PATIENCE_S)
 
-    def tell(self, container: str) -> None:
+    def proceed(self, container: str) -> None:
         """Let a container go on that waits with ``UNTIL_TOLD``."""
         self.execute(container, "touch", "/go")
 

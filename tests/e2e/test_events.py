@@ -1,7 +1,7 @@
 """Ends without a call, on a real containerd: CPUs come back by its events, not by a comparison.
 
 The daemon compares once an hour here, so nothing but an event, or the comparison that follows a lost stream,
-can tell it. How long it took is printed (``pytest -s``); what is asserted is that it came that way.
+can show it. How long it took is printed (``pytest -s``); what is asserted is that it came that way.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_cpus_are_back_by_the_event(calm_node: Node, how: str) -> None:
     if how == "by a signal":
         os.kill(init_of(owner), signal.SIGKILL)
     else:
-        node.cri.tell(owner)
+        node.cri.proceed(owner)
     end = back(sharer)
     wait_for("the runtime to say so", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
     status = node.cri.status(owner).status

@@ -179,7 +179,7 @@ def test_a_container_that_ends_by_itself_gives_cpus_back(node: Node) -> None:
     sharer = node.spawn("ls")
     owner = node.run(node.pod("lse", LAST), command=["sh", "-c", UNTIL_TOLD])
     node.check()
-    node.cri.tell(owner)
+    node.cri.proceed(owner)
     wait_for("the end", lambda: node.cri.status(owner).status.state == EXITED, limit=10)
     del node.members[owner]
     node.settle(limit=5)  # the reconcile period is one second

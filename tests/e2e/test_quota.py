@@ -107,7 +107,7 @@ def test_an_end_by_itself_brings_the_pods_quota_back(make: Callable[..., Pods]) 
     pod, path = lsr(pods)
     owner = pods.node.run(pod, command=["sh", "-c", UNTIL_TOLD])
     assert quota(path) == -1
-    pods.node.cri.tell(owner)
+    pods.node.cri.proceed(owner)
     wait_for("the end", lambda: pods.node.cri.status(owner).status.state == EXITED, limit=10)
     wait_for("the pod's quota to come back", lambda: quota(path) == POD_QUOTA)
 

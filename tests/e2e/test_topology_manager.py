@@ -382,7 +382,7 @@ def test_a_container_made_again_keeps_its_place(make: Callable[..., Node]) -> No
     pod = node.pod("whole", name="db", total=whole(1, GIB))
     first = node.run(pod, command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
     place = cpuset_of(first)
-    node.cri.tell(first)
+    node.cri.proceed(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, attempt=1, **whole(1, GIB))
@@ -411,7 +411,7 @@ def test_kubelet_describes_a_pod_over_tls(make: Callable[..., Node], kubelet: Ku
     assert free_memory(node) == total - GIB
     first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
     place = cpuset_of(first)
-    node.cri.tell(first)
+    node.cri.proceed(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, "main", **whole(1))
@@ -490,7 +490,7 @@ def test_an_init_container_leaves_its_place_to_the_next(make: Callable[..., Node
     pod = node.pod("whole", name="db", total=whole(1, GIB))
     first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
     place = cpuset_of(first)
-    node.cri.tell(first)
+    node.cri.proceed(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, "main", **whole(1, GIB))
