@@ -103,7 +103,7 @@ class NodeContext(BackgroundTasks):
 
     @property
     def state(self) -> NodeState:
-        """The node as it is now; ``store.change`` replaces it."""
+        """The node as it is now; ``store.handle`` replaces it."""
         return self.store.state
 
     def learn(self, *, recorded: bool = True, **facts: object) -> None:

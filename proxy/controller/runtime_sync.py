@@ -20,11 +20,11 @@ from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.controller.worker import Worker
 from proxy.engine.node_events import ResendWanted, SavedCpusLearned, SettlingBegan
+from proxy.engine.settling import SettleStep, settle_step
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.idset import CpuSet
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
@@ -72,16 +72,19 @@ class Settler:
             context.to_settle.clear()
 
     async def _settle(self, container_id: str) -> bool:
-        context = self._context
-        container = context.state.containers.get(container_id)
-        if container is None or container.phase is not Phase.RUNNING or not context.store.mode.enforces:
+        context, asked = self._context, False
+        step = settle_step(context.state, container_id)
+        if step in (SettleStep.LEARN, SettleStep.SEND) and self._backs_off(container_id):
             return False
-        if context.state.node.erases(container.placement):
-            return False  # what its groups have is all that it is to have
-        if self._waits(container_id):
-            return False
-        asked = container_id not in context.state.runtime.saved and await self._learn(container_id)
-        if container_id not in self._quotas.known.unsent and not self._is_due(container):
+        if step is SettleStep.LEARN:
+            asked = await self._learn(container_id)
+            step = settle_step(context.state, container_id)  # what the runtime does not show, it is sent
+        if step is SettleStep.AWAIT:
+            context.store.handle(ResendWanted(container_id))
+        if step in (SettleStep.AWAIT, SettleStep.NOTHING):
+            return asked
+        is_unsent = container_id in context.state.facts.quotas.unsent
+        if not is_unsent and self._lasting.is_instead(context.state.containers[container_id]):
             return asked
         fence = await self._lasting.fencing.fitting(container_id)
         container = context.state.containers.get(container_id)
@@ -121,14 +124,6 @@ class Settler:
         self._silent.keep(self._context.state.containers)
         self._silent.failed(container_id, self._context.clock())
 
-    def _is_due(self, container: Container) -> bool:
-        """Tell whether the runtime is to be told a container's set."""
-        context = self._context
-        saved = context.state.runtime.saved.get(container.id)
-        if saved == context.state.wanted(container) or self._is_passing(container, saved):
-            return False
-        return not self._lasting.is_instead(container)
-
     async def _learn(self, container_id: str) -> bool:
         """Ask the runtime what it has saved for a container that nobody has told it since we came.
 
@@ -148,19 +143,12 @@ class Settler:
             context.store.handle(SavedCpusLearned(container_id, saved))
         return True
 
-    def _waits(self, container_id: str) -> bool:
-        """Tell whether a container is not to be told now; it comes again by itself then."""
-        context = self._context
-        strays = [f for f in context.state.inflight.of(container_id) if f.stray_since is not None]
-        unsent = self._quotas.known.unsent
-        if any(call.resend for call in strays) or (strays and container_id not in unsent):
-            context.store.handle(ResendWanted(container_id))
-            return True
-        left = self._silent.left(container_id, context.clock())
-        if not left:
-            return False
-        asyncio.get_running_loop().call_later(left, context.settle_later, container_id)
-        return True
+    def _backs_off(self, container_id: str) -> bool:
+        """Report whether a container waits after an update without a good answer; it comes again later."""
+        left = self._silent.left(container_id, self._context.clock())
+        if left:
+            asyncio.get_running_loop().call_later(left, self._context.settle_later, container_id)
+        return bool(left)
 
     async def _runs(self, container_id: str) -> bool:
         """Tell whether a container whose update was refused is one that runs; then the refusal is news."""
@@ -170,16 +158,6 @@ class Settler:
         except Exception:  # noqa: BLE001  who is not known to have ended runs, whatever the reason
             return True
         return any(one.state == "RUNNING" for one in listed)
-
-    def _is_passing(self, container: Container, saved: CpuSet | None) -> bool:
-        """Tell whether a set is narrow only while BE is suppressed.
-
-        Such a set changes every second and is not made lasting, unless what the runtime has saved holds CPUs
-        that are no longer in the BE pool: an update would bring those back.
-        """
-        pools = self._context.state.pools
-        suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
-        return suppressed and saved is not None and saved <= pools.be
 
     async def finish(self, limit: float) -> None:
         """Tell what is still to be told, without pauses, for at most so many seconds."""

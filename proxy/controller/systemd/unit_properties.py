@@ -36,10 +36,11 @@ from proxy.controller.worker import Worker
 from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import Author
 from proxy.engine.node_effects import CompareUnits
+from proxy.engine.settling import is_passing
 from proxy.engine.systemd_masks import MaskOrder, learned
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 
 PER_SECOND = 50.0
@@ -265,7 +266,7 @@ class UnitProperties:
         alone = call is None or not call.overlapped
         self._learn(has.cpus, carried or want, sent=carried is not None and alone)
         self._known[container_id] = has.cpus
-        cpus = None if has.cpus == want or self._is_passing(container, has.cpus) else want
+        cpus = None if has.cpus == want or is_passing(context.state, container, has.cpus) else want
         mems = nodes if nodes != has.mems else None
         if cpus is None and not mems:
             return False
@@ -295,12 +296,6 @@ class UnitProperties:
         for flight in late:
             self._context.calls.land(flight)
             self._writes.later([flight.container_id])
-
-    def _is_passing(self, container: Container, has: CpuSet) -> bool:
-        """Report whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
-        pools = self._context.state.pools
-        suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
-        return suppressed and bool(has) and has <= pools.be
 
     # -- in the worker ------------------------------------------------------------------------------------
 

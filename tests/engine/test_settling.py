@@ -1,0 +1,71 @@
+"""Which containers the runtime is sent their CPUs for, as a table."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from proxy.engine.facts import MatterFacts
+from proxy.engine.handle import handle
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node_events import (
+    BeLimited,
+    CallDeparted,
+    FactsLearned,
+    ModeChanged,
+    PhaseChanged,
+    SavedCpusLearned,
+)
+from proxy.engine.quotas import RemovedQuotas
+from proxy.engine.settling import SettleStep, is_passing, settle_step
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Phase, Placement, Pool
+from tests.engine.test_handle import ALL, LS, NODE, OWNED, REST, SHARER
+from tests.testkit.changed_copy import changed_copy
+
+AWAITED = InflightCall(1, "ls", ALL)
+STRAY = structs.replace(AWAITED, stray_since=1.0)
+SUSPECTED = structs.replace(STRAY, resend=False, suspected=True)
+
+
+@pytest.mark.parametrize(
+    ("saved", "call", "unsent", "step"),
+    [
+        (REST, None, False, SettleStep.NOTHING),
+        (ALL, None, False, SettleStep.SEND),
+        (REST, None, True, SettleStep.SEND),
+        (None, None, False, SettleStep.LEARN),
+        (ALL, AWAITED, False, SettleStep.SEND),
+        (ALL, STRAY, False, SettleStep.AWAIT),
+        (ALL, STRAY, True, SettleStep.AWAIT),
+        (ALL, SUSPECTED, False, SettleStep.AWAIT),
+        (ALL, SUSPECTED, True, SettleStep.SEND),
+    ],
+)
+def test_the_next_step(
+    saved: CpuSet | None, call: InflightCall | None, unsent: bool, step: SettleStep
+) -> None:
+    state, _ = handle(OWNED, SavedCpusLearned("ls", saved))
+    if call is not None:
+        state, _ = handle(state, CallDeparted(call))
+    if unsent:
+        quotas = RemovedQuotas(unsent=frozenset(("ls",)))
+        state, _ = handle(state, FactsLearned(MatterFacts(quotas=quotas), recorded=False))
+    assert settle_step(state, "ls") is step
+    ended, _ = handle(state, PhaseChanged("ls", Phase.EXITED))
+    released, _ = handle(state, ModeChanged(NodeMode.RELEASED))
+    assert [settle_step(other, "ls") for other in (ended, released)] == [SettleStep.NOTHING] * 2
+
+
+def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() -> None:
+    be = changed_copy(SHARER, placement=Placement(Pool.BE, CpuSet(), SHARER.placement.mems))
+    state, _ = handle(NodeState.of(NODE, [LS], [be]), SavedCpusLearned("ls", ALL))
+    assert not is_passing(state, be, ALL)
+    suppressed, _ = handle(state, BeLimited(CpuSet.parse("0-1")))
+    assert is_passing(suppressed, be, ALL)
+    assert settle_step(suppressed, "ls") is SettleStep.NOTHING
+    assert not is_passing(suppressed, SHARER, ALL), "only BE is suppressed"
+    assert not is_passing(suppressed, be, CpuSet()), "nothing is known of it"
+    assert not is_passing(suppressed, be, ALL | CpuSet((99,))), "an update would bring CPUs that are not BE's"
