@@ -59,6 +59,7 @@ class Group:
         refuses: The kernel refuses to write its list with this error; 0 for none.
         ignores: What is written to it does not take effect.
         refused_at: When it has last refused a write.
+        written_at: When it was last written.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class Group:
         "quota",
         "refused_at",
         "refuses",
+        "written_at",
     )  # fmt: skip
 
     def __init__(self, path: str, above: Group | None, version: int) -> None:
@@ -86,7 +88,7 @@ class Group:
         self.foreign = self.displaced = False
         self.refuses = 0
         self.ignores = False
-        self.refused_at = 0.0
+        self.refused_at = self.written_at = 0.0
         if above is not None and version == 1:
             self.cpus, self.mems = above.cpus, above.mems
 
@@ -158,7 +160,7 @@ class Kernel:
             return False
         above = group.above if self.effective(group) != group.cpus & self.online else None
         while above is not None:
-            if above.foreign:
+            if above.foreign or above.refused_at > above.written_at:
                 return False
             above = above.above
         return True
@@ -197,6 +199,7 @@ class Kernel:
             OSError: As the kernel refuses.
         """
         self.set_cpus(group, text)
+        group.written_at = self.node.schedule.now
         # A group above containers that another program has narrowed is widened for those in it alone.
         above = not group.container_id and bool(group.children)
         foreign = foreign or not group.cpus & self.online  # v2: CPUs that have just gone, so all above it has
