@@ -166,7 +166,7 @@ class Promises:
         if role is None:
             return
         if role.owner:
-            self._owned[one.id] = 0
+            self._owned[one.id] = self._own(one.id) & self.node.kernel.online
         else:
             self._sharing[one.id] = None
         self.written(self.node.kernel.groups[one.path])
@@ -200,7 +200,7 @@ class Promises:
         trusted, has = kernel.is_trusted(group), kernel.effective(group)
         if who in self._owned:
             own = self._own(who)
-            self._owned[who] = has & own if trusted else (self._owned[who] or own) & kernel.online
+            self._owned[who] = has & own if trusted else self._owned[who] & kernel.online
             self._owner_alone(who)
         if trusted and (who in self._sharing or who in self._owned):
             self._off_owners(who, has)
