@@ -33,6 +33,10 @@ class HangingStarts:
         self.under_way[trip] = None
         self.node.schedule.after(self._moment(), self._make, trip)
 
+    def is_starting(self, one: Made) -> bool:
+        """Return whether a start of a container hangs."""
+        return any(self._container(trip) is one for trip in self.under_way)
+
     def _moment(self) -> float:
         return 0.05 if self.node.faults.calm else self.node.faults.dice.random() * 4.0
 

@@ -168,6 +168,8 @@ class SimulatedRuntime:
 
     def start(self, body: bytes) -> bytes:
         one = self._there(pb.StartContainerRequest.FromString(body).container_id)
+        if self.node.hanging.is_starting(one):
+            raise RefusedError(GrpcStatus.UNKNOWN)  # containerd starts a container once at a time
         self.make_group(one)
         self.execute(one)
         return b""
