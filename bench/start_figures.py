@@ -82,15 +82,15 @@ stateDir: {folder}/state
     await daemon.start()
     task = asyncio.create_task(probe.run())
     try:
-        keeper = daemon.keeper
-        assert keeper is not None
+        controller = daemon.controller
+        assert controller is not None
         async with asyncio.timeout(60):
-            await keeper.synced.wait()
+            await controller.synced.wait()
         took = time.perf_counter() - begun
         await asyncio.sleep(AFTER_S)
         task.cancel()
-        if len(keeper.state.containers) != count:
-            raise BenchError(f"the daemon knows {len(keeper.state.containers)} of {count} containers")
+        if len(controller.state.containers) != count:
+            raise BenchError(f"the daemon knows {len(controller.state.containers)} of {count} containers")
         return {"wall": probe.wall * 1e3, "cpu": probe.cpu * 1e3, "took": took}
     finally:
         task.cancel()

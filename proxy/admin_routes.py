@@ -16,7 +16,7 @@ from proxy.model.errors import InputError
 if TYPE_CHECKING:
     from proxy.admin.server import Route
     from proxy.controller.be.suppression import Suppression
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.controller.reconciler import Sync
     from proxy.frontends.cri.acceptor import Front
     from proxy.hooks_setup import Hooking
@@ -36,7 +36,7 @@ class Pages:
         config: Config,
         listener: Listener | None,
         front: Front | None,
-        keeper: Keeper | None,
+        controller: NodeController | None,
         sync: Sync | None,
         suppression: Suppression | None,
         takeover: LazyTakeover | None,
@@ -46,7 +46,7 @@ class Pages:
         self._config = config
         self._listener = listener
         self._front = front
-        self._keeper = keeper
+        self._controller = controller
         self._sync = sync
         self._suppression = suppression
         self._takeover = takeover
@@ -77,21 +77,21 @@ class Pages:
             "uptime_s": round(time.time() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
         }
-        if self._keeper is not None and self._sync is not None:
+        if self._controller is not None and self._sync is not None:
             from proxy.controller.status_data import node_page
 
-            page.update(node_page(self._keeper))
+            page.update(node_page(self._controller))
             page["runtime"] = {
                 "endpoint": str(config.runtime),
                 "connected": self._sync.connected,
                 "version": self._sync.runtime_version,
-                "events": self._keeper.watching.hearing.value,
+                "events": self._controller.watching.hearing.value,
             }
             if self._suppression is not None:
                 from proxy.controller.be.page import suppression_page
 
                 doing = self._suppression
-                page["beSuppress"] = suppression_page(doing.known, doing.settings, self._keeper.state)
+                page["beSuppress"] = suppression_page(doing.known, doing.settings, self._controller.state)
             if self._takeover is not None:
                 page.update(self._takeover.page())
             if self._leaving is not None:
@@ -115,17 +115,17 @@ class Pages:
         """Return what ``topoproxy explain`` shows."""
         from proxy.observe.explain_answer import history_page
 
-        if self._keeper is None:
+        if self._controller is None:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
-        return history_page(self._keeper.history, params, self._now)
+        return history_page(self._controller.history, params, self._now)
 
     def _now(self, container_id: str) -> str:
         """Say what holds for a container now that was not decided when it came; mostly nothing."""
-        if self._keeper is None:
+        if self._controller is None:
             return ""
-        if lacks := self._keeper.hotplug.shortage.explained(container_id):
+        if lacks := self._controller.hotplug.shortage.explained(container_id):
             return lacks
-        doing, state = self._suppression, self._keeper.state
+        doing, state = self._suppression, self._controller.state
         container = state.containers.get(container_id)
         if doing is None or container is None:
             return ""
@@ -138,27 +138,27 @@ class Pages:
         from proxy.observe.koordinator import node_resource_topology
         from proxy.observe.node_facts import node_facts
 
-        if self._keeper is None:
+        if self._controller is None:
             raise InputError("cannot report: in passthrough mode nothing is decided")
         if (form := params.get("format", "koordinator")) != "koordinator":
             raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
         state, manager, meta = (
-            self._keeper.state,
-            self._keeper.beside.manager,
-            self._keeper.prescriptions.meta,
+            self._controller.state,
+            self._controller.beside.manager,
+            self._controller.prescriptions.meta,
         )
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
 
     async def memory(self) -> dict[str, object]:
         """Give what ``topoproxy status --memory`` shows."""
-        if self._keeper is None:
+        if self._controller is None:
             raise InputError("cannot show where memory is: in passthrough mode it is not watched")
-        return await self._keeper.mems.page()
+        return await self._controller.mems.page()
 
     def metrics(self) -> str:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
         from proxy.observe.metrics import metrics
 
-        registry = None if self._keeper is None else self._keeper.telemetry.registry
+        registry = None if self._controller is None else self._controller.telemetry.registry
         return metrics(self.status(), registry)

@@ -1,4 +1,4 @@
-"""From configuration to keeper: what the daemon puts together before anything runs.
+"""From configuration to controller: what the daemon puts together before anything runs.
 
 The daemon imports this module after its socket is there, so what every node needs is imported at the top.
 What only some nodes use (partitions, BE suppression, a Node object, asking kubelet for pods) is imported
@@ -27,7 +27,7 @@ from proxy.backends.runtime.containerd_events import ContainerdEvents
 from proxy.backends.runtime.quirks import QUIRKS
 from proxy.backends.systemd.units import SystemdUnits
 from proxy.config.schema import Config, Mode, OnError, OwnerPartitions
-from proxy.controller.controller import Keeper, Ports
+from proxy.controller.controller import NodeController, Ports
 from proxy.controller.machine.hotplug import NO_UEVENTS
 from proxy.controller.node_rules import node_of
 from proxy.controller.options import ControllerOptions
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from proxy.telemetry.port import Telemetry
 
 
-def keeper_of(
+def controller_of(
     config: Config,
     machine: Machine,
     cgroups: Cgroups | None,
@@ -68,8 +68,8 @@ def keeper_of(
     *,
     reread: bool,
     telemetry: Telemetry,
-) -> Keeper:
-    """Make the keeper of a node.
+) -> NodeController:
+    """Make the controller of a node.
 
     Args:
         config: What to do.
@@ -93,7 +93,7 @@ def keeper_of(
             )
         return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
 
-    return Keeper(
+    return NodeController(
         # Where quotas cannot be written, all containers keep theirs.
         node if groups is not None else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS),
         tree,
@@ -205,12 +205,14 @@ def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | No
         return None, str(error)
 
 
-def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] | None) -> Suppression | None:
+def suppression_of(
+    config: Config, controller: NodeController, record: Mapping[str, object] | None
+) -> Suppression | None:
     """Make what keeps BE pods within what the others leave; None where there is nothing to do.
 
     Args:
         config: What to do.
-        keeper: The controller of the BE containers.
+        controller: The controller of the BE containers.
         record: What an earlier run has written and not taken off, by the ledger.
     """
     asked = config.be_suppress
@@ -227,9 +229,9 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
         if asked.mode is SuppressMode.QUOTA or record:
             groups = open_cpu_groups(config.cgroup_root)
     except CgroupError as error:
-        keeper.telemetry.problem("cannot suppress BE pods", err=error)
+        controller.telemetry.problem("cannot suppress BE pods", err=error)
     settings = SuppressionSettings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
-    return Suppression(keeper, keeper.writes, settings, usage, groups, record)
+    return Suppression(controller, controller.writes, settings, usage, groups, record)
 
 
 def _node_object(config: Config) -> NodeObject | None:

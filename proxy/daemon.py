@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from proxy.admin.server import AdminServer
     from proxy.admin_routes import Pages
     from proxy.controller.be.suppression import Suppression
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.controller.kernel_ports import Cgroups
     from proxy.controller.ports import Ledger
     from proxy.controller.reconciler import Sync
@@ -58,8 +58,8 @@ STOP_S = 4.0
 
 SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
 """Seconds that the admin socket, BE suppression and hooks may take to end, where there are as many."""
-KEEPER_S, PARTS_S = 1.5, 1.2
-"""What the keeper and the other workers have at least."""
+CONTROLLER_S, PARTS_S = 1.5, 1.2
+"""What the controller and the other workers have at least."""
 
 
 class Daemon:
@@ -92,7 +92,7 @@ class Daemon:
         self._ledger: Ledger | None = None
         self._front: Front | None = None
         self._admin: AdminServer | None = None
-        self.keeper: Keeper | None = None
+        self.controller: NodeController | None = None
         self.sync: Sync | None = None
         self.pages: Pages | None = None
         self._settler: Settler | None = None
@@ -134,21 +134,21 @@ class Daemon:
         await self._start_admin()
         self._task(self._mirror)
         self._task(self._watchdog)
-        if self.keeper is not None:
-            self._task(self.keeper.health.run)
+        if self.controller is not None:
+            self._task(self.controller.health.run)
         self._task(self._slim)
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
     async def _wire(self, machine: Machine, away: list[str], telemetry: Telemetry) -> Front:
-        from proxy.assembly import keeper_of, suppression_of
+        from proxy.assembly import controller_of, suppression_of
         from proxy.frontends.cri.acceptor import Front
         from proxy.frontends.cri.interceptors import METHODS, Interceptors
 
         config = self.config
         enforce = config.mode is Mode.ENFORCE
         entries, notes = self._open_state(machine) if enforce else ({}, [])
-        self.keeper = keeper = keeper_of(
+        self.controller = controller = controller_of(
             config,
             machine,
             self._cgroups,
@@ -160,30 +160,35 @@ class Daemon:
         notes += [*(f"{what}: that counts when it is back" for what in away), *exposed(config)]
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
-        self._takeover = LazyTakeover(config, keeper, self._ledger)
-        self._launch, self.sync, self._settler = keeper.launch, keeper.sync, keeper.settler
+        self._takeover = LazyTakeover(config, controller, self._ledger)
+        self._launch, self.sync, self._settler = controller.launch, controller.sync, controller.settler
         await TimeSlices().through(self.sync.recovering(entries))
         if enforce and not config.hooks.owned_cpus:
-            keeper.overrides.take_back()
+            controller.overrides.take_back()
         self._task(self.sync.run)
         self._task(self._settler.run)
-        self._task(self.keeper.lasting.run)
-        self._suppression = suppression_of(config, keeper, entries.get("b/suppress"))
+        self._task(self.controller.lasting.run)
+        self._suppression = suppression_of(config, controller, entries.get("b/suppress"))
         if self._suppression is not None:
             self._task(self._suppression.run)
-        self._leaving = LazyRelease(config, keeper, self._suppression)
+        self._leaving = LazyRelease(config, controller, self._suppression)
         self._leaving.recover(entries)
-        interceptors = Interceptors(keeper, self.sync, keeper.launch)
+        interceptors = Interceptors(controller, self.sync, controller.launch)
         if enforce and (config.hooks.enabled or config.hooks.serve is not None):
             from proxy.hooks_setup import Hooking
 
             self.hooking = Hooking(
-                config.hooks, keeper, self.sync, keeper.launch, interceptors, config.state_dir / "hooks"
+                config.hooks,
+                controller,
+                self.sync,
+                controller.launch,
+                interceptors,
+                config.state_dir / "hooks",
             )
             self._task(self.hooking.run)
             self._task(self.hooking.serve)
         return Front(
-            str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=keeper.broken
+            str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=controller.broken
         )
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
@@ -225,7 +230,7 @@ class Daemon:
             self.config,
             self._listener,
             self._front,
-            self.keeper,
+            self.controller,
             self.sync,
             self._suppression,
             self._takeover,
@@ -245,16 +250,16 @@ class Daemon:
         self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._restarted)))
 
     def _restarted(self, error: BaseException) -> None:
-        if self.keeper is not None:
-            self.keeper.restarted(error)
+        if self.controller is not None:
+            self.controller.restarted(error)
         elif self._telemetry is not None:
             self._telemetry.fault(error)
 
     async def _mirror(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""
         while self._listener is not None and not self._listener.adopted:
-            if not self._listener.standing and self.keeper is not None:
-                self.keeper.telemetry.problem(
+            if not self._listener.standing and self.controller is not None:
+                self.controller.telemetry.problem(
                     "the socket was removed: no client can connect (restart)", path=self._listener.path
                 )
             mirror_mode(self._listener.path, self.config.runtime)
@@ -262,14 +267,14 @@ class Daemon:
 
     async def _slim(self) -> None:
         """Give back what start-up and the first comparison needed; later, what each comparison has mapped."""
-        if self.keeper is None:
+        if self.controller is None:
             return
-        await self.keeper.synced.wait()
+        await self.controller.synced.wait()
         await asyncio.sleep(0.2)
         memory_trim.freeze()
         from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
 
-        telemetry, seen, begin = self.keeper.telemetry, (-1, -1), 6
+        telemetry, seen, begin = self.controller.telemetry, (-1, -1), 6
         while True:
             now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
             if now != seen:
@@ -280,7 +285,7 @@ class Daemon:
             begin -= 1
 
     async def _watchdog(self) -> None:
-        health = self.keeper.health if self.keeper is not None else None
+        health = self.controller.health if self.controller is not None else None
         reported: list[str] = []
         while self._notifier.interval is not None:
             stuck = health.stuck() if health is not None else {}
@@ -336,18 +341,18 @@ class Daemon:
             if server is not None:
                 most = HOOKS_S if server is self.hooking else SERVER_S
                 await ending.step(
-                    "end what serves others", server.stop(), min(most, ending.left() - KEEPER_S)
+                    "end what serves others", server.stop(), min(most, ending.left() - CONTROLLER_S)
                 )
-        if self.keeper is not None:
+        if self.controller is not None:
             if self._suppression is not None:
-                most = min(SUPPRESSION_S, ending.left() - KEEPER_S)
+                most = min(SUPPRESSION_S, ending.left() - CONTROLLER_S)
                 await ending.step("give BE pods back what they had", self._suppression.stop(), most)
                 if self._settler is not None:
-                    most = min(SETTLE_LIMIT_S, ending.left() - KEEPER_S)
+                    most = min(SETTLE_LIMIT_S, ending.left() - CONTROLLER_S)
                     await ending.step("update the runtime", self._settler.finish(SETTLE_LIMIT_S), most)
-            await self.keeper.close(max(KEEPER_S, min(CLOSE_S, ending.left() - PARTS_S)))
+            await self.controller.close(max(CONTROLLER_S, min(CLOSE_S, ending.left() - PARTS_S)))
             parts = (self.sync, self._settler, self._launch, self._suppression, self._takeover, self._leaving)
-            closing = (asyncio.to_thread(part.close) for part in (*parts, self.keeper.runtime) if part)
+            closing = (asyncio.to_thread(part.close) for part in (*parts, self.controller.runtime) if part)
             await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, least=PARTS_S)
         if self._ledger is not None:
             self._ledger.close()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow
     from proxy.config.hooks import HooksConfig
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.controller.reconciler import Sync
     from proxy.controller.start_update import StartUpdate
     from proxy.frontends.hook_bridge.backfill import Backfill
@@ -69,7 +69,7 @@ class Hooking:
     def __init__(
         self,
         config: HooksConfig,
-        keeper: Keeper,
+        controller: NodeController,
         sync: Sync,
         launch: StartUpdate,
         flow: CallFlow,
@@ -79,7 +79,7 @@ class Hooking:
 
         Args:
             config: Where hooks are, and how they are asked.
-            keeper: The controller of the node.
+            controller: The controller of the node.
             sync: Looks up containers that a call names and that are not known.
             launch: Follows updates.
             flow: Decides calls.
@@ -87,7 +87,7 @@ class Hooking:
         """
         self.config = config
         self.server: Serving | None = None
-        self._keeper = keeper
+        self._controller = controller
         self._sync = sync
         self._launch = launch
         self._flow = flow
@@ -117,7 +117,7 @@ class Hooking:
             await asyncio.to_thread(_import, ("proxy.frontends.hookserver.service",))
             from proxy.frontends.hookserver.service import Serving
 
-            self.server = Serving(self.config.serve, self._keeper, self._launch, self._flow)
+            self.server = Serving(self.config.serve, self._controller, self._launch, self._flow)
         await self.server.run()
 
     async def run(self) -> None:
@@ -135,14 +135,14 @@ class Hooking:
                     await asyncio.sleep(LOOK_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
-                    await self._keeper.synced.wait()
+                    await self._controller.synced.wait()
                     await self._parts.learning.once()
                     await self._parts.library.look_once(FIRST_S)
         finally:
             late.cancel()
             self._let_go()
-        if not self._keeper.synced.is_set():
-            self._keeper.spawn(self._parts.learning.when_synced())
+        if not self._controller.synced.is_set():
+            self._controller.spawn(self._parts.learning.when_synced())
         await self._parts.library.run()
 
     def _let_go(self) -> None:
@@ -161,24 +161,26 @@ class Hooking:
         from proxy.hooks.engine.engine import HookEngine
         from proxy.hooks.registry import HookRegistry
 
-        keeper, config, owned = self._keeper, self.config, self.config.owned_cpus
-        updates = Updates(keeper, self._launch, owned_cpus=owned)
-        engine = HookEngine(keeper.telemetry.problem, updates.take)
-        learning = Backfill(keeper, engine)
-        following = LifecycleEvents(keeper, engine, learning.resumed, learning.later, owned_cpus=owned)
+        controller, config, owned = self._controller, self.config, self.config.owned_cpus
+        updates = Updates(controller, self._launch, owned_cpus=owned)
+        engine = HookEngine(controller.telemetry.problem, updates.take)
+        learning = Backfill(controller, engine)
+        following = LifecycleEvents(controller, engine, learning.resumed, learning.later, owned_cpus=owned)
         learning.following = following
         library = HookRegistry(
             config,
             engine,
-            lambda: following.everything() if keeper.synced.is_set() else None,
-            keeper.telemetry.problem,
-            keeper.telemetry.event,
+            lambda: following.everything() if controller.synced.is_set() else None,
+            controller.telemetry.problem,
+            controller.telemetry.event,
             marks=self._marks,
         )
         adopt, learn, hold = self._sync.adoption.adopt_one, learning.in_call, self._flow.hold
-        dispatcher = HookDispatcher(keeper, engine, updates, following, hold, adopt, learn, owned_cpus=owned)
+        dispatcher = HookDispatcher(
+            controller, engine, updates, following, hold, adopt, learn, owned_cpus=owned
+        )
         self._parts = _Parts(engine, library, following, updates, learning)
-        keeper.store.subscribe(following)
+        controller.store.subscribe(following)
         self._flow.hook(Hooked(dispatcher))
 
     # -- status -------------------------------------------------------------------------------------------

@@ -65,9 +65,9 @@ def test_another_daemon_finds_everything_again(node: DaemonNode) -> None:
     again = node.daemon()
 
     async def after() -> None:
-        assert again.keeper is not None
-        await asyncio.wait_for(again.keeper.synced.wait(), 30)
-        assert {str(o.cpus) for o in again.keeper.state.owners.values()} == {"2-3"}
+        assert again.controller is not None
+        await asyncio.wait_for(again.controller.synced.wait(), 30)
+        assert {str(o.cpus) for o in again.controller.state.owners.values()} == {"2-3"}
 
     run(again, after)
     assert [node.cpus(i) for i in ids] == held == ["0-1,4-15", "2-3"]
@@ -94,7 +94,7 @@ def test_passthrough_only_relays(node: DaemonNode) -> None:
     async def day() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "0-15"
-        assert daemon.keeper is None
+        assert daemon.controller is None
         assert daemon.pages.status()["mode"] == "passthrough"
 
     run(daemon, day)

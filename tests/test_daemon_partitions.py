@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.model.errors import CannotCreateError
@@ -59,9 +59,9 @@ def effective(group: Path) -> CpuSet:
     return CpuSet.parse((group / "cpuset.cpus.effective").read_text())
 
 
-def keeper(daemon: Daemon) -> Keeper:
-    assert daemon.keeper is not None
-    return daemon.keeper
+def controller(daemon: Daemon) -> NodeController:
+    assert daemon.controller is not None
+    return daemon.controller
 
 
 def shown(daemon: Daemon) -> Any:
@@ -90,7 +90,7 @@ def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
         await until(lambda: effective(shared) == MACHINE.online - CpuSet.parse("4-5"))
         assert effective(more) == CpuSet.parse("4-5")
         assert kind(more) == "isolated"
-        assert keeper(daemon).telemetry.problems() == []
+        assert controller(daemon).telemetry.problems() == []
 
     node.live(ISOLATED, day)
 
@@ -107,12 +107,12 @@ def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> N
         await until(lambda: not (groups[0].parent / "cpuset.cpus.exclusive").read_text().strip())
         assert node.rest() == MACHINE.online
         assert effective(groups[0]) == OWN
-        partitions = keeper(daemon).partitions
+        partitions = controller(daemon).partitions
         assert partitions is not None
         await until(lambda: not partitions.jobs.known.records)
 
     async def third(daemon: Daemon) -> None:
-        assert keeper(daemon).partitions is None
+        assert controller(daemon).partitions is None
 
     node.live(ISOLATED, first)
     assert kind(groups[0]) == "isolated"
@@ -128,7 +128,9 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
         await until(lambda: kind(groups[0]) == "isolated")
 
     async def second(daemon: Daemon) -> None:
-        assert any("not kept" in str(reported["what"]) for reported in keeper(daemon).telemetry.problems())
+        assert any(
+            "not kept" in str(reported["what"]) for reported in controller(daemon).telemetry.problems()
+        )
         await until(lambda: kind(groups[0]) == "member")
         await until(lambda: node.rest() == MACHINE.online)
 
@@ -144,12 +146,12 @@ def test_a_foreign_overlap_is_repaired(node: Node) -> None:
     async def day(daemon: Daemon) -> None:
         own = await node.group(LSE)
         # The file says "isolated" before the daemon has read it back: an overlap in between fails that.
-        await until(lambda: keeper(daemon).telemetry.value(metrics.PARTITIONS_MADE))
+        await until(lambda: controller(daemon).telemetry.value(metrics.PARTITIONS_MADE))
         assert kind(own) == "isolated"
         beside = str(own.relative_to(node.root).parent / "beside")
         node.cgroups.mkdir(beside)
         node.cgroups.files.write(beside, "cpuset.cpus", "3-4")
-        telemetry = keeper(daemon).telemetry
+        telemetry = controller(daemon).telemetry
         await until(lambda: telemetry.value(metrics.PARTITIONS_LOST))
         await until(lambda: kind(own) == "member")
         await until(

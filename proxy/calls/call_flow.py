@@ -17,7 +17,7 @@ from proxy.calls.create_calls import CreateCalls
 from proxy.calls.held_call import HeldCall, Trip
 from proxy.calls.hook_gateway import HookGateway
 from proxy.calls.pod_calls import PodCalls
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.node_events import SavedCpusLearned
@@ -34,18 +34,18 @@ class CallFlow:
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
-    def __init__(self, keeper: Keeper, sync: Sync, launch: StartUpdate) -> None:
+    def __init__(self, controller: NodeController, sync: Sync, launch: StartUpdate) -> None:
         """Prepare to decide.
 
         Args:
-            keeper: The node.
+            controller: The node.
             sync: Looks up containers that a call names and that are not known.
             launch: Follows starts and updates.
         """
-        self.keeper = keeper
+        self.controller = controller
         self.awaited: asyncio.Event | None = None
-        pods, creates = PodCalls(keeper, self.hold), CreateCalls(keeper, self.hold)
-        containers = ContainerCalls(keeper, sync, launch, self.hold)
+        pods, creates = PodCalls(controller, self.hold), CreateCalls(controller, self.hold)
+        containers = ContainerCalls(controller, sync, launch, self.hold)
         self._parts = (pods, creates, containers)
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
@@ -61,9 +61,9 @@ class CallFlow:
 
     def request(self, call: HeldCall) -> None:
         """A call is held: decide, and send it on now or later."""
-        if self.keeper.store.mode.is_leaving:
+        if self.controller.store.mode.is_leaving:
             call.release()  # the node is released: this is only a relay
-        elif self.awaited is None and self.keeper.synced.is_set():
+        elif self.awaited is None and self.controller.synced.is_set():
             self._handle(call)
         else:
             self.hold(call, self._when_synced(call))
@@ -100,8 +100,8 @@ class CallFlow:
 
     def _missed(self, error: Exception) -> None:
         """An answer could not be taken note of: compare the node with the runtime soon."""
-        self.keeper.attention.set()
-        self.keeper.broken(error)
+        self.controller.attention.set()
+        self.controller.broken(error)
 
     def hold(self, call: HeldCall, work: Coroutine[object, object, None]) -> None:
         """Hold a call while a coroutine decides on it; a fault in there is handled as any."""
@@ -132,11 +132,11 @@ class CallFlow:
         A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
         may be one that must not run unplaced, the runtime does not get the request.
         """
-        keeper = self.keeper
-        keeper.telemetry.count(metrics.REQUESTS_UNDECODABLE)
-        keeper.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
-        keeper.attention.set()
-        if call.method in self._answered and keeper.store.mode.enforces and self._is_strict(call):
+        controller = self.controller
+        controller.telemetry.count(metrics.REQUESTS_UNDECODABLE)
+        controller.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
+        controller.attention.set()
+        if call.method in self._answered and controller.store.mode.enforces and self._is_strict(call):
             call.refuse(
                 GrpcStatus.INTERNAL,
                 f"cannot place what {call.method} asks for: the request cannot be decoded",
@@ -145,29 +145,29 @@ class CallFlow:
             call.release()
 
     def _fault(self, call: HeldCall, error: BaseException) -> None:
-        keeper = self.keeper
-        keeper.broken(error)
-        keeper.attention.set()
+        controller = self.controller
+        controller.broken(error)
+        controller.attention.set()
         if isinstance(call.state, Trip):
             # It passes without our set: not what we meant.
-            keeper.store.handle(SavedCpusLearned(call.state.target, None))
+            controller.store.handle(SavedCpusLearned(call.state.target, None))
             call.state.sent = None
-        strict = call.method == "CreateContainer" and keeper.store.mode.enforces
-        if strict and (keeper.options.refuse_on_error or self._is_strict(call)):
+        strict = call.method == "CreateContainer" and controller.store.mode.enforces
+        if strict and (controller.options.refuse_on_error or self._is_strict(call)):
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
             call.refuse(GrpcStatus.INTERNAL, message)
         else:
             call.release()
 
     async def _when_synced(self, call: HeldCall) -> None:
-        keeper = self.keeper
+        controller = self.controller
         try:
-            async with asyncio.timeout(keeper.options.call_timeout):
-                await keeper.synced.wait()
+            async with asyncio.timeout(controller.options.call_timeout):
+                await controller.synced.wait()
         except TimeoutError:
-            keeper.telemetry.problem(UNSYNCED, method=call.method)
-            keeper.attention.set()
-            if call.method == "CreateContainer" and keeper.store.mode.enforces and self._is_strict(call):
+            controller.telemetry.problem(UNSYNCED, method=call.method)
+            controller.attention.set()
+            if call.method == "CreateContainer" and controller.store.mode.enforces and self._is_strict(call):
                 call.refuse(
                     GrpcStatus.UNAVAILABLE, "cannot place the container: not in step with the runtime yet"
                 )
@@ -181,6 +181,6 @@ class CallFlow:
 
     def _is_strict(self, call: HeldCall) -> bool:
         """Return whether a call's pod must not run unplaced, or may be such a pod."""
-        state = self.keeper.state
+        state = self.controller.state
         pod = call.pod_of(state.pods, state.node.machine.bounds)
         return pod is None or state.node.refuses_unplaced(pod)

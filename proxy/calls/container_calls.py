@@ -8,7 +8,7 @@ from msgspec import structs
 
 from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, ResourceUpdate, Trip
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.node_events import ContainersUpdated
@@ -21,8 +21,8 @@ from proxy.model.workload import Container, Phase
 class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
-    def __init__(self, keeper: Keeper, sync: Sync, launch: StartUpdate, hold: Hold) -> None:
-        self.keeper = keeper
+    def __init__(self, controller: NodeController, sync: Sync, launch: StartUpdate, hold: Hold) -> None:
+        self.controller = controller
         self.hooked: HookGateway = NO_HOOKS
         self.sync = sync
         self.launch = launch
@@ -48,8 +48,8 @@ class ContainerCalls:
 
     def _start_now(self, call: HeldCall) -> None:
         container_id = call.target()
-        container = self.keeper.state.containers.get(container_id)
-        wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
+        container = self.controller.state.containers.get(container_id)
+        wary = container is not None and self.controller.lasting.fencing.is_wary(container)
         if container is not None and self.launch.is_ready(container) and not wary:
             self._go_start(call, container_id, None)
         else:
@@ -57,13 +57,15 @@ class ContainerCalls:
 
     async def _start_later(self, call: HeldCall, container_id: str) -> None:
         fence = None
-        if container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(container_id):
+        if container_id in self.controller.state.containers or await self.sync.adoption.adopt_one(
+            container_id
+        ):
             try:
                 obstacle, fence = await self.launch.make_ready_fenced(container_id)
             except (UnavailableError, RuntimeCallError) as error:
                 obstacle = str(error)
             if obstacle:
-                self.keeper.telemetry.problem(
+                self.controller.telemetry.problem(
                     "cannot start a container", containerID=container_id, err=obstacle
                 )
                 call.refuse(
@@ -73,14 +75,14 @@ class ContainerCalls:
         if not call.done:
             self._go_start(call, container_id, fence)
         else:
-            await self.keeper.lasting.fencing.drop(fence)
+            await self.controller.lasting.fencing.drop(fence)
 
     def _go_start(self, call: HeldCall, container_id: str, fence: Fence | None) -> None:
-        container = self.keeper.state.containers.get(container_id)
+        container = self.controller.state.containers.get(container_id)
         if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
             call.state = Trip(container_id, flight=self.launch.start(container_id, fence))
         else:
-            self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
+            self.controller.spawn(self.controller.lasting.fencing.drop(fence))
         # Of any other the runtime will say what is wrong with that.
         call.release()
 
@@ -100,8 +102,8 @@ class ContainerCalls:
 
     def _update_now(self, call: HeldCall) -> None:
         asked = call.resource_update()
-        container = self.keeper.state.containers.get(asked.container_id)
-        if container is not None and not self.keeper.lasting.fencing.is_wary(container):
+        container = self.controller.state.containers.get(asked.container_id)
+        if container is not None and not self.controller.lasting.fencing.is_wary(container):
             self._go_update(call, asked, None)
         else:
             self._hold(call, self._update_later(call, asked))
@@ -109,33 +111,33 @@ class ContainerCalls:
     async def _update_later(self, call: HeldCall, asked: ResourceUpdate) -> None:
         containers, fencing, container_id = (
             self.sync.adoption,
-            self.keeper.lasting.fencing,
+            self.controller.lasting.fencing,
             asked.container_id,
         )
-        known = container_id in self.keeper.state.containers or await containers.adopt_one(container_id)
+        known = container_id in self.controller.state.containers or await containers.adopt_one(container_id)
         fence = await fencing.fitting(container_id) if known else None
         if call.done:
             await fencing.drop(fence)
-        elif container_id in self.keeper.state.containers:
+        elif container_id in self.controller.state.containers:
             self._go_update(call, asked, fence)
         else:
             call.release()
             await fencing.drop(fence)
 
     def _go_update(self, call: HeldCall, asked: ResourceUpdate, fence: Fence | None) -> None:
-        container = self.keeper.state.containers[asked.container_id]
-        if not self.keeper.store.mode.enforces or container.phase is Phase.EXITED:
+        container = self.controller.state.containers[asked.container_id]
+        if not self.controller.store.mode.enforces or container.phase is Phase.EXITED:
             call.release()
-            self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
+            self.controller.spawn(self.controller.lasting.fencing.drop(fence))
             return
-        want = self.keeper.state.wanted(container)
+        want = self.controller.state.wanted(container)
         self._note_asked(container, asked)
-        flight = self.keeper.calls.depart(container.id, want)
-        self.keeper.lasting.fencing.bind(flight, fence)
+        flight = self.controller.calls.depart(container.id, want)
+        self.controller.lasting.fencing.bind(flight, fence)
         call.state = Trip(container.id, flight=flight)
-        quota = self.keeper.quotas.requested(container, asked.cpu_quota)
-        cpus = None if self.keeper.state.node.erases(container.placement) else want
-        call.place(cpus, self.keeper.mems.carried(container), quota)
+        quota = self.controller.quotas.requested(container, asked.cpu_quota)
+        cpus = None if self.controller.state.node.erases(container.placement) else want
+        call.place(cpus, self.controller.mems.carried(container), quota)
 
     def _note_asked(self, container: Container, asked: ResourceUpdate) -> None:
         """Remember a set that a client names: it is what the container gets back when we leave.
@@ -146,15 +148,15 @@ class ContainerCalls:
         cpus, mems = asked.cpus or known.cpuset_cpus, asked.mems or known.cpuset_mems
         if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
             return
-        if self.keeper.beside.manager.policy != "static":
+        if self.controller.beside.manager.policy != "static":
             request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
             changed = structs.replace(container, request=request)
-            self.keeper.store.handle(ContainersUpdated((changed,), "container updated"))
+            self.controller.store.handle(ContainersUpdated((changed,), "container updated"))
 
     def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.flight is None:
             return
-        self.keeper.drift.hint("kubelet", (trip.flight.container_id,))
+        self.controller.drift.hint("kubelet", (trip.flight.container_id,))
         if status is None:
             self.launch.stray(trip.flight)
         else:
@@ -167,12 +169,12 @@ class ContainerCalls:
 
     def _stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.keeper.lifecycle.phase(trip.target, Phase.EXITED)
+            self.controller.lifecycle.phase(trip.target, Phase.EXITED)
         else:
-            self.keeper.attention.set()
+            self.controller.attention.set()
 
     def _removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.keeper.lifecycle.removed([trip.target])
+            self.controller.lifecycle.removed([trip.target])
         else:
-            self.keeper.attention.set()
+            self.controller.attention.set()

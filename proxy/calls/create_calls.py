@@ -6,7 +6,7 @@ from msgspec import structs
 
 from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.controller.exited_siblings import holders, see_ended
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.reservations import CreateClient
@@ -21,33 +21,33 @@ from proxy.telemetry.port import subject
 class CreateCalls:
     """CreateContainer."""
 
-    def __init__(self, keeper: Keeper, hold: Hold) -> None:
-        self.keeper = keeper
+    def __init__(self, controller: NodeController, hold: Hold) -> None:
+        self.controller = controller
         self.hooked: HookGateway = NO_HOOKS
         self.requests = {"CreateContainer": self._create}
         self.finished = {"CreateContainer": self._create_done}
         self._hold = hold
 
     def _create(self, call: HeldCall) -> None:
-        asked, keeper = call.create_request(), self.keeper
-        pod = keeper.state.pods.get(asked.sandbox_id)
+        asked, controller = call.create_request(), self.controller
+        pod = controller.state.pods.get(asked.sandbox_id)
         if pod is None or not (pod.cgroup_parent or pod.cgroup_changed_by_hook):
             pod = self._described(asked, pod)
         elif pod.cpuset is not None and not pod.cpuset_chosen_locally:
             pod = self._renewed(pod, asked)
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
-        node, scout = keeper.state.node, keeper.scout
+        node, scout = controller.state.node, controller.scout
         given = asked.devices() if scout.devices_matter(node, pod) else NO_DEVICES
         asks = scout.pod_matters(node, pod) or (given is not NO_DEVICES and scout.knows_devices(given))
-        if asks or holders(keeper.state, pod) or keeper.beside.matters(pod, asked.resources):
+        if asks or holders(controller.state, pod) or controller.beside.matters(pod, asked.resources):
             self._hold(call, self._find_out(call, pod, asked, given))
         else:
             self._decide(call, pod, asked)
 
     def _described(self, asked: CreateRequest, known: Pod | None) -> Pod:
         """Return the pod as the request describes it; it was not known, or not known well."""
-        pod = asked.pod(self.keeper.state.node.machine.bounds)
+        pod = asked.pod(self.controller.state.node.machine.bounds)
         if known is not None:
             pod = structs.replace(with_earlier_decision(pod, known), asks=known.asks, source=known.source)
         if pod.uid:
@@ -65,42 +65,42 @@ class CreateCalls:
 
     def _learned(self, pod: Pod) -> None:
         """Take what a request says of its pod into the state; that may change which CPUs are shared."""
-        self.keeper.store.handle(PodLearned(pod, "pod described by a create"))
+        self.controller.store.handle(PodLearned(pod, "pod described by a create"))
 
     async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
         """Ask for what the call does not carry, then decide."""
-        keeper, node = self.keeper, self.keeper.state.node
-        if keeper.scout.pod_matters(node, pod):
-            found = await keeper.scout.pod(pod)
+        controller, node = self.controller, self.controller.state.node
+        if controller.scout.pod_matters(node, pod):
+            found = await controller.scout.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
-            pod = keeper.state.pods.get(pod.sandbox_id) or pod
+            pod = controller.state.pods.get(pod.sandbox_id) or pod
             if found.asks is not None:
                 pod = structs.replace(pod, asks=found.asks, source=found.source)
-            if pod.sandbox_id in keeper.state.pods:
-                keeper.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
-        if given is not NO_DEVICES and keeper.scout.knows_devices(given):
-            asked.resources = await keeper.scout.devices(pod, asked.name, given, asked.resources)
-            pod = keeper.state.pods.get(pod.sandbox_id) or pod
-        await see_ended(keeper, keeper.lifecycle, keeper.scout.worker, pod)
-        if keeper.beside.matters(pod, asked.resources):
-            await keeper.beside.look()
+            if pod.sandbox_id in controller.state.pods:
+                controller.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
+        if given is not NO_DEVICES and controller.scout.knows_devices(given):
+            asked.resources = await controller.scout.devices(pod, asked.name, given, asked.resources)
+            pod = controller.state.pods.get(pod.sandbox_id) or pod
+        await see_ended(controller, controller.lifecycle, controller.scout.worker, pod)
+        if controller.beside.matters(pod, asked.resources):
+            await controller.beside.look()
         if not call.done:
             self._decide(call, pod, asked)
 
     def _decide(self, call: HeldCall, pod: Pod, asked: CreateRequest) -> None:
-        if self.keeper.store.mode.is_leaving:
+        if self.controller.store.mode.is_leaving:
             call.release()
             return
-        self.keeper.sandboxes.moved_on(pod, asked.name)
-        plan = self.keeper.creates.place(pod, asked.name, asked.attempt, asked.resources)
+        self.controller.sandboxes.moved_on(pod, asked.name)
+        plan = self.controller.creates.place(pod, asked.name, asked.attempt, asked.resources)
         if plan.container is None:
-            if self.keeper.store.mode.enforces:
+            if self.controller.store.mode.enforces:
                 call.refuse(plan.verdict.code, plan.verdict.message)
             else:
                 call.release()
             return
         call.state = Trip(target=plan.container.id)
-        if not self.keeper.store.mode.enforces:
+        if not self.controller.store.mode.enforces:
             call.release()
         elif "pre_create_container" in self.hooked.points:
             self.hooked.create(call, plan.container, self._go_create)
@@ -118,18 +118,18 @@ class CreateCalls:
 
     async def _create_narrowed(self, call: HeldCall, container: Container) -> None:
         """Record what hooks have named, which no list of the runtime would show after a crash."""
-        keeper = self.keeper
-        await keeper.reservations.narrow(container)
-        current = keeper.state.containers.get(container.id)
+        controller = self.controller
+        await controller.reservations.narrow(container)
+        current = controller.state.containers.get(container.id)
         if call.done:
             return
-        if current is None or keeper.store.mode.is_leaving:
+        if current is None or controller.store.mode.is_leaving:
             call.release()
         else:
             self._share(call, current)
 
     def _share(self, call: HeldCall, container: Container) -> None:
-        state, placement = self.keeper.state, container.placement
+        state, placement = self.controller.state, container.placement
         cpus = state.wanted(container)
         self._leaves(call, container, cpus)
         call.place(None if state.node.erases(placement) else cpus, placement.mems)
@@ -154,17 +154,17 @@ class CreateCalls:
             return container
 
         client = CreateClient(lambda: not isinstance(call.state, Trip), placed_elsewhere)
-        ended = await self.keeper.reservations.create(container, client)
+        ended = await self.controller.reservations.create(container, client)
         if not ended.is_committed:
             if ended.reason is not None:  # else it has been answered
                 why = ended.reason.message
-                self.keeper.telemetry.problem("cannot free CPUs", **subject(container), err=why)
-                words = self.keeper.reservations.answer(ended.reason)
+                self.controller.telemetry.problem("cannot free CPUs", **subject(container), err=why)
+                words = self.controller.reservations.answer(ended.reason)
                 message = f"cannot free CPUs for {container.ref}: {words}"
                 call.refuse(GrpcStatus.FAILED_PRECONDITION, message)
             return
-        placement, quota = container.placement, self.keeper.quotas.carried(container)
-        cpus = self.keeper.state.wanted(container)
+        placement, quota = container.placement, self.controller.quotas.carried(container)
+        cpus = self.controller.state.wanted(container)
         self._leaves(call, container, cpus)
         call.place(cpus, placement.mems, quota)
 
@@ -172,16 +172,16 @@ class CreateCalls:
         """The runtime has created the container and named it."""
         if container_id:
             trip.named = True
-            keeper = self.keeper
-            keeper.lifecycle.created(trip.target, container_id, trip.sent)
-            made = keeper.state.containers.get(container_id)
-            if made and keeper.state.owners and keeper.enforcer.sandboxes.has_monitors(made.pod):
-                keeper.spawn(keeper.writes.clear_sandboxes())
+            controller = self.controller
+            controller.lifecycle.created(trip.target, container_id, trip.sent)
+            made = controller.state.containers.get(container_id)
+            if made and controller.state.owners and controller.enforcer.sandboxes.has_monitors(made.pod):
+                controller.spawn(controller.writes.clear_sandboxes())
 
     def _create_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.named:
             return
         if status in (None, GrpcStatus.OK):  # OK without a readable id: the list shows what was created
-            self.keeper.lifecycle.uncertain(trip.target)
+            self.controller.lifecycle.uncertain(trip.target)
         else:
-            self.keeper.lifecycle.failed(trip.target)
+            self.controller.lifecycle.failed(trip.target)

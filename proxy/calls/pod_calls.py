@@ -8,7 +8,7 @@ from msgspec import structs
 
 from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.engine.admit import decides_pod
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
@@ -17,8 +17,8 @@ from proxy.model.workload import Pod
 class PodCalls:
     """RunPodSandbox, StopPodSandbox, RemovePodSandbox."""
 
-    def __init__(self, keeper: Keeper, hold: Hold) -> None:
-        self.keeper = keeper
+    def __init__(self, controller: NodeController, hold: Hold) -> None:
+        self.controller = controller
         self.hooked: HookGateway = NO_HOOKS
         self._hold = hold
         self.requests: Mapping[str, Handle] = {
@@ -36,11 +36,11 @@ class PodCalls:
         if "pre_run_pod_sandbox" in self.hooked.points:
             self.hooked.run_pod(call, self._go_run_pod)
         else:
-            self._go_run_pod(call, call.sandbox(self.keeper.state.node.machine.bounds))
+            self._go_run_pod(call, call.sandbox(self.controller.state.node.machine.bounds))
 
     def _go_run_pod(self, call: HeldCall, pod: Pod) -> None:
-        keeper, node = self.keeper, self.keeper.state.node
-        if decides_pod(node, pod) or keeper.scout.pod_matters(node, pod):
+        controller, node = self.controller, self.controller.state.node
+        if decides_pod(node, pod) or controller.scout.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod))
         else:
             call.state = Trip(pod=pod)
@@ -48,26 +48,26 @@ class PodCalls:
 
     async def _admit(self, call: HeldCall, pod: Pod) -> None:
         """Ask for what the call does not carry, then decide about the pod as a whole."""
-        keeper, node, total = self.keeper, self.keeper.state.node, call.sandbox_total()
-        if keeper.scout.pod_matters(node, pod):
-            pod = await keeper.scout.pod(pod)
+        controller, node, total = self.controller, self.controller.state.node, call.sandbox_total()
+        if controller.scout.pod_matters(node, pod):
+            pod = await controller.scout.pod(pod)
         if decides_pod(node, pod):
-            total = await keeper.scout.pod_devices(pod, total)
-            await keeper.beside.look()
+            total = await controller.scout.pod_devices(pod, total)
+            await controller.beside.look()
         if call.done:
             return
         if not decides_pod(node, pod):
             call.state = Trip(pod=pod)
             call.release()
             return
-        verdict, pod = keeper.sandboxes.admit(pod, total)
-        if not verdict.admitted and keeper.store.mode.enforces:
+        verdict, pod = controller.sandboxes.admit(pod, total)
+        if not verdict.admitted and controller.store.mode.enforces:
             call.refuse(verdict.code, verdict.message)
             return
         # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.
         call.state = Trip(pod=pod, token=pod.sandbox_id)
         if pod.reserved_for_pod is not None:
-            await keeper.journal.flush()
+            await controller.journal.flush()
         if not call.done:
             call.release()
 
@@ -78,19 +78,19 @@ class PodCalls:
     def _run_pod_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status == GrpcStatus.OK and trip.target and trip.pod is not None:
             pod = structs.replace(trip.pod, sandbox_id=trip.target)
-            self.keeper.sandboxes.running(pod, trip.token)
+            self.controller.sandboxes.running(pod, trip.token)
             if self.hooked.active:
                 self.hooked.ran(pod, call)
         elif trip.token:
-            self.keeper.sandboxes.failed(trip.token)
+            self.controller.sandboxes.failed(trip.token)
 
     def _leave(self, call: HeldCall) -> None:
         leave(call, self.hooked)
 
     def _pod_stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.keeper.sandboxes.stopped(trip.target)
+            self.controller.sandboxes.stopped(trip.target)
 
     def _pod_removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.keeper.sandboxes.removed(trip.target)
+            self.controller.sandboxes.removed(trip.target)

@@ -104,7 +104,7 @@ class Ports(Struct, frozen=True):
     partition_kind: str = ""
 
 
-class Keeper(NodeContext):
+class NodeController(NodeContext):
     """The parts of a node's controller."""
 
     def __init__(

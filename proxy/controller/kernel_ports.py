@@ -1,4 +1,4 @@
-"""What the keeper needs of the kernel. Every call here may block and is made in a worker thread."""
+"""What the controller needs of the kernel. Every call here may block and is made in a worker thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a keeper behaves."""
+"""How a controller behaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.model.mode import NodeMode
 
 
 class ControllerOptions(Struct, frozen=True):
-    """How the keeper behaves.
+    """How the controller behaves.
 
     Attributes:
         mode: The mode in which the node begins: to enforce, or only to observe.

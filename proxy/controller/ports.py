@@ -1,4 +1,4 @@
-"""What the keeper needs of the world besides kernel and runtime. Every call may block: a worker makes it."""
+"""What the controller needs beside the kernel and the runtime. Every call may block: a worker makes it."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Sync:
             pass
 
     def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
-        """Do what ``recover`` does, in steps; the keeper must not be used before the last of them."""
+        """Do what ``recover`` does, in steps; the controller must not be used before the last of them."""
         context = self._context
         self._parts.quotas.load(entries)
         if self._parts.partitions is not None:

@@ -71,7 +71,7 @@ class Hearing(Enum):
 
 
 class RuntimeEvents:
-    """Listens to the runtime, and tells the keeper."""
+    """Listens to the runtime, and tells the controller."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
         """Prepare; nobody listens before ``run``.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Sandboxes:
-    """The sandboxes of a keeper."""
+    """The sandboxes of a controller."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
         self._context = context

@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from proxy.telemetry.port import Report
 
 CLOSE_S = 4.0
-"""Seconds that the end of a keeper may take."""
+"""Seconds that the end of a controller may take."""
 
 
 class Ending:

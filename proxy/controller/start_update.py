@@ -46,7 +46,7 @@ _MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
 
 
 class StartUpdate:
-    """The starts and updates of a keeper's containers.
+    """The starts and updates of a controller's containers.
 
     Attributes:
         lookups: Who asks and tells the runtime in the way of a call.

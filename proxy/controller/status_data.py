@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.allocation.koordinator.resource_status import status_text
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.quotas import CONTAINER, POD
@@ -14,13 +14,13 @@ FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "rese
 """Keys that were renamed; the former ones are given for one more release."""
 
 
-def node_page(keeper: Keeper) -> dict[str, object]:
+def node_page(controller: NodeController) -> dict[str, object]:
     """Give pools, owners, containers and problems."""
-    state = keeper.state
+    state = controller.state
     machine = state.node.machine
     per_node = state.pools.per_node(machine)
     page: dict[str, object] = {
-        "ready": keeper.synced.is_set() and not keeper.health.stuck(),
+        "ready": controller.synced.is_set() and not controller.health.stuck(),
         "pools": {
             "shared": str(state.pools.shared),
             "be": str(state.pools.be),
@@ -33,26 +33,26 @@ def node_page(keeper: Keeper) -> dict[str, object]:
                 "cpus": str(owner.cpus),
                 "hard": owner.hard,
                 "resource_status": status_text(owner.cpus),
-                "pod": next((c.pod.ref for c in _holders(keeper, key)), ""),
-                "container": ",".join(sorted({c.name for c in _holders(keeper, key)})),
+                "pod": next((c.pod.ref for c in _holders(controller, key)), ""),
+                "container": ",".join(sorted({c.name for c in _holders(controller, key)})),
             }
             for key, owner in sorted(state.owners.items())
         ],
         "containers": [
-            _container(keeper, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
+            _container(controller, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
         ],
-        "quotas": quotas_page(keeper),
-        **({"partitions": keeper.partitions.page()} if keeper.partitions is not None else {}),
-        "workers": keeper.health.page(),
-        "problems": keeper.telemetry.problems(),
+        "quotas": quotas_page(controller),
+        **({"partitions": controller.partitions.page()} if controller.partitions is not None else {}),
+        "workers": controller.health.page(),
+        "problems": controller.telemetry.problems(),
         "violations": violations(state),
-        "shortfalls": keeper.hotplug.shortage.page(),
-        "counters": keeper.telemetry.registry.page(),
+        "shortfalls": controller.hotplug.shortage.page(),
+        "counters": controller.telemetry.registry.page(),
         "settings": _settings(state.node),
-        "cgroups": keeper.where.page(keeper.enforcer.cgroups.version) | keeper.lasting.page(),
-        "drift": keeper.drift.page(),
-        "nodePolicy": keeper.prescriptions.page(),
-        "kubelet": keeper.beside.page(),
+        "cgroups": controller.where.page(controller.enforcer.cgroups.version) | controller.lasting.page(),
+        "drift": controller.drift.page(),
+        "nodePolicy": controller.prescriptions.page(),
+        "kubelet": controller.beside.page(),
         "memory": _memory(state),
         "reservations": [
             {
@@ -63,13 +63,13 @@ def node_page(keeper: Keeper) -> dict[str, object]:
             for pod in state.pods.values()
             if pod.reserved_for_pod is not None
         ],
-        "remembered": keeper.history.size,
+        "remembered": controller.history.size,
     }
     return page | {former: page[key] for former, key in FORMER_KEYS.items()}
 
 
-def _container(keeper: Keeper, container: Container) -> dict[str, object]:
-    state = keeper.state
+def _container(controller: NodeController, container: Container) -> dict[str, object]:
+    state = controller.state
     return {
         "id": container.id,
         "ref": container.ref,
@@ -78,18 +78,18 @@ def _container(keeper: Keeper, container: Container) -> dict[str, object]:
         "pool": container.placement.pool.value,
         "cpus": "" if container.phase is Phase.EXITED else str(state.wanted(container)),
         "mems": str(container.placement.mems),
-        "cfs_quota": "off" if keeper.quotas.off(container) else "",
+        "cfs_quota": "off" if controller.quotas.off(container) else "",
         "phase": container.phase.value,
         "reason": "; ".join(container.placement.reasons),
     }
 
 
-def quotas_page(keeper: Keeper) -> list[dict[str, object]]:
+def quotas_page(controller: NodeController) -> list[dict[str, object]]:
     """Give the CFS quotas that are off and will be put back; ``container`` is empty for a pod's."""
-    state = keeper.state
+    state = controller.state
     pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
     rows: list[dict[str, object]] = []
-    for key, record in sorted(keeper.quotas.known.records.items()):
+    for key, record in sorted(controller.quotas.known.records.items()):
         found = state.containers.get(key.removeprefix(CONTAINER))
         name = "" if found is None else found.name
         pod = pods.get(key, "") if found is None else found.pod.ref
@@ -150,9 +150,9 @@ def _memory(state: NodeState) -> list[dict[str, object]]:
     ]
 
 
-def _holders(keeper: Keeper, owner: str) -> list[Container]:
+def _holders(controller: NodeController, owner: str) -> list[Container]:
     return [
         c
-        for c in keeper.state.containers.values()
+        for c in controller.state.containers.values()
         if c.owner == owner and c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
     ]

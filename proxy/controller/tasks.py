@@ -65,7 +65,7 @@ class BackgroundTasks:
         task.add_done_callback(self._finished)
 
     def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
-        """Run something beside for as long as there is a keeper; it begins anew after a fault."""
+        """Run something beside for as long as there is a controller; it begins anew after a fault."""
         self.spawn(tended(begin, self.restarted))
 
     def restarted(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from proxy.release.record import KEY
 if TYPE_CHECKING:
     from proxy.admin.server import Route
     from proxy.controller.be.suppression import Suppression
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.release.service import Release
 
 NOTHING = (
@@ -26,16 +26,18 @@ NOTHING = (
 class LazyRelease:
     """Makes the release of a daemon on demand."""
 
-    def __init__(self, config: Config, keeper: Keeper | None, suppression: Suppression | None) -> None:
+    def __init__(
+        self, config: Config, controller: NodeController | None, suppression: Suppression | None
+    ) -> None:
         """Take the parts.
 
         Args:
             config: What happens to decisions.
-            keeper: The node; None in a daemon that decides nothing.
+            controller: The node; None in a daemon that decides nothing.
             suppression: Keeps BE pods within limits; None where there is none.
         """
         self._config = config
-        self._keeper = keeper
+        self._controller = controller
         self._suppression = suppression
         self._made: Release | None = None
 
@@ -46,11 +48,11 @@ class LazyRelease:
 
     def get(self) -> Release:
         """Return the release of a daemon that moves containers."""
-        assert self._keeper is not None
+        assert self._controller is not None
         if self._made is None:
             from proxy.release.service import Release
 
-            self._made = Release(self._keeper, self._is_idle)
+            self._made = Release(self._controller, self._is_idle)
         return self._made
 
     def _is_idle(self) -> bool:
@@ -96,14 +98,14 @@ class LazyRelease:
 
     async def at_stop(self, limit: float) -> None:
         """Return everything before the daemon ends, within this many seconds; the next takes over again."""
-        if self._config.mode is not Mode.ENFORCE or self._keeper is None:
+        if self._config.mode is not Mode.ENFORCE or self._controller is None:
             return
         await self._load()
         release = self.get()
         await release.begin(lasting=False)
         if not await release.finish(limit):
             left = "; ".join(map(str, release.progress.left.values()))
-            self._keeper.telemetry.problem(
+            self._controller.telemetry.problem(
                 "cannot release the node before the shutdown in time", seconds=limit, err=left
             )
 

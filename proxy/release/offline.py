@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from proxy.assembly import keeper_of, suppression_of
+from proxy.assembly import controller_of, suppression_of
 from proxy.backends.ledger import open_ledger
 from proxy.backends.ledger.journal import NAME
 from proxy.config.schema import BeSuppressConfig, Config, Mode
@@ -100,13 +100,13 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
     config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
     ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
     entries = dict(ledger.entries)
-    keeper = keeper_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())
+    controller = controller_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())
     for note in notes:
-        keeper.telemetry.problem("notice at start-up", reason=note)
-    suppression = suppression_of(config, keeper, entries.get("b/suppress"))
-    sync = keeper.sync
+        controller.telemetry.problem("notice at start-up", reason=note)
+    suppression = suppression_of(config, controller, entries.get("b/suppress"))
+    sync = controller.sync
     sync.recover(entries)
-    going = Release(keeper, lambda: suppression is None or not suppression.known.written)
+    going = Release(controller, lambda: suppression is None or not suppression.known.written)
     comparing: asyncio.Task[None] | None = None
     try:
         await going.begin()
@@ -124,12 +124,12 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
         if comparing is not None:
             comparing.cancel()
             await asyncio.gather(comparing, return_exceptions=True)
-        await keeper.close()
+        await controller.close()
         sync.close()
-        keeper.launch.close()
-        keeper.settler.close()
+        controller.launch.close()
+        controller.settler.close()
         going.close()
         if suppression is not None:
             suppression.close()
-        keeper.runtime.close()
+        controller.runtime.close()
         ledger.close()

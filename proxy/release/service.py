@@ -1,6 +1,6 @@
 """The release in the daemon: one way out, in steps that survive a crash.
 
-Order. The keeper pauses (from then on no call is held and no container is moved, also by queued work:
+Order. The controller pauses (from then on no call is held and no container is moved, also by queued work:
 ``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE (best effort) suppression are
 reverted; every container's cpuset is widened in the kernel; then the runtime is updated, one container at a
 time, so that its saved values agree. A call that was at the runtime when this began may bring one of our sets
@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.controller.worker import Worker
 from proxy.engine.node_events import ModeChanged
 from proxy.model.backoff import Backoff, RetryDelays
@@ -38,11 +38,11 @@ PAUSES = Backoff(0.1, 30.0)
 PASS_LIMIT_S = 10.0
 
 
-def enter(keeper: Keeper, mode: NodeMode) -> None:
-    """Have a keeper hold no call and move no container, or place again."""
-    keeper.store.handle(ModeChanged(mode))
-    keeper.enforcer.forget()
-    keeper.learn(mems=keeper.mems.known.forgotten())
+def enter(controller: NodeController, mode: NodeMode) -> None:
+    """Have a controller hold no call and move no container, or place again."""
+    controller.store.handle(ModeChanged(mode))
+    controller.enforcer.forget()
+    controller.learn(mems=controller.mems.known.forgotten())
 
 
 class Release:
@@ -52,27 +52,27 @@ class Release:
         since: When that began, seconds since the epoch.
     """
 
-    def __init__(self, keeper: Keeper, idle: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, controller: NodeController, idle: Callable[[], bool] = lambda: True) -> None:
         """Take the parts; ``recover`` or ``begin`` follows.
 
         Args:
-            keeper: The node.
+            controller: The node.
             idle: Returns whether nothing of BE suppression is in effect.
         """
-        self._keeper = keeper
+        self._controller = controller
         self._idle = idle
-        self._worker = Worker("release", keeper.broken)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("release", controller.broken)
+        controller.health.watch(self._worker)
         self._running: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
         self._lasting = True
-        self._telling = Telling(keeper, self._worker, Progress())
+        self._telling = Telling(controller, self._worker, Progress())
         self.since = 0.0
 
     @property
     def stage(self) -> str:
         """``releasing``, ``released``, or empty."""
-        mode = self._keeper.store.mode
+        mode = self._controller.store.mode
         return mode.value if mode.is_leaving else ""
 
     @property
@@ -83,12 +83,12 @@ class Release:
     # -- the record ---------------------------------------------------------------------------------------
 
     def recover(self, record: Mapping[str, object]) -> None:
-        """Continue a release of the last daemon; before the keeper adopts any container."""
+        """Continue a release of the last daemon; before the controller adopts any container."""
         stage, since = record.get("stage"), record.get("since")
         # A record that cannot be read is one of a release: no container is moved on a guess.
-        enter(self._keeper, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
-        self.since = float(since) if isinstance(since, int | float) else self._keeper.wall()
-        self._keeper.telemetry.warning(
+        enter(self._controller, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
+        self.since = float(since) if isinstance(since, int | float) else self._controller.wall()
+        self._controller.telemetry.warning(
             "containers are not placed, although the mode is enforce (topoproxy release --undo)",
             node=self.stage,
         )
@@ -96,7 +96,7 @@ class Release:
             self._start()
 
     async def _record(self, stage: str) -> None:
-        journal = self._keeper.journal
+        journal = self._controller.journal
         kept = self._lasting and stage
         journal.put(KEY, {"stage": stage, "since": self.since} if kept else None)
         await journal.flush()
@@ -112,11 +112,11 @@ class Release:
         async with self._one:
             if not self.stage:
                 self._lasting = lasting
-                self.since = self._keeper.wall()
+                self.since = self._controller.wall()
                 self._telling.progress = Progress()
-                enter(self._keeper, NodeMode.RELEASING)
+                enter(self._controller, NodeMode.RELEASING)
                 await self._record(self.stage)
-                self._keeper.telemetry.event(
+                self._controller.telemetry.event(
                     "release: every container gets back what it would have had without topoproxy"
                 )
             self._start()
@@ -131,17 +131,17 @@ class Release:
             if not self.stage:
                 raise InputError("cannot undo the release: the node is not released")
             await self._end()
-            keeper = self._keeper
+            controller = self._controller
             self._telling.progress = Progress()
             await self._record("")
-            keeper.synced.clear()
-            enter(keeper, NodeMode.ENFORCE)
-            keeper.attention.set()
-            keeper.telemetry.event("release undone: containers are placed again")
+            controller.synced.clear()
+            enter(controller, NodeMode.ENFORCE)
+            controller.attention.set()
+            controller.telemetry.event("release undone: containers are placed again")
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy release`` and ``status`` show."""
-        progress, refs = self.progress, self._keeper.state.containers
+        progress, refs = self.progress, self._controller.state.containers
         there = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
         updated = sum(i in progress.reported for i in there)  # of those: others have gone meanwhile
         return {
@@ -167,14 +167,14 @@ class Release:
                 if await self.sweep(self._pace):
                     return
             except Exception as error:  # noqa: BLE001 - whatever it is, the next sweep must come
-                self._keeper.broken(error)
+                self._controller.broken(error)
                 self.progress.left["release"] = f"internal error: {type(error).__name__}: {error}"
             await asyncio.sleep(pauses.next())
             if not self.progress.left:
                 pauses.reset()
 
     async def _pace(self) -> None:
-        per_second = self._keeper.options.settle_per_second
+        per_second = self._controller.options.settle_per_second
         await asyncio.sleep(1 / (per_second if per_second > 0 else PER_SECOND))
 
     async def finish(self, limit: float) -> bool:
@@ -200,14 +200,14 @@ class Release:
         Returns:
             True when nothing was left to do.
         """
-        keeper, progress = self._keeper, self.progress
+        controller, progress = self._controller, self.progress
         progress.left = {}
         # Without a runtime the kernel is given back all the same, by the ledger's account.
         listed = not progress.sweeps or await self._passed()
-        await keeper.beside.refresh(self._worker)
-        await keeper.quotas.once()
-        if keeper.partitions is not None:
-            await keeper.partitions.once()
+        await controller.beside.refresh(self._worker)
+        await controller.quotas.once()
+        if controller.partitions is not None:
+            await controller.partitions.once()
         given = await self._kernel()
         for number, error in enumerate(given.errors):
             progress.left[f"kernel {number}"] = error
@@ -218,47 +218,49 @@ class Release:
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
-        keeper.store.handle(ModeChanged(NodeMode.RELEASED))  # only what is on the disk is reported
-        keeper.telemetry.event("released", containers=len(progress.reported))
+        controller.store.handle(ModeChanged(NodeMode.RELEASED))  # only what is on the disk is reported
+        controller.telemetry.event("released", containers=len(progress.reported))
         return True
 
     def _is_over(self, clean: bool) -> bool:
-        keeper, left = self._keeper, self.progress.left
-        if keeper.quotas.groups is not None and keeper.quotas.known.records:
-            left["quotas"] = f"{len(keeper.quotas.known.records)} CFS quotas are not back yet"
-        if keeper.partitions is not None and keeper.partitions.jobs.known.records:
-            left["partitions"] = f"{len(keeper.partitions.jobs.known.records)} partitions are not ended yet"
+        controller, left = self._controller, self.progress.left
+        if controller.quotas.groups is not None and controller.quotas.known.records:
+            left["quotas"] = f"{len(controller.quotas.known.records)} CFS quotas are not back yet"
+        if controller.partitions is not None and controller.partitions.jobs.known.records:
+            left["partitions"] = (
+                f"{len(controller.partitions.jobs.known.records)} partitions are not ended yet"
+            )
         if not self._idle():
             left["suppression"] = "the CFS quota of BE pods is not off yet"
-        flying = any(self._telling.is_flying(c) for c in keeper.state.containers.values())
-        return clean and not (flying or left or keeper.state.runtime.lost)
+        flying = any(self._telling.is_flying(c) for c in controller.state.containers.values())
+        return clean and not (flying or left or controller.state.runtime.lost)
 
     async def _passed(self) -> bool:
         """Have the runtime's list compared; False where that does not come about in time."""
-        keeper = self._keeper
-        passes = keeper.telemetry.value(metrics.RECONCILES)
+        controller = self._controller
+        passes = controller.telemetry.value(metrics.RECONCILES)
         # One may be under way, with a list from before.
         for _ in range(2):
-            keeper.attention.set()
+            controller.attention.set()
             try:
                 async with asyncio.timeout(PASS_LIMIT_S):
-                    while keeper.telemetry.value(metrics.RECONCILES) == passes:
+                    while controller.telemetry.value(metrics.RECONCILES) == passes:
                         await asyncio.sleep(0.02)
             except TimeoutError:
                 self.progress.left["runtime"] = "the runtime does not answer"
                 return False
-            passes = keeper.telemetry.value(metrics.RECONCILES)
+            passes = controller.telemetry.value(metrics.RECONCILES)
         return True
 
     async def _kernel(self) -> SweepResult:
-        keeper = self._keeper
-        state, manager = keeper.state, keeper.beside.manager
+        controller = self._controller
+        state, manager = controller.state, controller.beside.manager
         targets = [
             (c, target_of(c, state.node.machine, manager))
             for c in state.containers.values()
             if c.phase not in (Phase.EXITED, Phase.CREATING)
         ]
-        return await keeper.kernel.run(give_back, keeper.enforcer, state, targets)
+        return await controller.kernel.run(give_back, controller.enforcer, state, targets)
 
     # -- the end ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from proxy.model.errors import InputError
 if TYPE_CHECKING:
     from proxy.admin.server import Route
     from proxy.config.schema import Config
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.controller.ports import Ledger
     from proxy.takeover.service import Takeover
 
@@ -23,16 +23,16 @@ STEPS = ("start", "finish", "revert")
 class LazyTakeover:
     """Makes the takeover of a daemon on demand."""
 
-    def __init__(self, config: Config, keeper: Keeper | None, ledger: Ledger | None) -> None:
-        """Take the parts; where the ledger has a takeover, the keeper's rules follow it at once.
+    def __init__(self, config: Config, controller: NodeController | None, ledger: Ledger | None) -> None:
+        """Take the parts; where the ledger has a takeover, the controller's rules follow it at once.
 
         Args:
             config: The paths.
-            keeper: Its rules follow; None in a daemon that decides nothing.
+            controller: Its rules follow; None in a daemon that decides nothing.
             ledger: Keeps the record; None where there is none.
         """
         self._config = config
-        self._keeper = keeper
+        self._controller = controller
         self._ledger = ledger
         self._made: Takeover | None = None
         if ledger is not None and KEY in ledger.entries:
@@ -44,7 +44,7 @@ class LazyTakeover:
         Raises:
             InputError: Nothing is decided here.
         """
-        if self._keeper is None:
+        if self._controller is None:
             raise InputError("cannot take over: in passthrough mode nothing is decided")
         if self._made is None:
             from proxy.takeover.service import Takeover, TakeoverPaths
@@ -52,7 +52,7 @@ class LazyTakeover:
 
             directory, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
             places = TakeoverPaths(directory, self._config.procfs_root)
-            self._made = Takeover(self._keeper, Writer(self._ledger, directory, backups), places)
+            self._made = Takeover(self._controller, Writer(self._ledger, directory, backups), places)
             self._made.recover()
         return self._made
 

@@ -1,4 +1,4 @@
-"""The takeover in the daemon: one step at a time, the keeper's rules along with the record.
+"""The takeover in the daemon: one step at a time, the controller's rules along with the record.
 
 The inputs come from two sides: the containers, from the loop, at one instant; kubelet's file, settings and
 signs of life, in a worker. Then the rules decide and the writer acts, in the same worker. Where the record
@@ -32,7 +32,7 @@ from proxy.takeover.status_data import after_revert, plan_page, status_page
 from proxy.takeover.writer import Writer, text_in
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
 
 MEMORY_STATE = "memory_manager_state"
 
@@ -51,11 +51,11 @@ class TakeoverPaths:
 
 
 class Takeover:
-    """Takes the steps for the commands, and keeps the keeper's rules in line."""
+    """Takes the steps for the commands, and keeps the controller's rules in line."""
 
     def __init__(
         self,
-        keeper: Keeper,
+        controller: NodeController,
         writer: Writer,
         places: TakeoverPaths,
         alive: Callable[[Path, Path], tuple[str, ...]] = signs,
@@ -63,20 +63,20 @@ class Takeover:
         """Take the parts; ``recover`` follows.
 
         Args:
-            keeper: Its rules follow the record.
+            controller: Its rules follow the record.
             writer: Keeps the record.
             places: The paths.
             alive: Lists signs that kubelet runs, from its directory and /proc; called in a worker.
         """
-        self._keeper = keeper
+        self._controller = controller
         self._writer = writer
         self._places = places
         self._alive = alive
-        self._worker = Worker("takeover", keeper.broken)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("takeover", controller.broken)
+        controller.health.watch(self._worker)
         self._one = asyncio.Lock()
-        self._static = keeper.state.node.static
-        keeper.beside.count_only(lambda held: self.record.standing(held))
+        self._static = controller.state.node.static
+        controller.beside.count_only(lambda held: self.record.standing(held))
 
     @property
     def record(self) -> TakeoverRecord:
@@ -84,12 +84,12 @@ class Takeover:
         return self._writer.record
 
     def recover(self) -> None:
-        """Continue where the last daemon ended; called before the keeper adopts any container."""
+        """Continue where the last daemon ended; called before the controller adopts any container."""
         if message := self._writer.recover():
-            self._keeper.telemetry.problem("cannot go on with the takeover from kubelet", reason=message)
+            self._controller.telemetry.problem("cannot go on with the takeover from kubelet", reason=message)
         self._follow()
         if self.record.ours and not self._static:
-            self._keeper.telemetry.warning(
+            self._controller.telemetry.warning(
                 "cpuManagerPolicy is static, although the configuration says none: a takeover from kubelet",
                 stage=self.record.stage.value,
             )
@@ -110,26 +110,26 @@ class Takeover:
             InputError: The parameters are wrong.
         """
         decide = _decision(step, params)
-        keeper = self._keeper
+        controller = self._controller
         async with self._one:
             try:
                 message = await self._worker.run(self._writer.settle)
                 scene = await self._scene()
                 before = self.record
-                outcome = decide(before, scene, keeper.wall())
+                outcome = decide(before, scene, controller.wall())
                 outcome = await self._worker.run(self._writer.take, outcome)
             except StepRefusedError as error:
                 return {"done": False, "step": step, "why": str(error), "hints": list(error.hints)}
             except TopoproxyError as error:
-                keeper.telemetry.problem(
+                controller.telemetry.problem(
                     "cannot take a step of the takeover from kubelet", step=step, err=error
                 )
                 return {"done": False, "step": step, "why": str(error), "hints": []}
             finally:
                 self._follow()
-                await keeper.beside.look()
+                await controller.beside.look()
             if self.record.stage is not before.stage:
-                keeper.telemetry.event(
+                controller.telemetry.event(
                     "takeover from kubelet",
                     step=step,
                     before=before.stage.value,
@@ -146,24 +146,26 @@ class Takeover:
 
     def _follow(self) -> None:
         """Bring the node's rules in line with the record."""
-        keeper, record = self._keeper, self.record
+        controller, record = self._controller, self.record
         static = self._static or record.ours
-        if keeper.state.node.static != static:
-            changed = dataclasses.replace(keeper.state.node, static=static, alike=dict[object, Placement]())
-            keeper.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
-        keeper.prescriptions.kept = record.reserved
+        if controller.state.node.static != static:
+            changed = dataclasses.replace(
+                controller.state.node, static=static, alike=dict[object, Placement]()
+            )
+            controller.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
+        controller.prescriptions.kept = record.reserved
         try:
-            keeper.prescriptions.apply()
+            controller.prescriptions.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
-            keeper.broken(error)
+            controller.broken(error)
 
     async def _scene(self) -> TakeoverInputs:
-        await self._keeper.beside.refresh(self._worker)
-        state, ready = self._keeper.state, self._keeper.synced.is_set()
+        await self._controller.beside.refresh(self._worker)
+        state, ready = self._controller.state, self._controller.synced.is_set()
         scene = TakeoverInputs(
             self._places.kubelet,
             File(),
-            self._keeper.beside.manager,
+            self._controller.beside.manager,
             owning=owning_of(state),
             pods=pods_of(state),
             elsewhere=elsewhere_of(state),
@@ -171,7 +173,7 @@ class Takeover:
             shareable=state.node.shareable,
             configured="static" if self._static else "none",
             ready=ready,
-            enforce=self._keeper.store.mode.enforces,
+            enforce=self._controller.store.mode.enforces,
         )
         return await self._worker.run(self._look, scene)
 
@@ -181,7 +183,7 @@ class Takeover:
         pods = dict(scene.pods)
         from_files = set()
         try:
-            for pod in self._keeper.runtime.list_pods():
+            for pod in self._controller.runtime.list_pods():
                 if pod.ready and pod.uid in pods and pod.annotations.get(SOURCE) == "file":
                     from_files.add(pod.uid)
         except TopoproxyError:

@@ -1,4 +1,4 @@
-"""A node in memory: keeper and interceptors between a client and a runtime that are both played."""
+"""A node in memory: controller and interceptors between a client and a runtime that are both played."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.quirks import QUIRKS
-from proxy.controller.controller import Keeper, Ports
+from proxy.controller.controller import NodeController, Ports
 from proxy.controller.kernel_ports import CpusetValue
 from proxy.controller.options import ControllerOptions
 from proxy.controller.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
@@ -353,7 +353,7 @@ class World:
     def boot(self) -> None:
         """Start (again) with what the ledger holds."""
         node = Node(self.machine, CpuTopology.of(self.machine), self.static, **self.rules)
-        self.keeper = Keeper(
+        self.controller = NodeController(
             node,
             self.cgroups,
             self.runtime,
@@ -368,18 +368,18 @@ class World:
                 cpu_groups=self.cpu,
             ),
         )
-        self.launch, self.sync = self.keeper.launch, self.keeper.sync
+        self.launch, self.sync = self.controller.launch, self.controller.sync
         self.sync.recover(dict(self.ledger.entries))
-        self.wire = Interceptors(self.keeper, self.sync, self.launch)
+        self.wire = Interceptors(self.controller, self.sync, self.launch)
 
     def make_settler(self) -> Settler:
         """Make one more settler, which the test begins and ends."""
-        keeper = self.keeper
-        return Settler(keeper, self.launch, keeper.quotas, keeper.mems, keeper.lasting)
+        controller = self.controller
+        return Settler(controller, self.launch, controller.quotas, controller.mems, controller.lasting)
 
     def beside(self, port: Any) -> None:
         """Have the node look at what kubelet's CPU manager does, from now on."""
-        self.keeper.beside._port = port
+        self.controller.beside._port = port
 
     def played(self, method: str, message: Any) -> PlayedCall:
         return PlayedCall(method, message, self.log)
@@ -400,7 +400,7 @@ class World:
         """Let everything that was queued happen."""
         for _ in range(3):
             await asyncio.sleep(0.02)
-            await self.keeper.kernel.run(lambda: None)
+            await self.controller.kernel.run(lambda: None)
             await self.launch.lookups.run(lambda: None)
 
     async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
@@ -524,13 +524,13 @@ class World:
 
     def check(self) -> None:
         """Nothing is owned twice, nobody shares owned CPUs, and the kernel says what the state says."""
-        state = self.keeper.state
+        state = self.controller.state
         assert violations(state) == []
         for container_id, cpus in self.cgroups.sets.items():
             assert cpus == state.wanted(state.containers[container_id]), container_id
 
     async def close(self) -> None:
-        await self.keeper.close()
+        await self.controller.close()
         self.sync.close()
         self.launch.close()
 

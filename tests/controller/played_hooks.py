@@ -20,16 +20,16 @@ class Hooks:
 
     def __init__(self, world: Any, *, owned_cpus: bool = False) -> None:
         self.world = world
-        keeper = world.keeper
-        self.updates = Updates(keeper, world.launch, owned_cpus=owned_cpus)
-        self.engine = HookEngine(keeper.telemetry.problem, self.updates.take)
+        controller = world.controller
+        self.updates = Updates(controller, world.launch, owned_cpus=owned_cpus)
+        self.engine = HookEngine(controller.telemetry.problem, self.updates.take)
         self.resumed = 0
         self.lacked = 0
         self.following = LifecycleEvents(
-            keeper, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus
+            controller, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus
         )
         self.way = HookDispatcher(
-            keeper,
+            controller,
             self.engine,
             self.updates,
             self.following,
@@ -39,7 +39,7 @@ class Hooks:
             owned_cpus=owned_cpus,
         )
         self.hooked = Hooked(self.way)
-        keeper.store.subscribe(self.following)
+        controller.store.subscribe(self.following)
         world.wire.hook(self.hooked)
         self.told: list[Any] = []
         self._hooks: list[Hook] = []

@@ -75,8 +75,8 @@ def test_an_author_cannot_take_the_node(
             answer = call.refused[1]
         assert answer.startswith("cannot place ns/taker")
         assert (world.on(shared), world.on(agent)) == before
-        assert not world.keeper.state.owners
-        assert world.keeper.telemetry.value(metrics.ADMISSION_LIMITS, rule=rule, verdict="rejected") == 1
+        assert not world.controller.state.owners
+        assert world.controller.telemetry.value(metrics.ADMISSION_LIMITS, rule=rule, verdict="rejected") == 1
         trading = await honest(world, "trading", "LSR", "4-9")
         assert world.on(trading) == "4-9"
         world.check()
@@ -103,7 +103,7 @@ def test_pods_of_the_scheduler_do_not_lose_against_claims_that_came_first(live: 
                 assert (await world.begin(untold, name, **TENTH)).refused is not None
         assert world.on(await honest(world, "one", "LSR", "0-3,8-9")) == "0-3,8-9"
         assert world.on(await honest(world, "two", "LSE", "4-7,12-13")) == "4-7,12-13"
-        assert await world.keeper.journal.flush() is None
+        assert await world.controller.journal.flush() is None
         world.check()
 
     live(day, rules=RULES)
@@ -131,7 +131,7 @@ def test_what_the_sandbox_requests_now_counts(live: Any) -> None:
         call = await world.call("CreateContainer", request)
         assert call.refused is not None
         assert "names 4 CPUs, and its containers request 1 whole CPU together" in call.refused[1]
-        assert world.keeper.state.pods[sandbox].total.cpu_shares == 1024
+        assert world.controller.state.pods[sandbox].total.cpu_shares == 1024
 
     live(day, rules=RULES)
 
@@ -143,14 +143,16 @@ def test_a_restart_changes_nothing_for_owners(live: Any) -> None:
         one = await honest(world, "one", "LSR", "0-3,8-9")
         sandbox = await world.pod("two", "LSE", "burstable", "4-7", total=whole(4))
         await world.run(sandbox, "main", **whole(2))
-        await world.keeper.journal.flush()
+        await world.controller.journal.flush()
         world.boot()
         await world.sync.once()
         assert world.on(one) == "0-3,8-9"
         beside = await world.run(sandbox, "backup", **whole(2))
         assert world.on(beside) == "4-7"
         assert not [
-            name for name, n in world.keeper.telemetry.registry.page().items() if "admission_" in name and n
+            name
+            for name, n in world.controller.telemetry.registry.page().items()
+            if "admission_" in name and n
         ]
         world.check()
 
@@ -161,7 +163,7 @@ def test_an_owner_recorded_under_other_rules_keeps_its_cpus(live: Any) -> None:
     async def day(world: World) -> None:
         taker = await world.run(await world.pod("taker", "", "besteffort", "0-13"), **TENTH)
         assert world.on(taker) == "0-13"
-        await world.keeper.journal.flush()
+        await world.controller.journal.flush()
         world.rules = RULES
         world.boot()
         await world.sync.once()
@@ -193,7 +195,7 @@ def test_honest_owners_are_adopted_without_a_ledger(live: Any) -> None:
         world.end(ids[1])
         _lose_the_ledger(world)
         await world.sync.once()
-        container = world.keeper.state.containers[ids[0]]
+        container = world.controller.state.containers[ids[0]]
         assert container.placement.pool is Pool.OWN
         assert world.on(ids[0]) == "4-7"
         world.check()
@@ -212,8 +214,10 @@ def test_claims_of_containers_that_are_adopted_are_bounded_too(live: Any) -> Non
             )
             world.cgroups.sets[name] = CpuSet.parse("0-14")
         await world.sync.once()
-        assert not world.keeper.state.owners
-        assert world.keeper.telemetry.value(metrics.ADMISSION_LIMITS, rule="request", verdict="shared") == 2
+        assert not world.controller.state.owners
+        assert (
+            world.controller.telemetry.value(metrics.ADMISSION_LIMITS, rule="request", verdict="shared") == 2
+        )
         assert any("names 15 CPUs" in problem for problem in world.said)
         assert world.on("a") == "0-15"
         world.check()
@@ -232,9 +236,9 @@ def test_answers_name_no_other_pod(live: Any) -> None:
         )
         full = "CPUs 6-7 are owned by tenant-a/secret-project already"
         assert any(full in line for line in world.said), "the log has it all"
-        page = history_page(world.keeper.history, {"query": "tenant-b/mine"})
+        page = history_page(world.controller.history, {"query": "tenant-b/mine"})
         assert full in page["records"][-1]["decision"]["verdict"]["message"]
-        assert any(full in problem["what"] for problem in node_page(world.keeper)["problems"])
+        assert any(full in problem["what"] for problem in node_page(world.controller)["problems"])
 
     live(day, rules=RULES)
 
@@ -269,14 +273,14 @@ def test_rejections_are_counted_by_rule_and_reported_once_a_pod(live: Any) -> No
     async def day(world: World) -> None:
         for _ in range(3):
             await world.pod("evil", "", "besteffort", "0-14", total=TENTH, may_be_refused=True)
-        text = exposition({}, world.keeper.telemetry.registry)
+        text = exposition({}, world.controller.telemetry.registry)
         assert 'topoproxy_admission_limits_total{rule="request",verdict="rejected"} 3' in text
         assert 'topoproxy_admission_limits_total{rule="shared-floor",verdict="shared"} 0' in text
         assert 'topoproxy_bad_input_total{kind="admission"} 1' in text
         assert text.count("topoproxy_admission_limits_total{") == 2 * len(AdmissionRule)
-        (problem,) = [p["what"] for p in node_page(world.keeper)["problems"] if "ns/evil" in p["what"]]
+        (problem,) = [p["what"] for p in node_page(world.controller)["problems"] if "ns/evil" in p["what"]]
         assert "request 0 whole CPUs" in problem
-        page = history_page(world.keeper.history, {"query": "ns/evil"})
+        page = history_page(world.controller.history, {"query": "ns/evil"})
         assert page["records"][-1]["decision"]["verdict"]["reason"] == "AdmissionRequest"
 
     live(day, rules=RULES)
@@ -290,7 +294,7 @@ def test_a_pod_shares_where_that_is_configured(live: Any) -> None:
         )
         system = await world.run(await world.pod("agent", "SYSTEM"))
         assert [world.on(i) for i in (evil, late, system)] == ["0-13"] * 3
-        counters = world.keeper.telemetry.registry.page()
+        counters = world.controller.telemetry.registry.page()
         shared = {name: n for name, n in counters.items() if name.startswith("admission_") and n}
         assert shared["admission_request_shared"] >= 1
         assert shared["admission_shared-floor_shared"] >= 1

@@ -55,8 +55,8 @@ def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, to
             world.runtime.details[container] = RuntimeDetail(f"/kubepods/podx/{container}", cpuset_cpus=cpus)
 
         async def settled() -> None:
-            await world.until(lambda: world.keeper.state.runtime.saved.get(shared) == CpuSet.parse(REST))
-            await world.until(lambda: not world.keeper.state.runtime.unsettled)
+            await world.until(lambda: world.controller.state.runtime.saved.get(shared) == CpuSet.parse(REST))
+            await world.until(lambda: not world.controller.state.runtime.unsettled)
 
         said = await again(world, settled)
         assert said == [f"runtime {shared} {REST}"] * told
@@ -77,7 +77,7 @@ def test_a_runtime_without_saved_sets_is_updated(live: Any, error: Exception) ->
         world.runtime.detail = refuse
 
         async def settled() -> None:
-            await world.until(lambda: world.keeper.state.runtime.saved.get(shared) == CpuSet.parse(REST))
+            await world.until(lambda: world.controller.state.runtime.saved.get(shared) == CpuSet.parse(REST))
 
         assert f"runtime {shared} {REST}" in await again(world, settled)
 
@@ -110,8 +110,8 @@ def test_a_newer_update_wins(live: Any) -> None:
 
         async def settled() -> None:
             await asked.wait()
-            await world.until(lambda: not world.keeper.state.runtime.unsettled)
-            await world.until(lambda: world.keeper.state.runtime.saved.get(shared) == CpuSet.parse(REST))
+            await world.until(lambda: not world.controller.state.runtime.unsettled)
+            await world.until(lambda: world.controller.state.runtime.saved.get(shared) == CpuSet.parse(REST))
 
         said = await again(world, settled)
         assert f"runtime {shared} {REST}" not in said
@@ -135,15 +135,15 @@ def test_nothing_is_kept_of_a_container_that_goes_during_the_question(live: Any)
             return found
 
         async def gone() -> None:
-            world.keeper.lifecycle.removed([shared])
+            world.controller.lifecycle.removed([shared])
 
         world.runtime.detail = slow
 
         async def settled() -> None:
             await asked.wait()
-            await world.until(lambda: not world.keeper.state.runtime.unsettled)
+            await world.until(lambda: not world.controller.state.runtime.unsettled)
             await world.quiet()
-            assert shared not in world.keeper.state.runtime.saved
+            assert shared not in world.controller.state.runtime.saved
 
         await again(world, settled)
 

@@ -51,11 +51,11 @@ def test_a_list_made_before_a_stop_does_not_bring_the_container_back(live) -> No
         passing = asyncio.create_task(w.sync.once())
         await asyncio.to_thread(listed.wait, 5)
         await w.stop(old)
-        assert w.keeper.state.containers[old].phase is Phase.EXITED
+        assert w.controller.state.containers[old].phase is Phase.EXITED
         gate.set()
         await passing
         await w.quiet()
-        assert w.keeper.state.containers[old].phase is Phase.EXITED
+        assert w.controller.state.containers[old].phase is Phase.EXITED
         assert w.on(ls) == "0-15"
         call = await w.begin(await w.pod("new", "LSE", "", "0-3"))
         assert call.refused is None, call.refused
@@ -76,7 +76,7 @@ def test_a_list_made_before_a_stop_does_not_give_cpus_twice(live) -> None:
         await w.create(new)
         gate.set()
         await passing
-        assert violations(w.keeper.state) == []
+        assert violations(w.controller.state) == []
 
     live(day)
 
@@ -93,7 +93,7 @@ def test_a_failed_start_after_the_stop_does_not_revive_the_container(live) -> No
         await w.stop(old)
         await w.create(await w.pod("new", "LSE", "", "0-3"))
         w.wire.finished(start, 2)
-        assert violations(w.keeper.state) == []
+        assert violations(w.controller.state) == []
 
     live(day)
 
@@ -136,7 +136,7 @@ def test_an_update_without_its_client_does_not_undo_a_shrink(live) -> None:
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.attention.clear()
+        w.controller.attention.clear()
         update = await w.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls))
         carried = pb.UpdateContainerResourcesRequest.FromString(update.sent).linux.cpuset_cpus
         w.wire.finished(update, None)
@@ -145,7 +145,7 @@ def test_an_update_without_its_client_does_not_undo_a_shrink(live) -> None:
         if call.refused is None:
             await w.start(w.finish(call, "own"))
             w.cgroups.sets[ls] = CpuSet.parse(carried)  # the runtime gets to it now
-            assert w.keeper.attention.is_set(), "nobody will look before the next period"
+            assert w.controller.attention.is_set(), "nobody will look before the next period"
 
     live(day, call_timeout=0.5)
 
@@ -247,7 +247,7 @@ def test_a_start_of_an_owner_fails_if_others_cannot_leave(live) -> None:
         w.cgroups.sets[ls] = CpuSet.parse("0-15")  # runc undid the write
         w.cgroups.broken.add(ls)
         call = await w.start(lse)
-        said = any("busy" in p["what"] for p in w.keeper.telemetry.problems())
+        said = any("busy" in p["what"] for p in w.controller.telemetry.problems())
         assert call.refused is not None or said
 
     live(day)
@@ -258,17 +258,17 @@ def test_a_running_container_without_a_findable_cgroup_is_reported(live) -> None
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.enforcer._paths.clear()
+        w.controller.enforcer._paths.clear()
         w.cgroups.find = lambda parent, container_id: None
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         assert w.on(ls) == "0-15"
         assert call.refused is None
-        assert w.keeper.attention.is_set()
-        assert w.keeper.telemetry.problems() == [], "it may just have ended"
+        assert w.controller.attention.is_set()
+        assert w.controller.telemetry.problems() == [], "it may just have ended"
         await w.sync.once()
         assert (
             "cannot find the cgroup of a container: its CPUs are not controlled pod=ns/ls"
-            in w.keeper.telemetry.problems()[0]["what"]
+            in w.controller.telemetry.problems()[0]["what"]
         )
 
     live(day)
@@ -348,7 +348,7 @@ def test_a_sandbox_removed_during_a_create_gives_the_cpus_back(live) -> None:
         w.wire.finished(remove, 0)
         w.wire.finished(create, 5)
         await w.quiet()
-        assert w.keeper.state.owners == {}
+        assert w.controller.state.owners == {}
         assert w.on(ls) == "0-15"
 
     live(day)
@@ -365,7 +365,7 @@ def test_a_sandbox_removed_during_a_create_leaves_nothing_in_the_ledger(live) ->
         w.wire.finished(create, 5)
         await w.quiet()
         assert w.ledger.entries == {}
-        assert w.keeper.state.runtime.saved == {}
+        assert w.controller.state.runtime.saved == {}
 
     live(day)
 
@@ -383,7 +383,7 @@ def test_a_new_sandbox_during_a_create_of_the_old_one(live) -> None:
         await w.quiet()
         w.finish(create, "late")
         await w.quiet()
-        assert CpuSet.parse(w.on(ls)) == w.keeper.state.wanted(w.keeper.state.containers[ls])
+        assert CpuSet.parse(w.on(ls)) == w.controller.state.wanted(w.controller.state.containers[ls])
         assert not [k for k in w.ledger.entries if k.startswith("c/call-")], "a token is no container"
 
     live(day)
@@ -411,12 +411,12 @@ def test_the_comparison_survives_an_unexpected_error(live, error: Exception) -> 
         task = asyncio.create_task(w.sync.run())
         try:
             async with asyncio.timeout(60):
-                while not (w.keeper.synced.is_set() or task.done()):
+                while not (w.controller.synced.is_set() or task.done()):
                     await asyncio.sleep(0.05)
-                    w.keeper.attention.set()
+                    w.controller.attention.set()
             assert not task.done(), "the loop is dead"
-            assert w.keeper.synced.is_set()
-            assert w.keeper.telemetry.problems()
+            assert w.controller.synced.is_set()
+            assert w.controller.telemetry.problems()
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -458,13 +458,13 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(live) -> None:
 
         async def told(state: str) -> list[str]:
             w.runtime.update_error = refusal
-            w.keeper.store.handle(ContainersUnsettled((ls,)))
+            w.controller.store.handle(ContainersUnsettled((ls,)))
             finishing = asyncio.create_task(settler.finish(30))
             await asyncio.sleep(0)
             w.runtime.containers[ls] = changed_copy(w.runtime.containers[ls], state=state)
             await finishing
             w.runtime.update_error = None
-            return [problem["what"] for problem in w.keeper.telemetry.problems()]
+            return [problem["what"] for problem in w.controller.telemetry.problems()]
 
         assert str(refusal) not in await told("EXITED")
         assert str(refusal) in " ".join(await told("RUNNING"))
@@ -532,8 +532,8 @@ def test_one_slow_container_does_not_stop_the_first_comparison(live) -> None:
                 await w.sync.once()
             except UnavailableError:
                 continue
-        assert "good" in w.keeper.state.containers
-        assert w.keeper.synced.is_set()
+        assert "good" in w.controller.state.containers
+        assert w.controller.synced.is_set()
 
     live(day, synced=False)
 
@@ -583,7 +583,7 @@ def test_observe_never_refuses_because_of_a_fault_of_ours(live, monkeypatch) -> 
     """The same for an internal error."""
 
     async def day(w: Any) -> None:
-        monkeypatch.setattr(w.keeper.creates, "place", lambda *_: 1 / 0)
+        monkeypatch.setattr(w.controller.creates, "place", lambda *_: 1 / 0)
         request = pb.CreateContainerRequest(pod_sandbox_id="s")
         request.sandbox_config.labels["koordinator.sh/qosClass"] = "LSE"
         call = await w.call("CreateContainer", request)
@@ -652,7 +652,7 @@ def test_a_container_with_an_unknown_cgroup_is_not_guaranteed(live) -> None:
         w.runtime.containers["b"] = RuntimeContainer("b", "p", "c", 0, "CREATED")
         w.runtime.details["b"] = RuntimeDetail("", cpu_shares=4096)
         await w.sync.once()
-        assert w.keeper.state.owners == {}
+        assert w.controller.state.owners == {}
 
     live(day, synced=False)
 
@@ -748,10 +748,10 @@ def test_many_containers_without_a_cgroup_are_reported_in_one_line(live) -> None
         for number in range(30):
             await w.run(await w.pod(f"p{number:02}", "LS"))
         w.cgroups.sets.clear()
-        w.keeper.enforcer._paths.clear()
+        w.controller.enforcer._paths.clear()
         for _ in range(3):
             await w.sync.once()
-        problems = [p["what"] for p in w.keeper.telemetry.problems()]
+        problems = [p["what"] for p in w.controller.telemetry.problems()]
         assert problems == [
             "cannot find the cgroups of many containers: their CPUs are not controlled",
             "cannot find the cgroup of a container: its CPUs are not controlled pod=ns/p00 container=c containerID=s-p00-c-1",  # noqa: E501

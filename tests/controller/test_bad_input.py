@@ -14,19 +14,19 @@ def counted(w: Any) -> dict[str, int]:
     prefix = "bad_input_"
     return {
         k.removeprefix(prefix): n
-        for k, n in w.keeper.telemetry.registry.page().items()
+        for k, n in w.controller.telemetry.registry.page().items()
         if k.startswith(prefix) and n
     }
 
 
 def told(w: Any, why: str, pod: str = "") -> list[str]:
     """What is reported of pods."""
-    known = [p["keys"] for p in w.keeper.telemetry.problems()]
+    known = [p["keys"] for p in w.controller.telemetry.problems()]
     return [k["reason"] for k in known if k.get("pod", "").startswith(pod) and why in k["reason"]]
 
 
 def reasons(w: Any, who: str) -> str:
-    record = w.keeper.history.find(who)[-1].explanation
+    record = w.controller.history.find(who)[-1].explanation
     return " | ".join(
         [*record.reasons, *(f"{f.what} {f.value}" for f in record.facts), record.verdict.message]
     )
@@ -38,7 +38,7 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
         for _ in range(3):
             call = await w.begin(odd)
             assert call.refused is None
-            w.finish(call, f"odd-{w.keeper.state.runtime.changes.number}")
+            w.finish(call, f"odd-{w.controller.state.runtime.changes.number}")
         assert counted(w) == {"qos-class": 1}
         assert told(w, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
         assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
@@ -88,13 +88,13 @@ def test_it_is_known_after_a_restart(live) -> None:
         await w.run(await w.pod("odd", "LSX", annotation="{"))
         counted_before = counted(w)
         assert counted_before == {"qos-class": 1, "annotation": 1}
-        await w.keeper.journal.flush()
+        await w.controller.journal.flush()
         await w.close()
         w.boot()
         await w.sync.once()
         assert counted(w) == counted_before
         assert told(w, "label koordinator.sh/qosClass", "ns/odd")
-        pod = next(iter(w.keeper.state.pods.values()))
+        pod = next(iter(w.controller.state.pods.values()))
         assert pod.defects[1] == pod.problem
         assert isinstance(pod.problem, InputDefect)
         assert "ignored: label" in reasons(w, "ns/odd")

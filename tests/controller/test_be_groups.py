@@ -115,7 +115,7 @@ def test_a_container_that_is_to_start_finds_room_in_its_ancestors(tmp_path: Path
 
 def test_groups_are_seen_to_before_each_start_below_them(live) -> None:
     async def day(w: Any) -> None:
-        ours = w.keeper.enforcer
+        ours = w.controller.enforcer
         ours.enforce_groups = lambda: w.log.append("groups") or Enforced(notes=["cannot write poda"])
         for kube, times in (("besteffort", 1), ("burstable", 0)):
             w.log.clear()
@@ -134,7 +134,7 @@ def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
 
     async def day(w: Any) -> None:
         container = await w.create(await w.pod("a", "", "besteffort"))
-        w.keeper.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
+        w.controller.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
         begun = asyncio.ensure_future(w.start(container))
         await w.until(lambda: "above a container in time pod=ns/a" in " ".join(w.said))
         over.set()

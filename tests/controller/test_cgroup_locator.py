@@ -30,10 +30,10 @@ class Places:
 def hide(w: Any, container_id: str, path: str) -> Places:
     """The group is elsewhere, under a name that tells nothing."""
     w.cgroups.sets[path] = w.cgroups.sets.pop(container_id)
-    w.keeper.enforcer._paths.clear()
+    w.controller.enforcer._paths.clear()
     w.runtime.details[container_id] = RuntimeDetail(pid=7)
-    w.keeper.where.places = Places(**{container_id: path})
-    return w.keeper.where.places
+    w.controller.where.places = Places(**{container_id: path})
+    return w.controller.where.places
 
 
 def test_a_container_that_is_found_is_moved_and_not_searched_again(live) -> None:
@@ -43,8 +43,8 @@ def test_a_container_that_is_found_is_moved_and_not_searched_again(live) -> None
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         await w.sync.once()
         assert w.on("odd") == "4-15"
-        assert w.keeper.telemetry.value(metrics.CGROUPS_LOCATED) == 1
-        await w.keeper.journal.flush()
+        assert w.controller.telemetry.value(metrics.CGROUPS_LOCATED) == 1
+        await w.controller.journal.flush()
         stored = load_container(w.ledger.entries[f"c/{ls}"])
         assert stored is not None
         assert stored.cgroup == "odd", "the ledger knows it"
@@ -53,9 +53,9 @@ def test_a_container_that_is_found_is_moved_and_not_searched_again(live) -> None
         await w.sync.once()
         assert places.asked == [ls]
         places.paths.clear()
-        w.keeper.where.recall()
+        w.controller.where.recall()
         assert places.paths == {ls: "odd"}, "as after a start"
-        assert w.keeper.telemetry.problems() == []
+        assert w.controller.telemetry.problems() == []
         w.cgroups.sets[ls] = w.cgroups.sets.pop("odd")
 
     live(day)
@@ -67,7 +67,7 @@ def test_a_group_that_is_gone_is_searched_again(live) -> None:
         hide(w, ls, "odd")
         await w.sync.once()
         w.cgroups.sets["odder"] = w.cgroups.sets.pop("odd")
-        w.keeper.where.places.paths[ls] = "odder"
+        w.controller.where.places.paths[ls] = "odder"
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         for _ in range(2):
             await w.sync.once()
@@ -84,7 +84,7 @@ def test_a_container_without_a_group_is_reported_once_with_the_reason(live) -> N
         places.paths.clear()
         for _ in range(70):
             await w.sync.once()
-        (problem,) = w.keeper.telemetry.problems()
+        (problem,) = w.controller.telemetry.problems()
         assert problem["what"] == (
             "cannot find the cgroup of a container: its CPUs are not controlled"
             ' pod=ns/ls container=c containerID=s-ls-c-1 err="its first process 7 is nobody\'s"'
@@ -111,7 +111,7 @@ def test_a_runtime_without_an_answer_does_no_harm(live) -> None:
         await w.sync.once()
         assert len(asked) == 3, "who is silent twice is not asked any more"
         assert places.asked == []
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     live(day)
 
@@ -129,7 +129,7 @@ def test_only_those_that_run_are_asked_for(live) -> None:
 
 def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(live) -> None:
     async def day(w: Any) -> None:
-        where = w.keeper.where
+        where = w.controller.where
         assert where.page(1) == {"version": 1, "driver": "cgroupfs", "driver_from": "the runtime"}
         w.runtime.cgroup_driver = lambda: ""
         w.sync.connected = False

@@ -55,19 +55,19 @@ class HangingStart:
 def reporting(w: Any) -> PlayedWrites:
     """Have a kernel that reports writes."""
     writes = PlayedWrites(w.cgroups.sets)
-    w.keeper.drift.watch.writes, w.keeper.drift.watch.refused = writes, ""
-    w.keeper.drift.watch.start()
+    w.controller.drift.watch.writes, w.controller.drift.watch.refused = writes, ""
+    w.controller.drift.watch.start()
     return writes
 
 
 def count(w: Any) -> dict[str, int]:
     names = ("owners_cleared", "creates_waited", "creates_past_calls")
-    page = w.keeper.telemetry.registry.page()
+    page = w.controller.telemetry.registry.page()
     return {name: page.get(name, 0) for name in names}
 
 
 def notes(w: Any) -> list[str]:
-    return [problem["what"] for problem in w.keeper.telemetry.problems()]
+    return [problem["what"] for problem in w.controller.telemetry.problems()]
 
 
 async def owner(w: Any, cpus: str = "0-3", uid: str = "lse") -> Any:
@@ -83,7 +83,7 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(live: Callable
         assert call.refused is None
         assert w.on(start.id) == "4-15"
         assert count(w) == {"owners_cleared": 1, "creates_waited": 1, "creates_past_calls": 1}
-        assert w.keeper.telemetry.value(metrics.CREATES_WAITED_MS) < 1900
+        assert w.controller.telemetry.value(metrics.CREATES_WAITED_MS) < 1900
         assert (await w.start(w.finish(call, "own"))).refused is None
         again = await owner(w, "4-5", "lse2")
         assert again.refused is None
@@ -92,9 +92,9 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(live: Callable
         await w.until(lambda: w.on(start.id) == "6-15")
         await start.land()
         w.check()
-        assert not w.keeper.state.inflight.confined
-        assert start.id in w.keeper.state.runtime.unsettled, "what the runtime has saved is wider"
-        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
+        assert not w.controller.state.inflight.confined
+        assert start.id in w.controller.state.runtime.unsettled, "what the runtime has saved is wider"
+        assert w.controller.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
             "what a call in flight brings is no drift"
         )
 
@@ -105,10 +105,10 @@ def test_a_start_that_lands_soon_is_waited_for(live: Callable[..., None]) -> Non
     async def day(w: Any) -> None:
         start = await HangingStart.of(w)
         create = asyncio.create_task(owner(w))
-        await w.until(lambda: w.keeper.state.owners)
+        await w.until(lambda: w.controller.state.owners)
         await w.quiet()
         assert not create.done()
-        assert not w.keeper.state.inflight.confined
+        assert not w.controller.state.inflight.confined
         await start.land()
         assert (await create).refused is None
         assert count(w) == {"owners_cleared": 1, "creates_waited": 1, "creates_past_calls": 0}
@@ -171,7 +171,7 @@ def test_the_start_of_an_owner_names_no_other_pod(live: Callable[..., None]) -> 
     async def day(w: Any) -> None:
         own = w.finish(await owner(w), "own")
         secret = await w.create(await w.pod("secret", "LS"))
-        flight = w.keeper.calls.depart(secret, CpuSet.parse("0-15"))
+        flight = w.controller.calls.depart(secret, CpuSet.parse("0-15"))
         refused = (await w.start(own)).refused
         assert refused is not None
         assert "one is being updated" in refused[1]
@@ -179,7 +179,7 @@ def test_the_start_of_an_owner_names_no_other_pod(live: Callable[..., None]) -> 
         assert any(
             "cannot start a container pod=ns/lse" in note and "of ns/secret/c" in note for note in notes(w)
         )
-        w.keeper.calls.land(flight)
+        w.controller.calls.land(flight)
 
     live(day, rules=TENANTS, call_timeout=0.3)
 
@@ -211,7 +211,7 @@ def test_a_group_that_is_gone_confines_nothing(live: Callable[..., None], monkey
         start = await HangingStart.of(w)
         assert (await owner(w)).refused is None
         del w.cgroups.sets[start.id]
-        await w.until(lambda: not w.keeper.state.inflight.confined)
+        await w.until(lambda: not w.controller.state.inflight.confined)
         assert (await owner(w, "4", "lse2")).refused is not None, "it may be made again, with the old set"
 
     live(day, call_timeout=0.7)
@@ -234,14 +234,14 @@ def test_a_start_without_its_client_is_confined_while_its_group_exists(
         assert (await owner(w)).refused is None
         w.wire.finished(start.call, None)
         await passes(w)
-        assert w.keeper.state.inflight.is_confined(start.id)
+        assert w.controller.state.inflight.is_confined(start.id)
         start.write(writes)
         await w.until(lambda: w.on(start.id) == "4-15")
         del w.cgroups.sets[start.id]
-        await w.until(lambda: not w.keeper.state.inflight.confined)
+        await w.until(lambda: not w.controller.state.inflight.confined)
         await passes(w)
-        assert not w.keeper.state.inflight.of(start.id)
-        assert w.keeper.state.containers[start.id].phase is Phase.CREATED
+        assert not w.controller.state.inflight.of(start.id)
+        assert w.controller.state.containers[start.id].phase is Phase.CREATED
 
     live(day)
 
@@ -257,11 +257,11 @@ def test_the_next_daemon_confines_a_start_that_it_does_not_know(live: Callable[.
         writes = reporting(w)
         await w.sync.once()
         assert w.on(start.id) == "4-15"
-        assert w.keeper.state.containers[start.id].phase is Phase.CREATED
+        assert w.controller.state.containers[start.id].phase is Phase.CREATED
         for _ in range(2):
             w.now += 3
             await w.sync.once()
-        assert w.keeper.state.inflight.is_confined(start.id), "the runtime may go on with it at any time"
+        assert w.controller.state.inflight.is_confined(start.id), "the runtime may go on with it at any time"
         start.write(writes)
         await w.until(lambda: w.on(start.id) == "4-15")
         assert (await owner(w, "4-5", "lse2")).refused is None
@@ -269,7 +269,7 @@ def test_the_next_daemon_confines_a_start_that_it_does_not_know(live: Callable[.
         w._state(start.id, "RUNNING")
         await w.sync.once()
         await w.quiet()
-        assert not w.keeper.state.inflight.of(start.id)
+        assert not w.controller.state.inflight.of(start.id)
         w.check()
 
     live(day)
@@ -283,8 +283,8 @@ def test_a_created_container_without_a_group_is_not_held_after_a_restart(live: C
         for _ in range(3):
             await w.sync.once()
             w.now += 3
-        assert not w.keeper.state.inflight.of(ls)
-        assert not w.keeper.enforcer._missed
+        assert not w.controller.state.inflight.of(ls)
+        assert not w.controller.enforcer._missed
 
     live(day)
 
@@ -299,7 +299,7 @@ class Limits:
         self.lists: dict[str, CpuSet] = {}
         w.cgroups.version = 2
         w.cgroups.pod_group = lambda parent: parent.strip("/") or None
-        w.keeper.lasting.fencing.fences = self
+        w.controller.lasting.fencing.fences = self
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:
         before = self.lists.get(path, CpuSet())
@@ -330,7 +330,7 @@ def test_on_v2_a_hanging_start_is_kept_off_by_its_pod(live: Callable[..., None],
         await w.until(lambda: str(limits.lists[pod]) == "0-15")
         await w.quiet()
         w.check()
-        assert not w.keeper.lasting.fencing._standing
+        assert not w.controller.lasting.fencing._standing
         assert count(w)["creates_past_calls"] == 2
 
     live(day, call_timeout=2.0)
@@ -340,7 +340,7 @@ def test_on_v2_a_hanging_update_is_kept_off_by_its_pod(live: Callable[..., None]
     async def day(w: Any) -> None:
         limits, pod = Limits(w), "kubepods/podls"
         ls = await w.run(await w.pod("ls", "LS"))
-        flight = w.keeper.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = w.controller.calls.depart(ls, CpuSet.parse("0-15"))
         assert (await owner(w)).refused is None
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         assert str(limits.effective(w, ls, pod)) == "4-15"
@@ -356,11 +356,11 @@ def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(live: Callable[...,
     async def day(w: Any) -> None:
         limits = Limits(w)
         ls = await w.run(await w.pod("ls", "LS"))
-        flight = w.keeper.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = w.controller.calls.depart(ls, CpuSet.parse("0-15"))
         assert (await owner(w)).refused is None
-        w.keeper.calls.land(flight)
+        w.controller.calls.land(flight)
         await w.until(lambda: str(limits.lists["kubepods/podls"]) == "0-15")
-        assert not w.keeper.lasting.fencing._standing
+        assert not w.controller.lasting.fencing._standing
 
     live(day, call_timeout=2.0)
 
@@ -377,7 +377,7 @@ def test_on_v2_a_limit_with_the_owners_cpus_does_not_count(live: Callable[..., N
         start = HangingStart(w, ls, await w.call("StartContainer", pb.StartContainerRequest(container_id=ls)))
         call = await w.begin(sandbox, "own", **whole)
         assert call.refused is not None, "the group may be made with the old set at any time"
-        await w.until(lambda: not w.keeper.lasting.fencing._standing)
+        await w.until(lambda: not w.controller.lasting.fencing._standing)
         start.write()
         call = await w.begin(sandbox, "own", **whole)
         assert call.refused is None
@@ -405,9 +405,9 @@ def test_the_container_is_narrowed_if_its_pod_cannot_be_limited(live: Callable[.
 def test_a_daemon_that_is_leaving_confines_nothing(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         start = await HangingStart.of(w)
-        w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
-        flights = w.keeper.state.inflight.of(start.id)
-        assert await w.keeper.confinement.confine(flights, CpuSet.parse("0-3")) == set()
+        w.controller.store.handle(ModeChanged(NodeMode.RELEASED))
+        flights = w.controller.state.inflight.of(start.id)
+        assert await w.controller.confinement.confine(flights, CpuSet.parse("0-3")) == set()
         assert w.on(start.id) == "0-15"
 
     live(day)
@@ -421,7 +421,7 @@ def test_after_an_undone_release_a_start_that_hangs_is_kept_off_owners(live: Cal
         start = await HangingStart.of(w, group=False)
         for _ in range(3):
             await w.sync.once()  # which do not look for its group any more
-        release = Release(w.keeper)
+        release = Release(w.controller)
         await release.begin()
         w.cgroups.sets[start.id] = CpuSet.parse("0-15")
         await release.undo()

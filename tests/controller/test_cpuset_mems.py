@@ -53,7 +53,7 @@ def test_what_is_right_is_not_written(live: Callable[..., None]) -> None:
         await owner(w)
         await w.sync.once()
         assert mems(w) == []
-        assert w.keeper.telemetry.value(metrics.MEMS_REPAIRED) == 0
+        assert w.controller.telemetry.value(metrics.MEMS_REPAIRED) == 0
 
     live(day)
 
@@ -68,7 +68,7 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         # What is too much now is another matter, and it is not known where its memory is.
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
-        (problem,) = (p["what"] for p in w.keeper.telemetry.problems())
+        (problem,) = (p["what"] for p in w.controller.telemetry.problems())
         assert "it was given 1 too, and it is not known where its memory is" in problem
 
     live(day)
@@ -88,11 +88,11 @@ def test_nodes_with_memory_on_them_stay_and_are_reported(
 ) -> None:
     async def day(w: Any) -> None:
         lse = await owner(w)
-        w.keeper.mems.memory = memory = PlayedMemory({lse: use} if use else {})
+        w.controller.mems.memory = memory = PlayedMemory({lse: use} if use else {})
         w.cgroups.mems[lse] = BOTH
         await w.sync.once()
         assert mems(w) == []
-        (problem,) = (p["what"] for p in w.keeper.telemetry.problems())
+        (problem,) = (p["what"] for p in w.controller.telemetry.problems())
         assert words in problem
         # Nothing of ours narrows it meanwhile.
         assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
@@ -100,7 +100,7 @@ def test_nodes_with_memory_on_them_stay_and_are_reported(
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0"]
         assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0"
-        assert len(w.keeper.telemetry.problems()) == 1
+        assert len(w.controller.telemetry.problems()) == 1
 
     live(day)
 
@@ -119,8 +119,8 @@ def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[...
 
         w.runtime.update_cpuset = update
         settler = w.make_settler()
-        w.keeper.store.handle(SavedCpusLearned(lse, None))
-        w.keeper.store.handle(ContainersUnsettled((lse,)))
+        w.controller.store.handle(SavedCpusLearned(lse, None))
+        w.controller.store.handle(ContainersUnsettled((lse,)))
         await settler.finish(30)
         assert sent == [BOTH]
         settler.close()
@@ -148,18 +148,18 @@ def test_a_parent_with_fewer_nodes_is_not_widened(live: Callable[..., None]) -> 
 def test_unreadable_memory_is_reported_and_stops_no_other(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         lse = await owner(w)
-        w.keeper.mems.memory = PlayedMemory(broken=True)
+        w.controller.mems.memory = PlayedMemory(broken=True)
         w.cgroups.mems[lse] = BOTH
-        passes = w.keeper.telemetry.value(metrics.RECONCILES)
+        passes = w.controller.telemetry.value(metrics.RECONCILES)
         await w.sync.once()
-        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes + 1
-        (problem,) = w.keeper.telemetry.problems()
+        assert w.controller.telemetry.value(metrics.RECONCILES) == passes + 1
+        (problem,) = w.controller.telemetry.problems()
         assert problem["message"] == "cannot repair the memory nodes of a container"
         assert (problem["keys"]["pod"], problem["keys"]["err"]) == (
             "ns/lse",
             "cannot read memory.numa_stat: broken",
         )
-        page = await w.keeper.mems.page()
+        page = await w.controller.mems.page()
         assert page["containers"][0]["problem"] == "cannot read memory.numa_stat: broken"
 
     live(day)
@@ -168,8 +168,8 @@ def test_unreadable_memory_is_reported_and_stops_no_other(live: Callable[..., No
 def test_the_page(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         lse = await owner(w)
-        w.keeper.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {1: 7}, {1: 2})})
-        (row,) = (await w.keeper.mems.page())["containers"]
+        w.controller.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {1: 7}, {1: 2})})
+        (row,) = (await w.controller.mems.page())["containers"]
         assert row == {
             "id": lse,
             "ref": "ns/lse/c",

@@ -1,4 +1,4 @@
-"""The way of requests through interceptors and keeper, told as a client's day."""
+"""The way of requests through interceptors and controller, told as a client's day."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_create_that_cannot_move_the_others_is_refused_and_undone(live) -> Non
         assert "busy" in call.refused[1]
         await w.quiet()
         assert (w.on(one), w.on(two)) == ("0-15", "0-15")
-        assert w.keeper.state.owners == {}
+        assert w.controller.state.owners == {}
 
     live(day)
 
@@ -90,7 +90,7 @@ def test_creates_of_different_pods_overlap(live) -> None:
         w.finish(second, "id-b")
         w.wire.finished(first, 2)
         await w.quiet()
-        assert str(w.keeper.state.pools.shared) == "0-3,8-15"
+        assert str(w.controller.state.pools.shared) == "0-3,8-15"
 
     live(day)
 
@@ -143,7 +143,7 @@ def test_a_call_in_flight_that_never_ends_refuses_the_create(live) -> None:
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         assert call.refused[0] == 9
         assert "busy" in call.refused[1]
-        assert w.keeper.state.owners == {}
+        assert w.controller.state.owners == {}
 
     live(day, call_timeout=0.5)
 
@@ -194,12 +194,12 @@ def test_strict_pods_are_refused_with_the_reason(live) -> None:
         ls = await w.begin(await w.pod("ls", "LS", annotation="{nonsense"))
         assert created_with(ls).cpuset_cpus == "0-15"
         ls = await w.begin(await w.pod("ls", "LS", annotation="{nonsense"))
-        problems = [p for p in w.keeper.telemetry.problems() if "ns/ls" in p["what"]]
+        problems = [p for p in w.controller.telemetry.problems() if "ns/ls" in p["what"]]
         assert len(problems) == 1
         assert problems[0]["count"] == 1, "told once for a pod, however often it is tried"
         counted = {
             kind: n
-            for kind, n in w.keeper.telemetry.registry.page().items()
+            for kind, n in w.controller.telemetry.registry.page().items()
             if kind.startswith("bad_input_") and n
         }
         assert counted == {"bad_input_cpu-list": 4, "bad_input_annotation": 3}
@@ -234,7 +234,7 @@ def test_restart_moves_nothing_and_gives_nothing_twice(live) -> None:
         await w.sync.once()
         assert [line for line in w.log if line.startswith(("kernel", "runtime"))] == []
         assert w.cgroups.sets == before
-        assert {k: str(o.cpus) for k, o in w.keeper.state.owners.items()} == {"g/c": "0,8", "lse": "6-7"}
+        assert {k: str(o.cpus) for k, o in w.controller.state.owners.items()} == {"g/c": "0,8", "lse": "6-7"}
         w.now += 3  # a start that was on its way at the end is over
         await w.sync.once()
         again = await w.begin(await w.pod("h"), **TWO_CPUS)
@@ -242,7 +242,7 @@ def test_restart_moves_nothing_and_gives_nothing_twice(live) -> None:
         await w.start(created)
         assert w.on(created) == "2-5,10-15"
         w.check()
-        assert {ls, own, lse} <= set(w.keeper.state.containers)
+        assert {ls, own, lse} <= set(w.controller.state.containers)
 
     live(day)
 
@@ -259,7 +259,7 @@ def test_killed_between_shrink_and_answer(live) -> None:
         w.boot()
         await w.sync.once()
         assert w.on(ls) == "4-15", "the lost one may still turn up"
-        assert str(w.keeper.state.containers["x"].placement.exclusive) == "0-1"
+        assert str(w.controller.state.containers["x"].placement.exclusive) == "0-1"
         w.now += 10
         await w.sync.once()
         await w.quiet()
@@ -287,7 +287,7 @@ def test_a_cancelled_create_is_resolved_by_asking(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert w.on(ls) == "2-15"
-        assert w.keeper.state.containers["x"].phase is Phase.CREATED
+        assert w.controller.state.containers["x"].phase is Phase.CREATED
 
     live(day)
 
@@ -303,7 +303,7 @@ def test_a_container_that_exits_by_itself_gives_its_cpus_back(live) -> None:
         assert w.on(ls) == "0-15"
         del w.runtime.containers[lse]
         await w.sync.once()
-        assert lse not in w.keeper.state.containers
+        assert lse not in w.controller.state.containers
 
     live(day)
 
@@ -315,7 +315,7 @@ def test_drift_is_repaired(live) -> None:
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         await w.sync.once()
         assert w.on(ls) == "4-15"
-        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 1
+        assert w.controller.telemetry.value(metrics.CPUSETS_REPAIRED) == 1
 
     live(day)
 
@@ -334,7 +334,7 @@ def test_containers_made_behind_our_back_are_adopted(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert (w.on("lse"), w.on("ls")) == ("0-3", "4-15")
-        assert "old" not in w.keeper.state.containers
+        assert "old" not in w.controller.state.containers
         w.check()
 
     live(day, synced=False)
@@ -386,17 +386,17 @@ def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(live) -> Non
                 return b"\xff\xff\xff"
 
         for method in ("UpdateContainerResources", "StopContainer", "StartContainer", "StopPodSandbox"):
-            w.keeper.attention.clear()
+            w.controller.attention.clear()
             call = await w.call(method, Garbage())
             assert call.sent == b"\xff\xff\xff"
-            assert w.keeper.attention.is_set()
+            assert w.controller.attention.is_set()
         for method in ("CreateContainer", "RunPodSandbox"):
             call = await w.call(method, Garbage())
             assert call.refused == (
                 13,
                 f"cannot place what {method} asks for: the request cannot be decoded",
             )
-        assert w.keeper.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 6
+        assert w.controller.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 6
 
     live(day)
 
@@ -405,14 +405,14 @@ def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(live) -> Non
 def test_a_fault_of_ours_does_not_stop_the_node(live, monkeypatch, qos: str, refuses: bool) -> None:
     async def day(w) -> None:
         sandbox = await w.pod("p", qos)
-        monkeypatch.setattr(w.keeper.creates, "place", lambda *_: 1 / 0)
+        monkeypatch.setattr(w.controller.creates, "place", lambda *_: 1 / 0)
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.sandbox_config.labels["koordinator.sh/qosClass"] = qos
         call = await w.call("CreateContainer", request)
         assert (call.refused is not None) is refuses
         assert refuses or call.sent == call.body
         await w.quiet()
-        assert "division by zero" in w.keeper.telemetry.problems()[-1]["what"]
+        assert "division by zero" in w.controller.telemetry.problems()[-1]["what"]
 
     live(day)
 
@@ -467,7 +467,7 @@ def test_stopping_and_removing_a_sandbox_gives_everything_back(live) -> None:
         call = await w.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
         w.wire.finished(call, 0)
         await w.quiet()
-        assert (sandbox in w.keeper.state.pods, lse in w.keeper.state.containers) == (False, False)
+        assert (sandbox in w.controller.state.pods, lse in w.controller.state.containers) == (False, False)
         assert not any(sandbox in k or lse in k for k in w.ledger.entries)
 
     live(day)

@@ -19,14 +19,14 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
     async def day(w: Any) -> None:
         await w.run(await w.pod("a", "LSE", "", "0-1"))
         sandbox = await w.pod("b", "LSE", "", "2-3")
-        keeper, pod = w.keeper, w.keeper.state.pods[sandbox]
-        first = keeper.creates.place(pod, "c", 0, Request())
-        keeper.entrusted.give(first.container.id, "2-3", "0", -1)
-        before = keeper.telemetry.registry.page()
+        controller, pod = w.controller, w.controller.state.pods[sandbox]
+        first = controller.creates.place(pod, "c", 0, Request())
+        controller.entrusted.give(first.container.id, "2-3", "0", -1)
+        before = controller.telemetry.registry.page()
         assert before["creates_placed"] == 2
-        again = keeper.creates.place(changed_copy(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
+        again = controller.creates.place(changed_copy(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
         assert again.verdict.admitted is (second == "4-5")
-        after = keeper.telemetry.registry.page()
+        after = controller.telemetry.registry.page()
         assert {name: (n, after.get(name, 0)) for name, n in before.items() if after.get(name, 0) < n} == {}
         assert after["creates_placed"] == 2
         assert after.get("creates_failed", 0) == 0

@@ -32,7 +32,7 @@ def reporting(w: Any, room: int = 1000) -> PlayedWrites:
 
 
 def drift(w: Any) -> Drift:
-    found: Drift = w.keeper.drift
+    found: Drift = w.controller.drift
     return found
 
 
@@ -52,7 +52,7 @@ def scribble(w: Any, writes: PlayedWrites | None, container: str, cpus: str = "0
 def counted(w: Any) -> dict[str, int]:
     return {
         name.removeprefix("drift_by_"): n
-        for name, n in w.keeper.telemetry.registry.page().items()
+        for name, n in w.controller.telemetry.registry.page().items()
         if "drift_by_" in name and n
     }
 
@@ -60,7 +60,7 @@ def counted(w: Any) -> dict[str, int]:
 async def done(w: Any, repaired: int) -> None:
     """Wait until so many have been repaired, and reported."""
     await w.until(
-        lambda: w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == sum(counted(w).values()) == repaired
+        lambda: w.controller.telemetry.value(metrics.CPUSETS_REPAIRED) == sum(counted(w).values()) == repaired
     )
     await w.quiet()
 
@@ -74,11 +74,11 @@ def test_a_reported_write_is_repaired_without_a_reconcile(live: Callable[..., No
         writes = reporting(w)
         ls, lse = await two(w)
         assert writes.watched() == {ls, lse}
-        passes = w.keeper.telemetry.value(metrics.RECONCILES)
+        passes = w.controller.telemetry.value(metrics.RECONCILES)
         scribble(w, writes, ls, "0-7")
         await done(w, 1)
         assert w.on(ls) == "4-15"
-        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes
+        assert w.controller.telemetry.value(metrics.RECONCILES) == passes
         assert lines(w, "drift: ") == [
             "drift: another program wrote a cpuset: put back pod=ns/ls container=c containerID=s-ls-c-1 cpus=4-15 found=0-7"  # noqa: E501
         ]
@@ -101,11 +101,11 @@ def test_our_own_writes_are_not_drift_and_cause_no_more(live: Callable[..., None
         ls, lse = await two(w)
         await w.stop(lse)
         await asyncio.sleep(0.1)
-        written = w.keeper.telemetry.value(metrics.CPUSETS_WRITTEN)
+        written = w.controller.telemetry.value(metrics.CPUSETS_WRITTEN)
         scribble(w, writes, ls, w.on(ls))  # and another program writes what is right
         await asyncio.sleep(0.1)
-        assert w.keeper.telemetry.value(metrics.CPUSETS_WRITTEN) == written
-        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
+        assert w.controller.telemetry.value(metrics.CPUSETS_WRITTEN) == written
+        assert w.controller.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
         assert lines(w, "drift") == []
 
     live(day)
@@ -115,7 +115,7 @@ def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(live: Callable[
     async def day(w: Any) -> None:
         writes = reporting(w)
         ls, _ = await two(w)
-        flight = w.keeper.calls.depart(ls, CpuSet.parse("4-15"))
+        flight = w.controller.calls.depart(ls, CpuSet.parse("4-15"))
         scribble(w, writes, ls)
         await asyncio.sleep(0.1)
         await w.quiet()
@@ -174,7 +174,7 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
         task = asyncio.create_task(settler.run())
         writes = reporting(w)
         ls, _ = await two(w)
-        await w.until(lambda: w.keeper.state.runtime.saved.get(ls) == CpuSet.parse("4-15"))
+        await w.until(lambda: w.controller.state.runtime.saved.get(ls) == CpuSet.parse("4-15"))
         w.runtime.specs[ls] = "0-7"
         w.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
         scribble(w, writes, ls, "0-7")
@@ -202,10 +202,10 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
         w.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
         scribble(w, writes, ls, "0-7")
         await done(w, 2)
-        assert w.keeper.state.runtime.saved.get(ls) != CpuSet.parse("0-7"), "it was asked about just now"
+        assert w.controller.state.runtime.saved.get(ls) != CpuSet.parse("0-7"), "it was asked about just now"
         w.now += attribution.AGAIN_S
-        await w.until(lambda: w.keeper.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
-        assert ls in w.keeper.state.runtime.unsettled
+        await w.until(lambda: w.controller.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
+        assert ls in w.controller.state.runtime.unsettled
 
     live(day)
 
@@ -226,10 +226,10 @@ def test_kubelets_default_is_kubelets(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = reporting(w)
         ls, _ = await two(w)
-        w.keeper.learn(cpu_manager=CpuManager(policy="static", default=CpuSet.parse("0-13")))
+        w.controller.learn(cpu_manager=CpuManager(policy="static", default=CpuSet.parse("0-13")))
         scribble(w, writes, ls, "0-13")
         await done(w, 1)
-        w.keeper.learn(cpu_manager=CpuManager(policy="none", default=CpuSet.parse("0-13")))
+        w.controller.learn(cpu_manager=CpuManager(policy="none", default=CpuSet.parse("0-13")))
         scribble(w, writes, ls, "0-13")
         await done(w, 2)
         assert counted(w) == {"kubelet": 1, "unknown": 1}
@@ -246,7 +246,7 @@ def test_what_cannot_wait_in_the_kernel_has_everything_compared(live: Callable[.
         writes.write(ls)
         await done(w, 1)
         assert w.on(lse) == "0-3"
-        assert w.keeper.telemetry.value(metrics.CPUSET_WATCH_OVERFLOWS) == 1
+        assert w.controller.telemetry.value(metrics.CPUSET_WATCH_OVERFLOWS) == 1
 
     live(day)
 
@@ -277,7 +277,7 @@ def test_a_container_that_has_gone_is_no_longer_watched(live: Callable[..., None
         await w.sync.once()
         assert writes.watched() == {ls}
         assert drift(w).page()["watched"] == 1
-        w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))  # released
+        w.controller.store.handle(ModeChanged(NodeMode.RELEASED))  # released
         scribble(w, writes, ls)
         await asyncio.sleep(0.1)
         await w.quiet()
@@ -311,7 +311,7 @@ def test_ancestors_are_watched_where_they_limit_the_effect(live: Callable[..., N
 
 async def conflict(w: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") -> None:
     """Write until it is a conflict."""
-    before = w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED)
+    before = w.controller.telemetry.value(metrics.CPUSETS_REPAIRED)
     for times in range(1, 4):
         scribble(w, writes, container, cpus)
         await done(w, before + times)
@@ -330,15 +330,15 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(live: Callab
         )
         assert len(lines(w, "drift: ")) == 2, "the third is reported as a conflict"
         assert [line for line in w.said if 'putBack="less and less often" advice=' in line]
-        assert w.keeper.telemetry.value(metrics.WRITE_CONFLICTS) == 1
+        assert w.controller.telemetry.value(metrics.WRITE_CONFLICTS) == 1
         repaired = 3
         for gap in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S):
             scribble(w, writes, ls, "0-3")
             w.now += gap - 0.25
-            await w.keeper.writes.follow([ls])
+            await w.controller.writes.follow([ls])
             assert w.on(ls) == "0-3", "not due"
             w.now += 0.25
-            await w.keeper.writes.follow([ls])
+            await w.controller.writes.follow([ls])
             repaired += 1
             await done(w, repaired)
             assert w.on(ls) == "0-15"
@@ -366,7 +366,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(live: Callable[..., N
             for _ in range(10):
                 scribble(w, writes, container, cpus)
                 w.now += 1
-                await w.keeper.writes.follow([container])
+                await w.controller.writes.follow([container])
                 assert w.on(container) == right
             which, pace = (
                 f"cpus={right} found={cpus} ",
@@ -375,7 +375,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(live: Callable[..., N
             assert [line for line in w.said if which in line and pace in line]
         scribble(w, writes, ls, "4-5")  # those have no owner
         w.now += 1
-        await w.keeper.writes.follow([ls])
+        await w.controller.writes.follow([ls])
         assert w.on(ls) == "4-5"
 
     live(day)
@@ -392,7 +392,7 @@ def test_a_comparison_keeps_to_the_pace_of_a_conflict_and_a_barrier_does_not(
         w.cgroups.sets[ls] = w.cgroups.sets[other] = CpuSet.parse("4-7")
         await w.sync.once()
         assert (w.on(ls), w.on(other)) == ("4-7", "0-15")
-        assert (await w.keeper.reservations.clear(CpuSet.parse("0-1"))).is_committed
+        assert (await w.controller.reservations.clear(CpuSet.parse("0-1"))).is_committed
         assert w.on(ls) == "0-15"
 
     live(day)
@@ -408,10 +408,10 @@ def test_a_new_owner_gets_other_cpus_than_contested_ones(live: Callable[..., Non
         own = await w.run(
             sandbox, cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000, memory_limit_in_bytes=1
         )
-        owned = w.keeper.state.containers[own].placement.exclusive
+        owned = w.controller.state.containers[own].placement.exclusive
         assert owned
         assert not owned & CpuSet.parse("0-3,10")
-        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) in (0, 1)
+        assert w.controller.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) in (0, 1)
 
     live(day)
 

@@ -1,10 +1,10 @@
 """Every interleaving of a small day: two pods, three CPUs, and all that can come between.
 
-The keeper and the interceptors are the real ones. Threads, clock and runtime are played by an explorer: what
-may happen next (a client's call, a job of a worker, the runtime doing what it was asked, its answer, a timer,
-a pass of the comparison, a fault) is a list of actions, and each of them is followed from each state that
-is reached. A state is rebuilt by living through its actions again; two states are one when everything that
-the future depends on is alike: what keeper, kernel, runtime and ledger hold, which jobs, calls and timers
+The controller and the interceptors are the real ones. Threads, clock and runtime are played by an explorer:
+what may happen next (a client's call, a job of a worker, the runtime doing what it was asked, its answer, a
+timer, a pass of the comparison, a fault) is a list of actions, and each of them is followed from each state
+that is reached. A state is rebuilt by living through its actions again; two states are one when everything that
+the future depends on is alike: what controller, kernel, runtime and ledger hold, which jobs, calls and timers
 wait, and where each coroutine is with what in its variables.
 
 Pod ``a`` shares CPUs: its container is started or updated. Pod ``b`` gets a container with a CPU of its own,
@@ -170,7 +170,7 @@ class Day:
                     day.loop.create_task(self.settler.run())
 
         world = Small(ControllerOptions(call_timeout=5.0))
-        world.keeper.clock = lambda: self.loop.time()
+        world.controller.clock = lambda: self.loop.time()
         write, store = world.cgroups.write, world.ledger.write
 
         def deny(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
@@ -361,11 +361,11 @@ class Day:
 
     async def _move(self) -> None:
         self.may_move = False
-        keeper = self.world.keeper
-        owner = keeper.state.containers["b-1"]
-        target = CpuSet(list(keeper.state.pools.shared)[-1:])
+        controller = self.world.controller
+        owner = controller.state.containers["b-1"]
+        target = CpuSet(list(controller.state.pools.shared)[-1:])
         assert target != owner.placement.exclusive
-        await keeper.owner_moves.move(owner.owner, target)
+        await controller.owner_moves.move(owner.owner, target)
 
     def _passed(self, task: asyncio.Task[None]) -> None:
         assert task.cancelled() or task.exception() is None, task
@@ -408,7 +408,7 @@ class Day:
             self.do(trip, execute=trip.stage == "set")
             return
         self.world.cgroups.sets[there] = CpuSet.parse(self.world.runtime.specs[there])
-        self.within(lambda: self.world.keeper.confinement.written([there]))
+        self.within(lambda: self.world.controller.confinement.written([there]))
         trip.stage = "set" if trip.stage == "made" else "made"
 
     def go_on(self, trip: Trip) -> None:
@@ -468,9 +468,11 @@ class Day:
     def check(self) -> None:
         """Check what must hold in every state."""
         world = self.world
-        assert violations(world.keeper.state) == []
+        assert violations(world.controller.state) == []
         assert "answered twice" not in world.log
-        assert world.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0, world.keeper.telemetry.problems()
+        assert world.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0, (
+            world.controller.telemetry.problems()
+        )
         sets = world.cgroups.sets
         assert all(sets.values()), sets
         if self.moves:
@@ -496,7 +498,7 @@ class Day:
         self.pools = Pool.pools = []
         self.trips = {}
         self.within(self.world.boot)
-        self.world.keeper.clock = lambda: self.loop.time()
+        self.world.controller.clock = lambda: self.loop.time()
         self.compare()
         self.check()
         for work in waiting if done else ():
@@ -513,7 +515,7 @@ class Day:
 
     def whole(self) -> None:
         """Everybody is known and where he belongs."""
-        world, state = self.world, self.world.keeper.state
+        world, state = self.world, self.world.controller.state
         live = {c.id: c for c in world.runtime.containers.values() if c.state != "EXITED"}
         if "b-1" in live:
             # The runtime is told of a move afterwards.
@@ -540,10 +542,10 @@ class Day:
 
     def mark(self) -> str:
         """Say all that the future depends on."""
-        world, keeper = self.world, self.world.keeper
+        world, controller = self.world, self.world.controller
         there = sorted(
             (c.id, c.phase.value, c.placement.pool.value, str(c.placement.exclusive))
-            for c in keeper.state.containers.values()
+            for c in controller.state.containers.values()
         )
         trips = sorted((pod, t.stage, t.call.method, t.status) for pod, t in self.trips.items())
         flights = sorted(
@@ -558,7 +560,7 @@ class Day:
                 f.confined,
                 self.loop.time() - f.departed >= confinement.PATIENCE_S,
             )
-            for f in itertools.chain.from_iterable(keeper.state.inflight.calls.values())
+            for f in itertools.chain.from_iterable(controller.state.inflight.calls.values())
         )
         jobs = [[(job.__name__, repr(args)) for _, job, args in pool.jobs] for pool in self.pools]
         entries = sorted((key, str(value.get("phase"))) for key, value in world.ledger.entries.items())
@@ -568,16 +570,16 @@ class Day:
         return repr(
             (
                 *(there, trips, flights, jobs, entries, tasks, timers, self.left, self.faults),
-                (self.may_move, sorted(keeper.state.holds.items())),
+                (self.may_move, sorted(controller.state.holds.items())),
                 *(sorted(world.cgroups.sets.items()), sorted(world.runtime.specs.items())),
                 sorted((c.id, c.state) for c in world.runtime.containers.values()),
-                sorted(keeper.state.runtime.saved.items()),
-                sorted(keeper.state.runtime.lost),
-                sorted(keeper.state.runtime.unsettled),
-                sorted(keeper.journal._waiting),
-                (sorted(keeper.enforcer._missed.items()), sorted(keeper.enforcer._paths)),
-                (keeper.attention.is_set(), str(self.owner), [what for what, _ in self.ghosts]),
-                (sorted(world.settler._silent._known), self.begun, sorted(keeper.confinement._absent)),
+                sorted(controller.state.runtime.saved.items()),
+                sorted(controller.state.runtime.lost),
+                sorted(controller.state.runtime.unsettled),
+                sorted(controller.journal._waiting),
+                (sorted(controller.enforcer._missed.items()), sorted(controller.enforcer._paths)),
+                (controller.attention.is_set(), str(self.owner), [what for what, _ in self.ghosts]),
+                (sorted(world.settler._silent._known), self.begun, sorted(controller.confinement._absent)),
             )
         )
 

@@ -47,7 +47,7 @@ def test_no_container_grows_before_unrecorded_owners_are_known(live: Callable[..
         del w.runtime.containers[old]
         tell = await restarted(w, new)
         first = asyncio.create_task(w.sync.once())
-        await w.until(lambda: old not in w.keeper.state.containers)
+        await w.until(lambda: old not in w.controller.state.containers)
         await w.quiet()
         assert w.on(ls) == "0-1,6-15"
         tell.set()
@@ -65,12 +65,12 @@ def test_what_was_put_off_is_done(live: Callable[..., None]) -> None:
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.synced.clear()
+        w.controller.synced.clear()
         w.cgroups.sets[ls] = CpuSet.parse("0-3")
-        w.keeper.writes.later([ls, "gone"])
+        w.controller.writes.later([ls, "gone"])
         await w.quiet()
         assert w.on(ls) == "0-3"
-        w.keeper.writes.in_step()
+        w.controller.writes.in_step()
         await w.until(lambda: w.on(ls) == "0-15")
 
     live(day)

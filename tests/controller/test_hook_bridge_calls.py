@@ -60,7 +60,7 @@ def test_a_hook_narrows_a_pool_and_sets_what_it_wants(live) -> None:
             one = w.finish(call, "one")
             await w.start(one)
             assert w.on(one) == "4-5"
-            assert w.keeper.history.find("ns/ls")[-1].explanation.reasons[-1] == (
+            assert w.controller.history.find("ns/ls")[-1].explanation.reasons[-1] == (
                 "narrowed to CPUs 4-5 by hook 10-x"
             )
             w.check()
@@ -76,12 +76,12 @@ def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(live) -> N
             lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
             assert (w.on(one), w.on(lse)) == ("4-5", "0-3")
         await restarted(w)
-        assert str(w.keeper.state.wanted(w.keeper.state.containers[one])) == "4-5"
+        assert str(w.controller.state.wanted(w.controller.state.containers[one])) == "4-5"
         await w.stop(lse)
         assert w.on(one) == "2-5"
         more = await w.run(await w.pod("lse2", "LSE", "", "2-5"))
         assert (w.on(one), w.on(more)) == ("0-1,6-15", "2-5")
-        assert any("nothing is left of CPUs 2-5" in p["what"] for p in w.keeper.telemetry.problems())
+        assert any("nothing is left of CPUs 2-5" in p["what"] for p in w.controller.telemetry.problems())
         await w.stop(more)
         assert w.on(one) == "2-5"
         w.check()
@@ -101,10 +101,10 @@ def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(live) -> Non
             assert w.log[-2:] == ["ledger +i/", "forward CreateContainer"]
             at_the_crash = dict(w.ledger.entries)
             one = w.finish(call, "one")
-            await w.keeper.journal.flush()
+            await w.controller.journal.flush()
             assert [key for key in w.ledger.entries if key.startswith("i/")] == []
             other = await w.begin(await w.pod("other", "LS"))
-            await w.keeper.journal.flush()
+            await w.controller.journal.flush()
             assert [key for key in w.ledger.entries if key.startswith("i/")] == [], "of others nothing"
             w.finish(other, "other")
         await w.close()
@@ -112,8 +112,8 @@ def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(live) -> Non
         w.ledger.entries.update(at_the_crash)
         w.boot()
         await w.sync.once()
-        assert str(w.keeper.state.wanted(w.keeper.state.containers[one])) == "2-5"
-        assert str(w.keeper.state.wanted(w.keeper.state.containers["other"])) == "0-15"
+        assert str(w.controller.state.wanted(w.controller.state.containers[one])) == "2-5"
+        assert str(w.controller.state.wanted(w.controller.state.containers["other"])) == "0-15"
 
     live(day)
 
@@ -148,9 +148,13 @@ def test_a_veto_refuses_and_nothing_stays_taken(live, kind) -> None:
             w.wire.finished(call, None)
             await w.quiet()
             assert not any(line.startswith("kernel") for line in w.log), "nobody has moved for it"
-            verdict = w.keeper.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
+            verdict = w.controller.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
             assert (verdict.reason, verdict.message) == ("RefusedByHook", call.refused[1])
-            assert (len(w.keeper.state.containers), w.on(ls), w.keeper.state.runtime.lost) == (1, "0-15", {})
+            assert (len(w.controller.state.containers), w.on(ls), w.controller.state.runtime.lost) == (
+                1,
+                "0-15",
+                {},
+            )
             assert h.remembers() == len(("other's sandbox", "kind's sandbox", "ls"))
 
     live(day)
@@ -163,7 +167,7 @@ def test_what_a_hook_wants_of_owned_cpus_is_refused_unless_configured(live) -> N
             h.add(pre_create_container=Adjustment(cpus=cpus("3-4")))
             ls = await w.run(await w.pod("ls", "LS"))
             assert (w.on(lse), w.on(ls)) == ("0-3", "4-15")
-            assert any("10-x" in p["what"] for p in w.keeper.telemetry.problems())
+            assert any("10-x" in p["what"] for p in w.controller.telemetry.problems())
             w.check()
 
     live(day)
@@ -181,7 +185,7 @@ def test_owned_cpus_may_be_given_where_that_is_configured(live) -> None:
             w.check()
             await restarted(w)
             w.check()
-            assert str(w.keeper.state.wanted(w.keeper.state.containers[ls])) == "3"
+            assert str(w.controller.state.wanted(w.controller.state.containers[ls])) == "3"
 
     live(day)
 
@@ -194,7 +198,7 @@ def test_memory_nodes_of_a_hook(live) -> None:
             assert linux(call).cpuset_mems == "1"
             await w.start(w.finish(call, "one"))
             w.cgroups.mems["one"] = Mask((1,))
-            await w.keeper.mems.once()
+            await w.controller.mems.once()
             assert w.cgroups.mems["one"] == Mask((1,)), "who looks after memory nodes agrees"
             assert (await w.update("one", cpu_shares=9)).cpuset_mems == "1"
 
@@ -212,7 +216,7 @@ def test_what_the_client_names_does_not_count_when_a_hook_clears_it(live) -> Non
             assert w.on(one) == "0-15"
             got = await w.update(one, cpuset_cpus="3")
             assert got.cpuset_cpus == "0-15"
-            assert w.keeper.state.containers[one].request.cpuset_cpus == "1-2", "3 was not asked for"
+            assert w.controller.state.containers[one].request.cpuset_cpus == "1-2", "3 was not asked for"
 
     live(day)
 
@@ -263,7 +267,7 @@ def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
             creating = asyncio.create_task(w.begin(sandbox, "narrowed"))
             await asyncio.to_thread(asked.wait, 30)
             first = await w.run(await w.pod("first", "LSE", "", "2-3"))
-            narrow = w.keeper.reservations.narrow
+            narrow = w.controller.reservations.narrow
 
             async def slow(container: Any) -> Any:
                 ended = await narrow(container)
@@ -273,10 +277,10 @@ def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
                     w.wire.finished(await w.call("RemovePodSandbox", gone), 0)
                 return ended
 
-            monkeypatch.setattr(w.keeper.reservations, "narrow", slow)
+            monkeypatch.setattr(w.controller.reservations, "narrow", slow)
             answer.set()
             shared = w.finish(await creating, "shared")
-            assert (w.runtime.specs[shared], str(w.keeper.state.runtime.saved[shared])) == ("0-5", "0-5")
+            assert (w.runtime.specs[shared], str(w.controller.state.runtime.saved[shared])) == ("0-5", "0-5")
             owner = await w.run(await w.pod("second", "LSE", "", "2-3"))
             start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
             assert start.refused is None
@@ -301,12 +305,12 @@ def test_a_client_that_goes_while_hooks_think_leaves_nothing(live) -> None:
             call = w.played("CreateContainer", request)
             w.wire.request(call)
             await w.until(thinks.is_set)
-            assert w.keeper.state.owners
+            assert w.controller.state.owners
             call.done = True
             w.wire.finished(call, None)
             may_answer.set()
-            await w.until(lambda: not w.keeper.state.owners)
-            assert (call.sent, call.refused, w.keeper.state.runtime.lost) == (None, None, {})
+            await w.until(lambda: not w.controller.state.owners)
+            assert (call.sent, call.refused, w.controller.state.runtime.lost) == (None, None, {})
 
     live(day)
 
@@ -361,11 +365,11 @@ def test_a_container_removed_during_a_reconcile_stays_removed(
             await w.remove("one")
             go_on.set()
             await comparing
-            assert "one" not in w.keeper.state.containers
+            assert "one" not in w.controller.state.containers
             w.now += 10
             await w.sync.once()
             await w.quiet()
-            assert not w.keeper.state.owners
+            assert not w.controller.state.owners
             assert h.heard.count("post_stop_container one") == 1
 
     live(day)
@@ -421,7 +425,7 @@ def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(live) -> None:
             assert not create.done(), "the hook still thinks, and another call has passed"
             call = await create
             assert linux(call).cpuset_cpus == "0-15"
-            assert any("10-x" in p["what"] for p in w.keeper.telemetry.problems())
+            assert any("10-x" in p["what"] for p in w.controller.telemetry.problems())
             released.set()
 
     live(day)
@@ -435,7 +439,7 @@ def test_a_hook_that_must_not_be_missed_refuses_when_it_fails(live) -> None:
             assert call.refused is not None
             assert "10-x" in call.refused[1]
             w.wire.finished(call, None)
-            assert not w.keeper.state.containers
+            assert not w.controller.state.containers
 
     live(day)
 
@@ -566,7 +570,7 @@ def test_answers_that_come_too_late_to_apply_are_reported(live) -> None:
             h.way.narrow(one, late, cpus("0-15"))
             assert (
                 "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
-                in (w.keeper.telemetry.problems()[0]["what"])
+                in (w.controller.telemetry.problems()[0]["what"])
             )
 
     live(day)
@@ -602,13 +606,13 @@ def test_a_sandbox_and_a_start_may_be_refused(live) -> None:
             h.add(pre_run_pod_sandbox=Veto("full"), pre_start_container=Veto("wait"))
             said = await w.pod("more", "LS", may_be_refused=True)
             assert "full" in said
-            (told,) = (record.explanation for record in w.keeper.history.find("ns/more"))
+            (told,) = (record.explanation for record in w.controller.history.find("ns/more"))
             assert (told.event, told.container) == ("RunPodSandbox", "")
             assert (told.verdict.reason, told.verdict.message) == ("RefusedByHook", said)
             call = await w.start(one)
             assert call.refused == (9, call.refused[1])
             assert "wait" in call.refused[1]
-            assert w.keeper.state.containers[one].phase.value == "created"
+            assert w.controller.state.containers[one].phase.value == "created"
 
     live(day)
 
@@ -641,7 +645,7 @@ def test_stops_and_removals_continue_whatever_hooks_do(live) -> None:
                 assert call.sent == call.body
                 w.wire.finished(call, 0)
             assert [each.NAME for each in seen] == list(names)
-            assert not w.keeper.state.containers
+            assert not w.controller.state.containers
 
     live(day)
 
@@ -681,7 +685,7 @@ def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(live) -> None:
             h.listen()
             call = await w.begin(await w.pod("ls", "LS"))
             assert call.sent == call.body
-            w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
+            w.controller.store.handle(ModeChanged(NodeMode.RELEASED))
             call = await w.begin("s-ls", "other")
             assert call.sent == call.body
             assert not seen
@@ -694,7 +698,7 @@ def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
         async with hooks(w) as h:
 
             def release(event: Any) -> Adjustment:
-                w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
+                w.controller.store.handle(ModeChanged(NodeMode.RELEASED))
                 return Adjustment(envs={"A": "1"})
 
             h.add(pre_create_container=release)
@@ -719,7 +723,7 @@ def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypa
             assert linux(call).cpuset_cpus == "0-15", "half of an answer does not count"
             assert not created(call).labels
             assert any(
-                each["keys"].get("err") == "cannot change it" for each in w.keeper.telemetry.problems()
+                each["keys"].get("err") == "cannot change it" for each in w.controller.telemetry.problems()
             )
             w.finish(call, "c-second")
             firm = {
@@ -728,11 +732,11 @@ def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypa
                 "pre_update_container_resources": Adjustment(memory_limit=1 << 30),
             }
             h.add("20-firm", policy=HookFailurePolicy.FAIL, **firm)
-            before = w.keeper.state.containers.keys()
+            before = w.controller.state.containers.keys()
             call = await w.begin(sandbox, "third")
             assert call.refused == (9, "cannot change it")
             w.wire.finished(call, None)
-            assert w.keeper.state.containers.keys() == before
+            assert w.controller.state.containers.keys() == before
             assert await w.pod("other", "LS", may_be_refused=True) == "cannot change it"
             update = pb.UpdateContainerResourcesRequest(container_id=one)
             assert (await w.call("UpdateContainerResources", update)).refused == (9, "cannot change it")
@@ -747,11 +751,11 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None
             one = await w.create(await w.pod("ls", "LS"))
 
             def release(event: Any) -> Adjustment:
-                w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
+                w.controller.store.handle(ModeChanged(NodeMode.RELEASED))
                 return Adjustment(annotations={"a": "b"})
 
             def start(event: Any) -> None:
-                w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
+                w.controller.store.handle(ModeChanged(NodeMode.RELEASED))
 
             h.add(pre_update_container_resources=release, pre_start_container=start)
             call = await w.call(
@@ -763,7 +767,7 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None
             sent = pb.UpdateContainerResourcesRequest.FromString(call.sent)
             assert (sent.linux.cpuset_cpus, sent.annotations["a"]) == ("7", "b")
             w.wire.finished(call, 0)
-            w.keeper.store.handle(ModeChanged(NodeMode.ENFORCE))
+            w.controller.store.handle(ModeChanged(NodeMode.ENFORCE))
             call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
             assert (call.refused, call.sent) == (None, call.body)
             assert call.state is None, "no start of ours is watched"
@@ -780,7 +784,7 @@ def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(live) -> None:
             call = await w.begin(await w.pod("ls", "LS"))
             assert linux(call).cpuset_cpus == "0-15"
             await w.quiet()
-            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+            assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
     live(day)
 
@@ -800,6 +804,6 @@ def test_no_call_waits_for_answers_that_never_come(live, monkeypatch) -> None:
             h.engine.ask = lambda event: Never()  # type: ignore[assignment,return-value]
             one = await w.run(await w.pod("ls", "LS"))
             assert (await w.update(one, cpu_shares=9)).cpu_shares == 9
-            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 2
+            assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 2
 
     live(day)

@@ -181,10 +181,10 @@ def test_all_that_exists(live) -> None:
             told = {each.container.id: each for each in event.containers}
             assert {i: str(each.decision.cpus) for i, each in told.items()} == {one: "0-1,4-15", lse: "2-3"}
             assert (told[lse].container.image, told[lse].pod.qos) == ("listed", "LSE")
-            assert (str(event.pools.shared), event.machine) == ("0-1,4-15", w.keeper.state.node.machine)
+            assert (str(event.pools.shared), event.machine) == ("0-1,4-15", w.controller.state.node.machine)
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
-            state = w.keeper.state
-            w.keeper.store._state = state.knowing(state.runtime.admitting("s-lse"))
+            state = w.controller.state
+            w.controller.store._state = state.knowing(state.runtime.admitting("s-lse"))
             made = [pod.sandbox_id for pod in h.following.everything().pods]
             assert sorted(made) == ["old", "s-ls"], "of one that is being made nothing is told"
 
@@ -202,15 +202,15 @@ def test_pools_and_machine_that_change(live) -> None:
             await w.run(await w.pod("ls", "LS"))
             await w.quiet()
             assert not h.told, "who owns nothing changes nothing"
-            w.keeper.store.handle(ContainersRemoved((lse,)))
-            w.keeper.store.handle(BeLimited(CpuSet.parse("0-1")))
+            w.controller.store.handle(ContainersRemoved((lse,)))
+            w.controller.store.handle(BeLimited(CpuSet.parse("0-1")))
             h.following._stir()
             await w.until(lambda: h.told)
             await w.quiet()
             assert [(each.NAME, str(each.after.be)) for each in h.told] == [("pools_changed", "0-1")], "once"
             h.told.clear()
             w.machine = described(2, 1, 4, 1)
-            await w.keeper.hotplug.look()
+            await w.controller.hotplug.look()
             await w.until(lambda: len(h.told) == 2)
             assert {each.NAME for each in h.told} == {"machine_changed", "pools_changed"}
             machine = next(each for each in h.told if each.NAME == "machine_changed")
@@ -228,12 +228,12 @@ def test_no_events_of_a_released_node_and_all_after_the_undo(live) -> None:
             await h.hears(
                 "post_run_pod_sandbox s-ls", f"post_create_container {one}", f"post_start_container {one}"
             )
-            w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
+            w.controller.store.handle(ModeChanged(NodeMode.RELEASED))
             w.end(one)
             await w.sync.once()
             await h.hears()
             assert h.resumed == 0
-            w.keeper.store.handle(ModeChanged(NodeMode.ENFORCE))
+            w.controller.store.handle(ModeChanged(NodeMode.ENFORCE))
             await w.sync.once()
             assert h.resumed == 1
             await w.sync.once()
@@ -253,8 +253,8 @@ def test_faults_of_notified_hooks_affect_no_container(live) -> None:
             h.engine.notify = lambda event: 1 / 0  # type: ignore[assignment,return-value]
             await w.start(one)
             await asyncio.sleep(0)
-            assert w.keeper.state.containers[one].phase.value == "running"
-            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+            assert w.controller.state.containers[one].phase.value == "running"
+            assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
     live(day)
 
@@ -272,17 +272,17 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             await w.sync.once()
             assert h.lacked == 1
             h.following.sent["gone"] = b"a create that nobody has told the end of"
-            h.following.listed({sandbox}, (), w.keeper.state.runtime.changes.number)
+            h.following.listed({sandbox}, (), w.controller.state.runtime.changes.number)
             assert not h.following.sent
             assert h.lacked == 1, "of what the runtime does not list it tells no more"
             h.following.learn(*w.runtime.raw_lists())
-            assert h.following.facts(w.keeper.state.containers["odd"])[1].labels == {"listed": "odd"}
+            assert h.following.facts(w.controller.state.containers["odd"])[1].labels == {"listed": "odd"}
             await w.sync.once()
             assert h.lacked == 1
             h.following.memory.forget(sandbox)
             await w.sync.once()
             assert h.lacked == 2, "and of sandboxes"
-            h.following.listed((), (), w.keeper.state.runtime.changes.number)
+            h.following.listed((), (), w.controller.state.runtime.changes.number)
             assert h.lacked == 2
 
     live(day)
@@ -292,13 +292,13 @@ def test_a_list_older_than_a_sandbox_stop_does_not_remove_it(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.listen("post_stop_pod_sandbox", "post_remove_pod_sandbox")
-            began = w.keeper.state.runtime.changes.number
+            began = w.controller.state.runtime.changes.number
             sandbox = await w.pod("ls", "LS")
             await ended(w, "StopPodSandbox", sandbox)
             h.following.listed((), (), began)
             await h.hears("post_stop_pod_sandbox s-ls")
             assert h.following.find_pod(sandbox) is not None
-            h.following.listed((), (), w.keeper.state.runtime.changes.number)
+            h.following.listed((), (), w.controller.state.runtime.changes.number)
             await h.hears("post_remove_pod_sandbox s-ls")
 
     live(day)

@@ -37,7 +37,7 @@ class Moody:
             mood, pause = self.dice.random(), self.dice.choice((0, 0, 0, 0.002, 0.01))
             allowed = sorted(event.decision.allowed) if hasattr(event, "decision") else []
             some = CpuSet(self.dice.sample(allowed, self.dice.randint(1, len(allowed)))) if allowed else None
-            others = sorted(self.world.keeper.state.containers)
+            others = sorted(self.world.controller.state.containers)
             other = self.dice.choice(others) if others else "nobody"
             anything = CpuSet(self.dice.sample(range(16), 3))
         time.sleep(pause)

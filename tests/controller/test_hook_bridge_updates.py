@@ -23,7 +23,7 @@ def cpus(text: str) -> CpuSet:
 
 
 def told(w: Any) -> list[str]:
-    return [problem["what"] for problem in w.keeper.telemetry.problems()]
+    return [problem["what"] for problem in w.controller.telemetry.problems()]
 
 
 def lack(which: str, why: str, hook: str = "10-x") -> str:
@@ -72,7 +72,7 @@ def test_a_created_container_starts_with_the_cpus_of_an_update(live) -> None:
             start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
             assert start.refused is None
             assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-15", "2-3")
-            assert not w.keeper.telemetry.value(
+            assert not w.controller.telemetry.value(
                 metrics.CPUSETS_UPDATED_BEFORE_START
             )  # the update has told the runtime already
             w.wire.finished(start, 0)
@@ -101,7 +101,7 @@ def test_other_updates_carry_the_cpus_and_clear_means_no_request(live) -> None:
             await done(w, h)
             limits = Limits(cpu_quota=-1, memory_limit=1 << 20, unified={"memory.high": "9"})
             assert w.runtime.told == [(one, "2-3", limits)]
-            assert w.keeper.telemetry.value(metrics.UPDATED_BY_HOOKS) == 1
+            assert w.controller.telemetry.value(metrics.UPDATED_BY_HOOKS) == 1
             assert w.on(one) == "2-3"
             assert not told(w)
 
@@ -115,7 +115,7 @@ def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(live) -> None:
             take(h, lse, cpu_quota=70_000)
             await done(w, h)
             assert [limits.cpu_quota for _, _, limits in w.runtime.told] == [-1]
-            assert w.keeper.quotas.known.records[f"qc/{lse}"].quota == 70_000
+            assert w.controller.quotas.known.records[f"qc/{lse}"].quota == 70_000
 
     live(day)
 
@@ -142,7 +142,7 @@ def test_failed_updates_are_reported_with_the_hooks_name(live) -> None:
                 lack(f"pod=ns/lse container=c containerID={lse}", "CPUs 4 are not among those it has"),
             ]
             assert (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3")
-            assert not w.keeper.state.inflight.of(ls)
+            assert not w.controller.state.inflight.of(ls)
 
     live(day)
 
@@ -160,7 +160,10 @@ def test_calls_of_the_client_are_not_raced(live) -> None:
             w.wire.finished(call, 0)
             await done(w, h)
             assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
-            assert (w.keeper.state.runtime.saved[one], w.keeper.state.inflight.of(one)) == (cpus("0-15"), ())
+            assert (w.controller.state.runtime.saved[one], w.controller.state.inflight.of(one)) == (
+                cpus("0-15"),
+                (),
+            )
             call = await w.call("UpdateContainerResources", request)
             take(h, one, cpu_shares=10)
             await asyncio.sleep(0.1)
@@ -181,7 +184,7 @@ def test_a_runtime_that_is_away_is_tried_again_for_a_while(live, monkeypatch) ->
             one = await w.run(await w.pod("ls", "LS"))
             w.runtime.update_error = UnavailableError("cannot reach it")
             take(h, one, cpu_shares=9)
-            await w.until(lambda: w.keeper.state.inflight.strays())
+            await w.until(lambda: w.controller.state.inflight.strays())
             w.runtime.update_error = None
             w.now += 3
             await w.sync.once()
@@ -242,7 +245,7 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkey
             one = await w.run(await w.pod("ls", "LS"))
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 5
-            fencing, calls = w.keeper.lasting.fencing, []
+            fencing, calls = w.controller.lasting.fencing, []
             prepare = fencing.fitting
 
             async def comes(container_id: str) -> Any:
@@ -278,7 +281,7 @@ def test_a_container_that_ends_during_an_update_is_not_notified(
     async def day(w) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))
-            fencing = w.keeper.lasting.fencing
+            fencing = w.controller.lasting.fencing
             prepare = fencing.fitting
 
             async def ends(container_id: str) -> Any:
@@ -293,7 +296,7 @@ def test_a_container_that_ends_during_an_update_is_not_notified(
             await done(w, h)
             assert not w.runtime.told
             assert [problem.rpartition(" err=")[2] for problem in told(w)] == [f'"{why}"']
-            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+            assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     live(day)
 

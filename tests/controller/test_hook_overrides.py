@@ -1,4 +1,4 @@
-"""What hooks want of containers, done by the keeper: state, ledger, kernel, CPUs that go, partitions."""
+"""What hooks want of containers, done by the controller: state, ledger, kernel, CPUs that go, partitions."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ def wish(cpus: str, **more: Any) -> Narrowing:
 def test_kernel_ledger_and_explain_follow(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
-        assert w.keeper.overrides.narrow(one, wish("4-5")) == ""
+        assert w.controller.overrides.narrow(one, wish("4-5")) == ""
         await w.until(lambda: w.on(one) == "4-5")
         await w.quiet()
         assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
         assert (
-            w.keeper.history.find("ns/ls")[-1].explanation.reasons[-1] == "narrowed to CPUs 4-5 by hook 10-x"
+            w.controller.history.find("ns/ls")[-1].explanation.reasons[-1]
+            == "narrowed to CPUs 4-5 by hook 10-x"
         )
         w.log.clear()
-        assert w.keeper.overrides.narrow(one, wish("4-5")) == ""
+        assert w.controller.overrides.narrow(one, wish("4-5")) == ""
         await w.quiet()
         assert w.log == [], "nothing is done that is so already"
-        assert w.keeper.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
+        assert w.controller.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
         await w.until(lambda: w.on(one) == "0-15")
-        reasons = w.keeper.history.find("ns/ls")[-1].explanation.reasons
+        reasons = w.controller.history.find("ns/ls")[-1].explanation.reasons
         assert reasons[-1] == "hooks do not narrow it any more"
         w.check()
 
@@ -48,7 +49,7 @@ def test_a_container_that_does_not_exist_is_not_narrowed(live, which) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         await w.stop(one)
-        words = w.keeper.overrides.narrow(one if which == "ended" else "absent", wish("4-5"))
+        words = w.controller.overrides.narrow(one if which == "ended" else "absent", wish("4-5"))
         assert "it is not there" in words
 
     live(day)
@@ -58,9 +59,9 @@ def test_unavailable_cpus_are_reported_and_the_rest_is_used(live) -> None:
     async def day(w) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
         one = await w.run(await w.pod("ls", "LS"))
-        words = w.keeper.overrides.narrow(one, wish("2-3", mems=Mask((1,))))
+        words = w.controller.overrides.narrow(one, wish("2-3", mems=Mask((1,))))
         assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in words
-        assert w.keeper.state.containers[one].placement.mems == Mask((1,))
+        assert w.controller.state.containers[one].placement.mems == Mask((1,))
         await w.quiet()
         assert (w.on(one), w.on(lse)) == ("4-15", "0-3")
         w.check()
@@ -72,24 +73,24 @@ def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(live) -> None:
     async def day(w) -> None:
         own = await w.run(await w.pod("g"), **FOUR_CPUS)
         assert w.on(own) == "0-1,8-9"
-        assert w.keeper.overrides.narrow(own, wish("0,8")) == ""
+        assert w.controller.overrides.narrow(own, wish("0,8")) == ""
         await w.until(lambda: w.on(own) == "0,8")
         whole, smaller = w.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
         w.machine = smaller
-        await w.keeper.hotplug.look()
-        await w.until(lambda: len(w.keeper.state.containers[own].placement.replacement) == 2)
+        await w.controller.hotplug.look()
+        await w.until(lambda: len(w.controller.state.containers[own].placement.replacement) == 2)
         for _ in range(4):
-            await w.keeper.hotplug.mend()
+            await w.controller.hotplug.mend()
             await w.quiet()
-        container = w.keeper.state.containers[own]
+        container = w.controller.state.containers[own]
         assert len(container.placement.replacement) == 2, (
             "what stands in is not given back as long as it is needed"
         )
         assert w.on(own) == "0"
         w.check()
         w.machine = whole
-        await w.keeper.hotplug.look()
-        await w.until(lambda: not owners_missing_cpus(w.keeper.state))
+        await w.controller.hotplug.look()
+        await w.until(lambda: not owners_missing_cpus(w.controller.state))
         await w.until(lambda: w.on(own) == "0,8")
         w.check()
 
@@ -103,14 +104,14 @@ def test_cpus_that_hooks_gave_to_others_are_not_a_partition(live) -> None:
         one = await w.run(await w.pod("ls", "LS"))
 
         def shared(container_id: str) -> str:
-            state = w.keeper.state
+            state = w.controller.state
             container = state.containers[container_id]
             return shared_with(state, container)
 
         assert (shared(lse), shared(own)) == ("", "")
-        assert w.keeper.overrides.narrow(one, wish("3,6", owned=True)) == ""
+        assert w.controller.overrides.narrow(one, wish("3,6", owned=True)) == ""
         assert shared(lse) == "a hook lets ns/ls/c run on its CPUs"
-        assert w.keeper.overrides.narrow(own, wish("4,7", owned=True)) == ""
+        assert w.controller.overrides.narrow(own, wish("4,7", owned=True)) == ""
         assert shared(own) == "a hook has given it CPUs that are not its own"
         await w.until(lambda: (w.on(one), w.on(own)) == ("3,6", "4,7"))
         w.check()
@@ -127,9 +128,9 @@ def test_partitions_are_checked_again(live) -> None:
             def given(self, container: Container) -> None:
                 stirred.append(True)
 
-        w.keeper.store.subscribe(Partitions())
-        w.keeper.overrides.narrow(one, wish("4-5"))
-        w.keeper.overrides.narrow(one, wish("4-5"))
+        w.controller.store.subscribe(Partitions())
+        w.controller.overrides.narrow(one, wish("4-5"))
+        w.controller.overrides.narrow(one, wish("4-5"))
         assert stirred == [True]
 
     live(day)
@@ -138,7 +139,7 @@ def test_partitions_are_checked_again(live) -> None:
 def test_a_foreign_write_to_a_narrowed_set_is_repaired(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
-        w.keeper.overrides.narrow(one, wish("4-5"))
+        w.controller.overrides.narrow(one, wish("4-5"))
         await w.until(lambda: w.on(one) == "4-5")
         w.cgroups.sets[one] = CpuSet.parse("0-15")
         await w.sync.once()
@@ -151,25 +152,25 @@ def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -
     async def day(w) -> None:
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         some, only = [await w.run(await w.pod(name, "LS")) for name in ("some", "only")]
-        assert w.keeper.overrides.narrow(some, wish("3-4", owned=True)) == ""
-        assert w.keeper.overrides.narrow(only, wish("2", owned=True)) == ""
+        assert w.controller.overrides.narrow(some, wish("3-4", owned=True)) == ""
+        assert w.controller.overrides.narrow(only, wish("2", owned=True)) == ""
         await w.until(lambda: (w.on(some), w.on(only)) == ("3-4", "2"))
         await w.close()
         w.boot()
-        w.keeper.overrides.take_back()
+        w.controller.overrides.take_back()
         await w.sync.once()
         await w.until(lambda: (w.on(some), w.on(only)) == ("4", "4-15"))
         await w.quiet()
         w.check()
-        reasons = w.keeper.state.containers[some].placement.reasons
+        reasons = w.controller.state.containers[some].placement.reasons
         assert reasons[-1] == "narrowed to CPUs 3-4 by hook 10-x"
-        problems = [each["what"] for each in w.keeper.telemetry.problems()]
+        problems = [each["what"] for each in w.controller.telemetry.problems()]
         assert any(
             "nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in problems
         )
         assert "beyond" not in w.ledger.entries[f"c/{some}"]["placement"]
-        state = w.keeper.state
-        w.keeper.overrides.take_back()
-        assert w.keeper.state is state
+        state = w.controller.state
+        w.controller.overrides.take_back()
+        assert w.controller.state is state
 
     live(day)

@@ -62,7 +62,7 @@ def folders(tmp_path: Path) -> Folders:
 
 @contextlib.asynccontextmanager
 async def running(w: Any, folders: Folders) -> AsyncIterator[Hooking]:
-    made = Hooking(folders.config, w.keeper, w.sync, w.launch, w.wire)
+    made = Hooking(folders.config, w.controller, w.sync, w.launch, w.wire)
     task = asyncio.create_task(made.run())
     try:
         yield made
@@ -74,7 +74,7 @@ async def running(w: Any, folders: Folders) -> AsyncIterator[Hooking]:
 
 def followers(w: Any) -> list[LifecycleEvents]:
     """The parts that follow the node for hooks."""
-    return [observer for observer in w.keeper.store._observers if isinstance(observer, LifecycleEvents)]
+    return [observer for observer in w.controller.store._observers if isinstance(observer, LifecycleEvents)]
 
 
 def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders: Folders) -> None:
@@ -149,10 +149,12 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
             await w.until(lambda: folders.told() and folders.told()[-1] == "['listed']")
             assert len(times) == 3
             before = len(folders.told())
-            assert "cannot show hooks the labels and annotations" in w.keeper.telemetry.problems()[0]["what"]
-            w.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
+            assert (
+                "cannot show hooks the labels and annotations" in w.controller.telemetry.problems()[0]["what"]
+            )
+            w.controller.store.handle(ModeChanged(NodeMode.RELEASED))
             await w.sync.once()
-            w.keeper.store.handle(ModeChanged(NodeMode.ENFORCE))
+            w.controller.store.handle(ModeChanged(NodeMode.ENFORCE))
             await w.sync.once()
             await w.until(lambda: len(folders.told()) == before + 1)
             assert folders.told()[-1] == "['listed']", "a node that is ours again is told of as a whole"

@@ -37,9 +37,11 @@ def longest(value: object) -> int:
 
 def check_little_is_said(w: Any) -> None:
     assert max(map(len, w.said)) <= 2000
-    assert longest(w.keeper.telemetry.problems()) <= 2000
+    assert longest(w.controller.telemetry.problems()) <= 2000
     assert (
-        longest([msgspec.to_builtins(r.explanation, enc_hook=str) for r in w.keeper.history.find("ns/evil")])
+        longest(
+            [msgspec.to_builtins(r.explanation, enc_hook=str) for r in w.controller.history.find("ns/evil")]
+        )
         <= 2000
     )
     records = {key: json.dumps(value, ensure_ascii=False).encode() for key, value in w.ledger.entries.items()}
@@ -62,7 +64,7 @@ def test_little_is_reported_and_kept_of_a_hostile_annotation(live, annotation: s
             assert call.refused[1].isprintable()
         else:
             w.finish(call, "evil-1")
-        await w.keeper.journal.flush()
+        await w.controller.journal.flush()
         check_little_is_said(w)
         assert w.on(honest) == "2-3"
         w.check()
@@ -80,7 +82,7 @@ def test_a_hostile_pod_is_adopted_after_a_restart_as_before(live) -> None:
         began = time.thread_time()
         await w.sync.once()
         assert time.thread_time() - began < 0.5, "0.4 s for each of them before sets were bounded"
-        assert len(w.keeper.state.containers) == 20
+        assert len(w.controller.state.containers) == 20
         check_little_is_said(w)
 
     live(day, synced=False)
@@ -105,7 +107,7 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
     }
 
     async def day(w: Any) -> None:
-        pods, containers = w.keeper.state.pods, w.keeper.state.containers
+        pods, containers = w.controller.state.pods, w.controller.state.containers
         assert pods["s-evil"].cpuset is None
         assert pods["s-evil"].problem.kind is DefectKind.CPU_LIST
         assert pods["s-evil"].problem in pods["s-evil"].defects
@@ -114,8 +116,8 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
         assert containers["be-1"].placement.pool_cpus_limit == CpuSet(range(0, 16, 2))
         assert containers["be-1"].placement.pool_numa_limit == Mask([0])
         assert longest(dump(containers["be-1"])) <= 2000
-        assert any("c/own-1" in problem["what"] for problem in w.keeper.telemetry.problems())
-        assert longest(w.keeper.telemetry.problems()) <= 2000
+        assert any("c/own-1" in problem["what"] for problem in w.controller.telemetry.problems())
+        assert longest(w.controller.telemetry.problems()) <= 2000
 
     live(day, synced=False, entries=entries)
 

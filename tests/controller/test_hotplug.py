@@ -29,16 +29,16 @@ def without(machine: Machine, text: str) -> Machine:
 
 async def look(w: Any) -> None:
     """The kernel has reported a change, and all that follows is done."""
-    await w.keeper.hotplug.look()
+    await w.controller.hotplug.look()
     await w.quiet()
-    await w.keeper.hotplug.mend()
+    await w.controller.hotplug.mend()
     await w.quiet()
 
 
 def explained(w: Any, query: str) -> tuple[list[str], str]:
     """What ``topoproxy explain`` says of a container: the reasons, and what holds now."""
-    shortage = w.keeper.hotplug.shortage
-    (record,) = history_page(w.keeper.history, {"query": query}, shortage.explained)["records"]
+    shortage = w.controller.hotplug.shortage
+    (record,) = history_page(w.controller.history, {"query": query}, shortage.explained)["records"]
     return record["decision"]["reasons"], record.get("now", "")
 
 
@@ -142,7 +142,7 @@ def test_a_machine_that_leaves_nothing_to_share_is_not_followed(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert w.on(ls) == "4-15"
-        assert any("the shared pool would be empty" in p["what"] for p in w.keeper.telemetry.problems())
+        assert any("the shared pool would be empty" in p["what"] for p in w.controller.telemetry.problems())
 
     live(day)
 
@@ -153,7 +153,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         own = await w.run(await w.pod("g"), **TWO_CPUS)
         await w.quiet()
-        had = w.keeper.state.containers[own].placement.exclusive
+        had = w.controller.state.containers[own].placement.exclusive
         gone = max(had)
         w.machine = without(whole, str(gone))
         w.log.clear()
@@ -167,14 +167,14 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
         moves = [line for line in w.log if line.startswith("kernel")]
         last_ls = max(i for i, line in enumerate(moves) if ls in line)
         assert moves.index(f"kernel {own} {now}") > last_ls, "the others had left it before"
-        (entry,) = w.keeper.hotplug.shortage.page()
+        (entry,) = w.controller.hotplug.shortage.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == (str(gone), str(other), 0)
         words = f"its CPU {gone} is offline: it runs on {now}, with CPU {other} in its place"
         reasons, said = explained(w, "g")
         assert said == words
         assert reasons[-1].endswith(words)
         assert any(line.startswith("a container has less") and f'reason="{words}"' in line for line in w.said)
-        assert violations(w.keeper.state) == []
+        assert violations(w.controller.state) == []
 
         for entries in (None, dict(w.ledger.entries)):  # by itself, and over a restart meanwhile
             if entries is not None:
@@ -193,7 +193,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
             assert CpuSet.parse(w.on(ls)) == whole.online - had
             moves = [line for line in w.log if line.startswith("kernel")]
             assert moves.index(f"kernel {own} {had}") < moves.index(f"kernel {ls} {w.on(ls)}")
-            assert w.keeper.hotplug.shortage.page() == []
+            assert w.controller.hotplug.shortage.page() == []
             assert any("a container has all that was promised again pod=ns/g" in line for line in w.said)
             assert "at 1970" in explained(w, "g")[0][-1]
         w.check()
@@ -208,14 +208,14 @@ def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(live) -> None:
         for _ in range(2):
             await look(w)
         assert w.on(lse) == "2"
-        (entry,) = w.keeper.hotplug.shortage.page()
+        (entry,) = w.controller.hotplug.shortage.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == ("3", "", 1)
         assert entry["what"] == "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised"
         assert sum(f'reason="{entry["what"]}"' in line for line in w.said) == 1, "once"
-        assert w.keeper.telemetry.value(metrics.EXCLUSIVE_CPU_SHORTFALLS) == 1
+        assert w.controller.telemetry.value(metrics.EXCLUSIVE_CPU_SHORTFALLS) == 1
         await w.remove(lse)
         await look(w)
-        assert w.keeper.hotplug.shortage.page() == []
+        assert w.controller.hotplug.shortage.page() == []
         assert not any("again" in line for line in w.said), "a container that is gone has nothing again"
         w.check()
 
@@ -230,7 +230,7 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
         whole = w.machine
         ls, be = await w.run(await w.pod("ls", "LS")), await w.run(await w.pod("be", "BE", "besteffort"))
         own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.keeper.state.containers[own].placement.exclusive
+        had = w.controller.state.containers[own].placement.exclusive
         assert len({whole.by_id[cpu].core for cpu in had}) == 1, "both threads of a core"
         second = CpuSet.from_bits(sum(1 << max(core) for core in whole.cores.values()))
         w.machine = without(whole, str(second))
@@ -256,11 +256,11 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
 def test_half_a_core_is_no_replacement_for_whole_cores(live) -> None:
     async def day(w: Any) -> None:
         own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.keeper.state.containers[own].placement.exclusive
+        had = w.controller.state.containers[own].placement.exclusive
         w.machine = without(w.machine, str(max(had)))
         await look(w)
         assert CpuSet.parse(w.on(own)) == had - CpuSet([max(had)])
-        assert w.keeper.hotplug.shortage.page()[0]["missing"] == 1
+        assert w.controller.hotplug.shortage.page()[0]["missing"] == 1
         w.check()
 
     live(day, rules={"options": CpuOptions(full_pcpus_only=True)})
@@ -270,15 +270,17 @@ def test_cpus_that_cannot_be_freed_are_no_replacement(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.keeper.state.containers[own].placement.exclusive
+        had = w.controller.state.containers[own].placement.exclusive
         w.machine = without(w.machine, str(max(had)))
         w.cgroups.broken.add(ls)
         await look(w)
         assert w.on(own) == str(min(had))
         assert any(
-            "cannot replace offline CPUs" in problem["what"] for problem in w.keeper.telemetry.problems()
+            "cannot replace offline CPUs" in problem["what"] for problem in w.controller.telemetry.problems()
         )
-        assert {c.id for c in w.keeper.state.containers.values()} == {ls, own}, "nothing is left of the try"
+        assert {c.id for c in w.controller.state.containers.values()} == {ls, own}, (
+            "nothing is left of the try"
+        )
         w.cgroups.broken.clear()
         await w.sync.once()
         await w.until(lambda: len(CpuSet.parse(w.on(own))) == 2)
@@ -349,8 +351,8 @@ def test_memory_of_a_node_that_goes(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert {str(w.cgroups.mems[container]) for container in (ls, own)} == {"0"}
-        assert w.keeper.telemetry.value(metrics.MEMS_DRIFT) == 0, "no other program wrote it"
-        (entry,) = w.keeper.hotplug.shortage.page()
+        assert w.controller.telemetry.value(metrics.MEMS_DRIFT) == 0, "no other program wrote it"
+        (entry,) = w.controller.hotplug.shortage.page()
         assert (entry["container"], entry["nodes"]) == ("ns/lse/c", "1")
         assert entry["what"] == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
         assert (await w.update(own, cpuset_mems="1")).cpuset_mems == "0", "the kernel takes no other"
@@ -364,7 +366,7 @@ def test_memory_of_a_node_that_goes(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert (str(w.cgroups.mems[ls]), str(w.cgroups.mems[own])) == ("0-1", "0-1"), "its memory is on both"
-        assert w.keeper.hotplug.shortage.page() == []
+        assert w.controller.hotplug.shortage.page() == []
         w.check()
 
     live(day)
@@ -394,23 +396,23 @@ def test_the_kernel_reports_and_the_machine_is_read(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         whole, uevents = w.machine, PlayedUevents()
-        w.keeper.hotplug.events = uevents
-        w.keeper.hotplug.start()
+        w.controller.hotplug.events = uevents
+        w.controller.hotplug.start()
         w.machine = without(whole, "3")
         os.write(uevents.into, b"-")  # about something else
         await w.quiet()
         assert "3" not in w.said[-1]
-        assert w.keeper.telemetry.value(metrics.MACHINE_CHANGES) == 0
+        assert w.controller.telemetry.value(metrics.MACHINE_CHANGES) == 0
         os.write(uevents.into, b"xxx")
         await w.until(lambda: w.on(ls) == "0-2,4-15")
-        assert w.keeper.telemetry.value(metrics.MACHINE_EVENTS) == 1, "many events are one look"
+        assert w.controller.telemetry.value(metrics.MACHINE_EVENTS) == 1, "many events are one look"
         w.machine = whole
         os.write(uevents.into, b"x")
         await w.until(lambda: w.on(ls) == "0-15")
         uevents.broken = True
         os.write(uevents.into, b"x")
         await w.until(lambda: uevents.closed)
-        assert any("uevents" in problem["what"] for problem in w.keeper.telemetry.problems())
+        assert any("uevents" in problem["what"] for problem in w.controller.telemetry.problems())
         await w.sync.once()
         os.close(uevents.into)
 

@@ -208,9 +208,9 @@ def test_an_owner_is_created_beside_a_pod_with_a_surrogate(
         evil = await w.begin("s-evil")
         assert evil.refused is None
         w.finish(evil, "evil")
-        await w.keeper.journal.flush()
+        await w.controller.journal.flush()
         assert {"c/owner", "c/evil"} <= set(w.ledger.entries)
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
         await w.close()
         w.ledger.close()
@@ -218,9 +218,9 @@ def test_an_owner_is_created_beside_a_pod_with_a_surrogate(
         assert notes == []
         w.boot()
         await w.sync.once()
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
-        assert str(w.keeper.state.owners[w.keeper.state.containers[owner].owner].cpus) == "0-3"
-        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0, "the ledger knows everything"
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert str(w.controller.state.owners[w.controller.state.containers[owner].owner].cpus) == "0-3"
+        assert w.controller.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0, "the ledger knows everything"
 
     live(day)
 
@@ -247,7 +247,7 @@ def test_only_the_owner_with_an_unstorable_record_is_refused(
         assert "two" not in words
         assert calls[1].refused is None
         w.finish(calls[1], "two")
-        assert [str(owner.cpus) for owner in w.keeper.state.owners.values()] == ["2-3"]
-        assert w.keeper.telemetry.value(metrics.RECORDS_REJECTED) == 1
+        assert [str(owner.cpus) for owner in w.controller.state.owners.values()] == ["2-3"]
+        assert w.controller.telemetry.value(metrics.RECORDS_REJECTED) == 1
 
     live(day)

@@ -58,7 +58,7 @@ class Kubelet:
     def beside(self, w: Any, **settings: Any) -> None:
         """Have a world look at this kubelet."""
         found = KubeletBeside(
-            KubeletSettings(**settings), str(self.directory), "", lambda: w.keeper.state.node.topology
+            KubeletSettings(**settings), str(self.directory), "", lambda: w.controller.state.node.topology
         )
         w.beside(found)
 
@@ -80,7 +80,7 @@ def node(live: Callable[..., None], kubelet: Kubelet) -> Callable[..., None]:
             try:
                 await day(w)
             finally:
-                await asyncio.to_thread(w.keeper.beside.close)
+                await asyncio.to_thread(w.controller.beside.close)
 
         live(whole, synced=False, **{"static": False, **more})
 
@@ -109,7 +109,7 @@ def unlike(why: str) -> str:
 
 
 def problems(w: Any) -> list[str]:
-    return [str(entry["what"]) for entry in w.keeper.telemetry.problems()]
+    return [str(entry["what"]) for entry in w.controller.telemetry.problems()]
 
 
 def test_what_kubelet_gave_leaves_the_pools_before_the_container_is_there(node, kubelet) -> None:
@@ -120,7 +120,7 @@ def test_what_kubelet_gave_leaves_the_pools_before_the_container_is_there(node, 
         await w.sync.once()
         await w.quiet()
         assert (w.on(ls), w.on(be)) == ("0-1,4-15", "0-1,4-15")
-        assert w.keeper.state.owners["g/c"].cpus == CpuSet([2, 3])
+        assert w.controller.state.owners["g/c"].cpus == CpuSet([2, 3])
         pinned = await w.run(await w.pod("g"), **WHOLE, cpuset_cpus="2-3")
         assert w.on(pinned) == "2-3"
         w.check()
@@ -199,7 +199,7 @@ def test_reconcile_traffic_changes_nothing(node, kubelet) -> None:
                 await w.quiet()
         assert w.cgroups.sets == before
         assert [line for line in w.log if line.startswith(("kernel", "update", "runtime"))] == []
-        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
+        assert w.controller.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
         w.check()
 
     node(day)
@@ -225,7 +225,7 @@ def test_entries_of_pods_that_others_decide_count_for_nothing(node, kubelet) -> 
         for uid in ("ls", "be", "sys", "lsr"):
             kubelet.gives(uid, c={"ls": "2-3", "be": "4-5", "sys": "6-7", "lsr": "8-9"}[uid])
         await w.sync.once()
-        assert str(w.keeper.state.pools.shared) == "0-1,10-15", "these pods are not known yet"
+        assert str(w.controller.state.pools.shared) == "0-1,10-15", "these pods are not known yet"
         ls = await w.run(await w.pod("ls", "LS"), **WHOLE, cpuset_cpus="2-3")
         await w.pod("be", "BE")
         await w.pod("sys", "SYSTEM")
@@ -250,7 +250,7 @@ def test_an_entry_that_overlaps_an_owner_is_reported_and_ignored(node, kubelet) 
         await w.sync.once()
         await w.quiet()
         assert (w.on(lse), w.on(ls)) == ("2-3", "0-1,5-13,15")
-        reported = [e for e in w.keeper.telemetry.problems() if "kubelet's CPU manager" in str(e["what"])]
+        reported = [e for e in w.controller.telemetry.problems() if "kubelet's CPU manager" in str(e["what"])]
         assert [e["what"] for e in reported] == [
             unlike("cannot let g/c have CPUs 3-4 of kubelet's CPU manager: 3 belong to ns/lse/c")
         ]
@@ -258,7 +258,7 @@ def test_an_entry_that_overlaps_an_owner_is_reported_and_ignored(node, kubelet) 
         pinned = await w.run(await w.pod("g"), **WHOLE, cpuset_cpus="3-4")
         assert 3 not in CpuSet.parse(w.on(pinned))
         w.check()
-        assert violations(w.keeper.state) == []
+        assert violations(w.controller.state) == []
 
     node(day)
 
@@ -306,7 +306,7 @@ def test_a_machine_without_these_cpus_is_reported(node, kubelet) -> None:
         assert problems(w) == [
             unlike("cannot let g/c have CPUs 15-17 of kubelet's CPU manager: this machine has no CPUs 16-17")
         ]
-        assert str(w.keeper.state.pools.shared) == "0-14"
+        assert str(w.controller.state.pools.shared) == "0-14"
 
     node(day)
 
@@ -319,12 +319,12 @@ def test_a_torn_file_keeps_the_old_content_and_is_reported(node, kubelet) -> Non
         whole = state.read_bytes()
         state.write_bytes(whole[: len(whole) // 2])
         await w.sync.once()
-        assert w.keeper.state.owners["g/c"].cpus == CpuSet([2, 3])
+        assert w.controller.state.owners["g/c"].cpus == CpuSet([2, 3])
         assert any("cannot use kubelet's state file" in words for words in problems(w))
         kubelet.takes_back("g")
         await w.sync.once()
-        assert w.keeper.state.owners == {}
-        assert node_page(w.keeper)["kubelet"]["problems"] == []
+        assert w.controller.state.owners == {}
+        assert node_page(w.controller)["kubelet"]["problems"] == []
 
     node(day)
 
@@ -337,7 +337,7 @@ def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kube
         w.runtime.details[pinned] = RuntimeDetail(f"/kubepods/podg/{pinned}", 2048, -1, 100_000, 0, "2-3")
         for entries in (dict(w.ledger.entries), {}):  # with its ledger, and from the runtime alone
             w.ledger.entries = entries
-            await asyncio.to_thread(w.keeper.beside.close)
+            await asyncio.to_thread(w.controller.beside.close)
             w.boot()
             kubelet.beside(w)
             # Guaranteed, whole CPUs, created but not started: its CPUs are chosen when it is taken in.
@@ -346,11 +346,11 @@ def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kube
             w.runtime.details["x"] = RuntimeDetail("/kubepods/podx/x", 2048, 200_000, 100_000)
             await w.sync.once()
             await w.quiet()
-            owners = w.keeper.state.owners
+            owners = w.controller.state.owners
             assert (owners["g/c"].cpus, owners["coming/c"].cpus) == (CpuSet([2, 3]), CpuSet([6, 7]))
             assert owners["x/c"].cpus.isdisjoint(CpuSet.parse("2-3,6-7"))
             assert w.on(pinned) == "2-3"
-            assert violations(w.keeper.state) == []
+            assert violations(w.controller.state) == []
 
     node(day, static=True)
 
@@ -386,11 +386,11 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_reported(live) -> None:
         port = Hangs()
         w.beside(port)
         lse = await w.create(await w.pod("lse", "LSE", "", "2-3"), **WHOLE)
-        assert w.keeper.state.owners["lse"].cpus == CpuSet([2, 3])
-        assert lse in w.keeper.state.containers
+        assert w.controller.state.owners["lse"].cpus == CpuSet([2, 3])
+        assert lse in w.controller.state.containers
         assert problems(w) == ["cannot read kubelet's state file: the file system does not answer"]
         port.go.set()
-        await asyncio.to_thread(w.keeper.beside.close)
+        await asyncio.to_thread(w.controller.beside.close)
 
     live(day, static=False, call_timeout=0.3)
 
@@ -409,7 +409,7 @@ def test_a_fault_in_looking_costs_no_container(live) -> None:
         own = await w.run(await w.pod("g"), **WHOLE)
         assert len(CpuSet.parse(w.on(own))) == 2
         await w.until(lambda: problems(w) == ["internal error fault=\"KeyError: 'oops'\""])
-        await asyncio.to_thread(w.keeper.beside.close)
+        await asyncio.to_thread(w.controller.beside.close)
 
     live(day)
 
@@ -435,7 +435,7 @@ def test_containers_that_own_nothing_do_not_wait_for_a_look(live) -> None:
         assert port.looks == 0
         await w.run(await w.pod("g"), **WHOLE)
         assert port.looks == 1
-        await asyncio.to_thread(w.keeper.beside.close)
+        await asyncio.to_thread(w.controller.beside.close)
 
     live(day)
 
@@ -449,11 +449,11 @@ def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, ku
         kubelet.gives("g", c="2-3")
         await w.pod("g")
         await w.sync.once()
-        page = node_page(w.keeper)["kubelet"]
+        page = node_page(w.controller)["kubelet"]
         assert json.loads(json.dumps(page))["held"] == [
             {"pod": "ns/g", "uid": "g", "container": "c", "cpus": "2-3"}
         ]
-        text = " ".join(render(node_page(w.keeper), 200).split())
+        text = " ".join(render(node_page(w.controller), 200).split())
         file = kubelet.directory / "config.yaml"
         for words in (
             f"cpuManagerPolicy static {file}",
@@ -474,8 +474,8 @@ def test_a_node_without_kubelet_says_nothing_of_it(live, tmp_path) -> None:
         Kubelet(tmp_path).beside(w)
         await w.sync.once()
         assert problems(w) == []
-        assert "Kubelet" not in render(node_page(w.keeper))
-        await asyncio.to_thread(w.keeper.beside.close)
+        assert "Kubelet" not in render(node_page(w.controller))
+        await asyncio.to_thread(w.controller.beside.close)
 
     live(day, synced=False)
 
@@ -486,11 +486,11 @@ def test_kubelet_that_changes_to_none_gives_everything_back(node, kubelet) -> No
         await w.sync.once()
         os.unlink(kubelet.directory / "cpu_manager_state")
         await w.sync.once()
-        assert w.keeper.state.owners == {}
+        assert w.controller.state.owners == {}
         write_text(kubelet.directory, none_state())
         await w.sync.once()
-        assert w.keeper.beside.manager.policy == "none"
-        assert str(w.keeper.state.pools.shared) == "0-15"
+        assert w.controller.beside.manager.policy == "none"
+        assert str(w.controller.state.pools.shared) == "0-15"
 
     node(day)
 
@@ -543,7 +543,7 @@ class Chance:
             await self.w.remove(gone)
 
     async def kubelet_takes_back(self) -> None:
-        there = {self.w.keeper.state.containers[c].pod.uid for c in self.running}
+        there = {self.w.controller.state.containers[c].pod.uid for c in self.running}
         for uid in [uid for uid in self.kubelet.held if uid not in there and uid not in self.coming]:
             self.kubelet.takes_back(uid)
 
@@ -568,7 +568,7 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
         await w.sync.once()
         await w.quiet()
         w.check()
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     node(day, static=ours)
 
@@ -576,11 +576,11 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
 def test_cpus_that_kubelet_assigns_and_takes_back_are_reported(node, kubelet) -> None:
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
-        await w.keeper.beside.look()
+        await w.controller.beside.look()
         assert w.said[-1] == 'kubelet\'s CPU manager changed its assignments came=2-3 went=""'
         kubelet.takes_back("g")
         kubelet.gives("h", c="3-4")
-        await w.keeper.beside.look()
+        await w.controller.beside.look()
         assert w.said[-1] == "kubelet's CPU manager changed its assignments came=4 went=2"
 
     node(day)

@@ -13,13 +13,13 @@ MANY = 12
 def jobs_of(w: Any) -> list[list[str]]:
     """Note who is compared in each job of the kernel's worker."""
     jobs: list[list[str]] = []
-    enforce = w.keeper.drift.enforce
+    enforce = w.controller.drift.enforce
 
     def noted(ids: Any) -> Any:
         jobs.append(list(ids))
         return enforce(jobs[-1])
 
-    w.keeper.writes.write_with(noted)
+    w.controller.writes.write_with(noted)
     return jobs
 
 
@@ -28,7 +28,7 @@ def test_updates_that_land_together_are_read_together(live: Callable[..., None])
         ids = [await w.run(await w.pod(f"ls{number}", "LS")) for number in range(MANY)]
         await w.quiet()
         jobs = jobs_of(w)
-        flights = [w.keeper.calls.depart(i, CpuSet.parse("0-15")) for i in ids]
+        flights = [w.controller.calls.depart(i, CpuSet.parse("0-15")) for i in ids]
         for flight in flights:
             w.cgroups.sets[flight.container_id] = CpuSet.parse(
                 "0-3"
@@ -47,19 +47,19 @@ def test_a_container_with_a_newer_set_does_not_wait(live: Callable[..., None]) -
         ids = [await w.run(await w.pod(f"ls{number}", "LS")) for number in range(2)]
         await w.quiet()
         jobs = jobs_of(w)
-        w.keeper.drift._looks = True  # as if one were under way, and the next far off
+        w.controller.drift._looks = True  # as if one were under way, and the next far off
         for carried in (CpuSet.parse("0-3"), None):
-            flight = w.keeper.calls.depart(ids[0], carried or CpuSet.parse("0-15"))
+            flight = w.controller.calls.depart(ids[0], carried or CpuSet.parse("0-15"))
             w.cgroups.sets[ids[0]] = CpuSet.parse("0-3")
             w.launch.landed(flight, carried)
             await w.until(lambda: str(w.on(ids[0])) == "0-15")
         assert jobs == [[ids[0]]] * 2
-        flight = w.keeper.calls.depart(ids[1], CpuSet.parse("0-15"))
+        flight = w.controller.calls.depart(ids[1], CpuSet.parse("0-15"))
         w.launch.landed(flight, flight.carries)
         await w.quiet()
         assert jobs == [[ids[0]]] * 2
-        w.keeper.drift._looks = False
-        w.keeper.drift.suspect("unknown", ())
+        w.controller.drift._looks = False
+        w.controller.drift.suspect("unknown", ())
         await w.until(lambda: jobs[2:] == [[ids[1]]])
 
     live(day)

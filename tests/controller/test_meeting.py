@@ -1,4 +1,4 @@
-"""Where parts of the keeper meet: calls without an answer, fences, units, settling, drift, and the end."""
+"""Where the controller's parts meet: calls without an answer, fences, units, settling, drift, and the end."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ async def scope(w: Any) -> tuple[str, PlayedUnits]:
     units = PlayedUnits()
     w.cgroups.version = 2
     w.cgroups.sets["ls.scope"] = w.cgroups.sets[ls]
-    w.keeper.enforcer._paths[ls] = "ls.scope"
-    w.keeper.lasting.units = w.keeper.lasting.fencing.fences = units
-    w.keeper.lasting.connected = True
+    w.controller.enforcer._paths[ls] = "ls.scope"
+    w.controller.lasting.units = w.controller.lasting.fencing.fences = units
+    w.controller.lasting.connected = True
     return ls, units
 
 
@@ -62,9 +62,9 @@ def test_a_unit_that_waits_for_a_call_is_compared_although_the_call_fails(live: 
         ls, units = await scope(w)
         call = await w.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls))
         units.cpus = CpuSet.parse("0-3")
-        w.keeper.lasting.changed([ls])
-        w.keeper.spawn(w.keeper.lasting.run())
-        await w.until(lambda: not w.keeper.lasting._dirty)
+        w.controller.lasting.changed([ls])
+        w.controller.spawn(w.controller.lasting.run())
+        await w.until(lambda: not w.controller.lasting._dirty)
         assert units.reads == 0
         w.wire.finished(call, 2)
         await w.until(lambda: units.cpus == ALL)
@@ -77,18 +77,18 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(live: Liv
         ls, units = await scope(w)
         await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         units.cpus = REST
-        flight = w.keeper.calls.depart(ls, REST)
-        ours = w.keeper.calls.depart(ls, REST)
-        w.keeper.calls.land(ours)
-        lasting = w.keeper.lasting
+        flight = w.controller.calls.depart(ls, REST)
+        ours = w.controller.calls.depart(ls, REST)
+        w.controller.calls.land(ours)
+        lasting = w.controller.lasting
         lasting.begin()
         await lasting.put_right(ls, "ls.scope", flight, REST)
         assert lasting.page()["systemd"]["runtime_tells"] == "not known"
-        w.keeper.calls.land(flight)
-        alone = w.keeper.calls.depart(ls, REST)
+        w.controller.calls.land(flight)
+        alone = w.controller.calls.depart(ls, REST)
         await lasting.put_right(ls, "ls.scope", alone, REST)
         assert lasting.page()["systemd"]["runtime_tells"] == "right"
-        w.keeper.calls.land(alone)
+        w.controller.calls.land(alone)
 
     live(day)
 
@@ -96,15 +96,15 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(live: Liv
 def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
-        fencing, flight = w.keeper.lasting.fencing, w.keeper.calls.depart(ls, ALL)
+        fencing, flight = w.controller.lasting.fencing, w.controller.calls.depart(ls, ALL)
         fencing._standing = {"slice": StandingFence(CpuSet())}
         fencing.bind(flight, Fence("slice", ALL))
-        w.keeper.enforcer.do_first(lambda: 1 / 0)
+        w.controller.enforcer.do_first(lambda: 1 / 0)
         w.launch.landed(flight, ALL)
-        await w.until(lambda: not w.keeper.state.inflight.of(ls))
-        w.keeper.enforcer.do_first(lambda: None)
+        await w.until(lambda: not w.controller.state.inflight.of(ls))
+        w.controller.enforcer.do_first(lambda: None)
         assert not fencing._standing
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS)
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS)
 
     live(day)
 
@@ -112,13 +112,13 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
 def test_units_of_gone_containers_do_not_accumulate(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
-        w.keeper.lasting.connected = False
-        w.keeper.lasting.changed([ls])
+        w.controller.lasting.connected = False
+        w.controller.lasting.changed([ls])
         await w.remove(ls)
         other, _ = await scope(w)
-        w.keeper.lasting.connected = False
-        w.keeper.lasting.changed([other])
-        assert list(w.keeper.lasting._dirty) == [other]
+        w.controller.lasting.connected = False
+        w.controller.lasting.changed([other])
+        assert list(w.controller.lasting._dirty) == [other]
 
     live(day)
 
@@ -129,15 +129,15 @@ def test_a_container_settled_during_a_lost_start_is_updated_afterwards(live: Liv
         lost = await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
         w.wire.finished(lost, None)
         await w.start(ls)  # kubelet tries again, and is answered
-        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+        assert w.controller.state.containers[ls].phase is Phase.RUNNING
         settler = w.make_settler()
-        w.keeper.store.handle(SavedCpusLearned(ls, None))
-        w.keeper.settle_later(ls)
+        w.controller.store.handle(SavedCpusLearned(ls, None))
+        w.controller.settle_later(ls)
         await settler.finish(60)
-        assert w.keeper.state.inflight.strays()
+        assert w.controller.state.inflight.strays()
         await w.sync.once()
-        assert not w.keeper.state.inflight.strays()
-        assert ls in w.keeper.state.runtime.unsettled
+        assert not w.controller.state.inflight.strays()
+        assert ls in w.controller.state.runtime.unsettled
         settler.close()
 
     live(day, settle_per_second=1000)
@@ -149,10 +149,10 @@ def test_a_container_that_could_not_be_updated_is_updated_later(live: Live) -> N
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         settler = w.make_settler()
         w.runtime.update_error = RuntimeCallError("cannot update: busy", 2)
-        w.keeper.settle_later(ls)
-        w.keeper.store.handle(SavedCpusLearned(ls, None))
+        w.controller.settle_later(ls)
+        w.controller.store.handle(SavedCpusLearned(ls, None))
         assert await settler._settle(ls)
-        assert ls in w.keeper.state.runtime.unsettled
+        assert ls in w.controller.state.runtime.unsettled
         w.runtime.update_error = None
         assert not await settler._settle(ls), "not at once"
         w.now += 5
@@ -167,7 +167,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(live: Live) -> N
 def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        flight = w.keeper.calls.depart(ls, ALL)
+        flight = w.controller.calls.depart(ls, ALL)
 
         async def update() -> None:
             async with w.launch.under_way(flight):
@@ -177,7 +177,7 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert w.keeper.state.inflight.strays() == [flight]
+        assert w.controller.state.inflight.strays() == [flight]
 
     live(day)
 
@@ -185,22 +185,22 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None
 def test_suspects_do_not_accumulate_on_a_released_node(live: Live) -> None:
     async def day(w: Any) -> None:
         await w.run(await w.pod("ls", "LS"))
-        w.keeper.drift.suspect("systemd")
-        assert w.keeper.drift._suspected == set()
-        assert not w.keeper.drift.known.hints
+        w.controller.drift.suspect("systemd")
+        assert w.controller.drift._suspected == set()
+        assert not w.controller.drift.known.hints
 
     live(day, mode=NodeMode.OBSERVE)
 
 
 def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
     async def day(w: Any) -> None:
-        closing = asyncio.create_task(w.keeper.close())
-        w.keeper.close = lambda: closing
+        closing = asyncio.create_task(w.controller.close())
+        w.controller.close = lambda: closing
         await closing
-        w.keeper.writes.later(["any"])
-        assert not w.keeper._tasks
+        w.controller.writes.later(["any"])
+        assert not w.controller._tasks
         await asyncio.sleep(0.02)
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     live(day)
 
@@ -213,9 +213,9 @@ def test_timed_comparison_begins_again_after_a_fault(live: Live) -> None:
             looks.append(ids)
             return bool(1 / (len(looks) - 1))
 
-        w.keeper.drift.watch.covers = covers
-        w.keeper.drift.start()
+        w.controller.drift.watch.covers = covers
+        w.controller.drift.start()
         await w.until(lambda: len(looks) > 2)
-        assert w.keeper.telemetry.value(metrics.TASKS_RESTARTED) == 1
+        assert w.controller.telemetry.value(metrics.TASKS_RESTARTED) == 1
 
     live(day, reconcile_period=0.02)

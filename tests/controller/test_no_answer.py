@@ -31,7 +31,7 @@ async def over(w: Any) -> None:
 async def waits(w: Any, sandbox: str) -> asyncio.Task[Any]:
     """Begin a create, and see that it is not let go."""
     create = asyncio.create_task(w.begin(sandbox))
-    await w.until(lambda: w.keeper.state.owners)
+    await w.until(lambda: w.controller.state.owners)
     await w.quiet()
     assert not create.done()
     return create
@@ -41,11 +41,11 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         settler = w.make_settler()
-        w.keeper.tend(settler.run)
+        w.controller.tend(settler.run)
         w.runtime.update_error = LATE
-        w.keeper.store.handle(SavedCpusLearned(ls, None))
-        w.keeper.settle_later(ls)
-        await w.until(lambda: w.keeper.state.inflight.strays())
+        w.controller.store.handle(SavedCpusLearned(ls, None))
+        w.controller.settle_later(ls)
+        await w.until(lambda: w.controller.state.inflight.strays())
         w.runtime.update_error = None
         create = await waits(w, await w.pod("lse", "LSE", "", "0-3"))
         w.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime gets to it
@@ -56,7 +56,7 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable
         assert (await create).refused is None
         assert w.on(ls) == "4-15"
         w.now += 5
-        w.keeper.settle_later(ls)
+        w.controller.settle_later(ls)
         await w.until(lambda: w.runtime.specs[ls] == "4-15")
         settler.close()
 
@@ -68,21 +68,21 @@ def test_no_second_update_while_the_last_may_be_in_flight(live: Callable[..., No
         ls = await w.run(await w.pod("ls", "LS"))
         settler = w.make_settler()
         w.runtime.update_error = LATE
-        w.keeper.store.handle(SavedCpusLearned(ls, None))
-        w.keeper.settle_later(ls)
+        w.controller.store.handle(SavedCpusLearned(ls, None))
+        w.controller.settle_later(ls)
         await settler.finish(60)
         w.runtime.update_error = None
         w.log.clear()
-        w.keeper.settle_later(ls)
+        w.controller.settle_later(ls)
         await settler.finish(60)
         assert not [line for line in w.log if line.startswith("runtime")]
         w.now += 100
         await w.sync.once()
-        assert w.keeper.state.inflight.strays(), "a runtime that hung may have been at it until now"
+        assert w.controller.state.inflight.strays(), "a runtime that hung may have been at it until now"
         w.now += 3
         await w.sync.once()
-        assert not w.keeper.state.inflight.strays()
-        assert ls in w.keeper.state.runtime.unsettled, "it is told by itself when that is over"
+        assert not w.controller.state.inflight.strays()
+        assert ls in w.controller.state.runtime.unsettled, "it is told by itself when that is over"
         await settler.finish(60)
         assert [line for line in w.log if line.startswith("runtime")] == [f"runtime {ls} 0-15"]
         settler.close()
@@ -123,7 +123,7 @@ def test_a_refused_start_is_waited_for_until_the_list_shows_it(live: Callable[..
         create = await waits(w, sandbox)
         await w.sync.once()
         assert (await create).refused is None
-        assert w.keeper.state.containers[ls].phase is Phase[state]
+        assert w.controller.state.containers[ls].phase is Phase[state]
         assert w.cgroups.sets.get(ls) in (None, CpuSet.parse("4-15"))
 
     live(day)
@@ -132,7 +132,7 @@ def test_a_refused_start_is_waited_for_until_the_list_shows_it(live: Callable[..
 def test_a_start_that_was_refused_has_room_made_in_the_groups_above(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         made: list[str] = []
-        w.keeper.enforcer.make_room = lambda container: made.append(container.id) or Enforced()
+        w.controller.enforcer.make_room = lambda container: made.append(container.id) or Enforced()
         good, bad = [await w.create(await w.pod(name, "LS")) for name in ("good", "bad")]
         for container_id, status in ((good, 0), (bad, 2)):
             start = await w.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
@@ -178,7 +178,7 @@ def test_a_start_waits_for_an_update_that_was_in_flight_at_a_crash(live: Callabl
         w.runtime.specs[ls] = "0-15"  # what the daemon before us was telling the runtime
         await over(w)
         await start
-        assert CpuSet.parse(w.on(ls)) == w.keeper.state.wanted(w.keeper.state.containers[ls])
+        assert CpuSet.parse(w.on(ls)) == w.controller.state.wanted(w.controller.state.containers[ls])
         assert w.runtime.specs[ls] == w.on(ls)
 
     live(day)
@@ -228,8 +228,8 @@ def test_a_container_that_has_gone_while_it_was_looked_up_is_not_adopted(
 
         w.runtime.detail = slowly
         await w.sync.once()
-        assert "odd" not in w.keeper.state.containers
-        assert not w.keeper.state.owners
+        assert "odd" not in w.controller.state.containers
+        assert not w.controller.state.owners
 
     live(day)
 
@@ -258,19 +258,19 @@ def test_a_kernel_that_does_not_answer_refuses_the_create(live: Callable[..., No
         ls = await w.run(await w.pod("ls", "LS"))
         sandbox = await w.pod("lse", "LSE", "", "0-3")
         answers = asyncio.Event()
-        run = w.keeper.kernel.run
+        run = w.controller.kernel.run
 
         async def slowly(job: Any, *args: Any) -> Any:
-            if job == w.keeper.enforcer.enforce_pools:
+            if job == w.controller.enforcer.enforce_pools:
                 await answers.wait()
             return await run(job, *args)
 
-        w.keeper.kernel.run = slowly
+        w.controller.kernel.run = slowly
         call = await w.begin(sandbox)
         assert call.refused is not None
         assert "in time" in call.refused[1]
         await w.quiet()
-        assert not w.keeper.state.owners
+        assert not w.controller.state.owners
         assert w.on(ls) == "0-15"
 
     live(day, call_timeout=0.2)
@@ -287,7 +287,7 @@ def test_a_failed_create_restores_exactly_the_previous_sets(live: Callable[..., 
             for uid, qos in names.items()
         ]
         await over(w)
-        sets, state = dict(w.cgroups.sets), w.keeper.state
+        sets, state = dict(w.cgroups.sets), w.controller.state
         records = {key for key in w.ledger.entries if key.startswith(("c/", "i/"))}
         sandbox = await w.pod("lse", "LSE", "", "0-3")
         call = await w.begin(sandbox)
@@ -296,8 +296,8 @@ def test_a_failed_create_restores_exactly_the_previous_sets(live: Callable[..., 
         w.wire.finished(call, {"refused": 2, "gone": None, "late": 4}[end])
         await over(w)
         assert w.cgroups.sets == sets
-        assert w.keeper.state.pools == state.pools
-        assert w.keeper.state.owners == state.owners
+        assert w.controller.state.pools == state.pools
+        assert w.controller.state.owners == state.owners
         assert {key for key in w.ledger.entries if key.startswith(("c/", "i/"))} == records
         w.check()
 
@@ -317,8 +317,8 @@ def test_an_update_that_is_refused_is_followed_by_the_kernel(live: Callable[...,
             raise RuntimeCallError("cannot update: odd", 2)
 
         plain, w.runtime.update_cpuset = w.runtime.update_cpuset, half
-        w.keeper.store.handle(SavedCpusLearned(ls, None))
-        w.keeper.settle_later(ls)
+        w.controller.store.handle(SavedCpusLearned(ls, None))
+        w.controller.settle_later(ls)
         await settler.finish(60)
         await w.until(lambda: w.on(ls) == "0-15")
         settler.close()

@@ -23,7 +23,7 @@ class Written:
         self.world = world
         self.path = directory / "node.json"
         file = NodeFile(self.path, lambda seconds: None)
-        world.keeper.prescriptions._source = file
+        world.controller.prescriptions._source = file
 
     async def say(self, labels: Any = None, **annotations: Any) -> None:
         texts = {key: json.dumps(value) for key, value in annotations.items()}
@@ -36,12 +36,12 @@ class Written:
         await self.world.quiet()
 
     def value(self, name: str) -> dict[str, Any]:
-        values = self.world.keeper.prescriptions.page()["values"]
+        values = self.world.controller.prescriptions.page()["values"]
         return next(each for each in values if each["name"] == name)
 
 
 def problems_of(w: Any) -> list[str]:
-    return [problem["what"] for problem in w.keeper.telemetry.problems()]
+    return [problem["what"] for problem in w.controller.telemetry.problems()]
 
 
 def test_pools_follow_a_reservation_that_changes(live, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_pools_follow_a_reservation_that_changes(live, tmp_path: Path) -> None:
         assert w.on(ls) == "1,3-14", "the pools get what is not kept back"
         await node.say()
         assert (w.on(ls), w.on(system)) == ("0-15", "0-15")
-        assert w.keeper.telemetry.value(metrics.NODE_POLICY_CHANGES) == 2
+        assert w.controller.telemetry.value(metrics.NODE_POLICY_CHANGES) == 2
         assert any(
             line.startswith('the policy of the node changed values="reservedCPUs 0,2 (') for line in w.said
         )
@@ -100,7 +100,7 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
         node = Written(w, tmp_path)
         await node.follow()
         assert any("there is no such file" in what for what in problems_of(w))
-        assert w.keeper.prescriptions.page()["read"] is False
+        assert w.controller.prescriptions.page()["read"] is False
         ls = await w.run(await w.pod("ls", "LS"))
         await node.say(reservation={"reservedCPUs": "0"})
         assert w.on(ls) == "1-15"
@@ -119,7 +119,7 @@ def test_a_label_takes_precedence_over_kubelet(live, tmp_path: Path) -> None:
     async def day(w: Any) -> None:
         node = Written(w, tmp_path)
         manager = CpuManager("static", {"full-pcpus-only": "true"}, sources={"options": "configz"})
-        w.keeper.learn(cpu_manager=manager)
+        w.controller.learn(cpu_manager=manager)
         await node.say()
         assert node.value("cpuBindPolicy")["source"] == "kubelet's full-pcpus-only (configz)"
         odd = await w.begin(await w.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000})
@@ -145,11 +145,11 @@ def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> N
             pass
 
     async def day(w: Any) -> None:
-        w.keeper.prescriptions._source = Broken()
-        passes = w.keeper.telemetry.value(metrics.RECONCILES)
+        w.controller.prescriptions._source = Broken()
+        passes = w.controller.telemetry.value(metrics.RECONCILES)
         await w.sync.once()
         await w.quiet()
-        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes + 1
+        assert w.controller.telemetry.value(metrics.RECONCILES) == passes + 1
         assert any("RuntimeError: oops" in what for what in problems_of(w))
 
     live(day)
@@ -159,13 +159,13 @@ def test_sharing_containers_follow_new_rules_without_a_reconcile(live, tmp_path:
     async def day(w: Any) -> None:
         node = Written(w, tmp_path)
         ls = await w.run(await w.pod("ls", "LS"))
-        passes = w.keeper.telemetry.value(metrics.RECONCILES)
+        passes = w.controller.telemetry.value(metrics.RECONCILES)
         node.path.write_text(
             json.dumps({"metadata": {"annotations": {RESERVATION: json.dumps({"reservedCPUs": "0,2"})}}})
         )
-        await w.keeper.prescriptions.follow(w.keeper.kernel)
+        await w.controller.prescriptions.follow(w.controller.kernel)
         await w.quiet()
         assert w.on(ls) == "1,3-15"
-        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes
+        assert w.controller.telemetry.value(metrics.RECONCILES) == passes
 
     live(day)

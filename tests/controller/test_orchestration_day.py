@@ -116,14 +116,14 @@ class Day:
         self.attach()
 
     def attach(self) -> None:
-        """Have a fresh keeper look at kubelet's state file and at the Node object."""
+        """Have a fresh controller look at kubelet's state file and at the Node object."""
         self.write_state()
-        keeper = self.w.keeper
+        controller = self.w.controller
         port = KubeletBeside(
-            KubeletSettings(), str(self.folder), "", lambda: self.w.keeper.state.node.topology
+            KubeletSettings(), str(self.folder), "", lambda: self.w.controller.state.node.topology
         )
         self.w.beside(port)
-        keeper.prescriptions._source = self.node_object
+        controller.prescriptions._source = self.node_object
 
     def write_state(self) -> None:
         write_text(self.folder, static_state(CpuSet(range(16)), self.held))
@@ -131,7 +131,7 @@ class Day:
     # -- what must hold at any moment ---------------------------------------------------------------------
 
     def look(self) -> None:
-        state = self.w.keeper.state
+        state = self.w.controller.state
         for container_id, cpus in self.w.cgroups.sets.copy().items():
             container = state.containers.get(container_id)
             if container is None or container_id in self.foreign or container.placement.pool is Pool.OWN:
@@ -196,9 +196,9 @@ class Day:
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name, request.config.metadata.attempt = name, attempt
         request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**amount))
-        online = self.w.keeper.state.node.machine.online
+        online = self.w.controller.state.node.machine.online
         call = await self.call("CreateContainer", request)
-        pod = self.w.keeper.state.pods.get(sandbox)
+        pod = self.w.controller.state.pods.get(sandbox)
         if call.refused is not None:
             return
         given = pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus
@@ -207,7 +207,7 @@ class Day:
             if pod.cpuset:
                 lacks = pod.cpuset - CpuSet.parse(given)
                 assert CpuSet.parse(given) <= pod.cpuset
-                assert lacks.isdisjoint(online & self.w.keeper.state.node.machine.online), lacks
+                assert lacks.isdisjoint(online & self.w.controller.state.node.machine.online), lacks
         if self.dice.random() < 0.1:
             self.w.wire.finished(call, self.dice.choice((2, None)))
             return
@@ -234,7 +234,7 @@ class Day:
 
     def runs(self, container_id: str) -> None:
         """The runtime has started it."""
-        ours = self.w.keeper.state.containers.get(container_id)
+        ours = self.w.controller.state.containers.get(container_id)
         if ours is not None and ours.placement.pool is Pool.OWN:
             self.started[container_id] = ours.placement.exclusive
             if ours.placement.excludes_be or ours.pod.qos is QosClass.LSE:
@@ -304,8 +304,8 @@ class Day:
 
     def suppress(self, limit: CpuSet | None) -> None:
         """What the controller does with a budget."""
-        keeper = self.w.keeper
-        keeper.store.handle(BeLimited(limit))
+        controller = self.w.controller
+        controller.store.handle(BeLimited(limit))
 
     def plug(self, gone: set[int]) -> None:
         """CPUs go offline, and others come back."""
@@ -319,8 +319,8 @@ class Day:
 
     async def restart(self) -> None:
         """The daemon ends; things happen; it starts again, now and then without its ledger."""
-        await self.w.keeper.journal.flush()
-        before = self.w.keeper.state
+        await self.w.controller.journal.flush()
+        before = self.w.controller.state
         await self.w.close()
         sandboxes = sorted(self.pods)
         behind = bool(sandboxes) and self.dice.random() < 0.3
@@ -342,9 +342,9 @@ class Day:
         await self.calm()
         self.foreign.clear()
         if not behind:
-            assert self.w.keeper.state.owners == before.owners
-            assert self.w.keeper.state.pools == before.pools
-            for container in self.w.keeper.state.containers.values():
+            assert self.w.controller.state.owners == before.owners
+            assert self.w.controller.state.pools == before.pools
+            for container in self.w.controller.state.containers.values():
                 assert container.placement == before.containers[container.id].placement
 
     # -- the day ------------------------------------------------------------------------------------------
@@ -394,13 +394,13 @@ class Day:
         for _ in range(2):
             self.w.now += 10
             await self.w.sync.once()
-            while tasks := list(self.w.keeper._tasks):
+            while tasks := list(self.w.controller._tasks):
                 await asyncio.gather(*tasks)
-            await self.w.keeper.kernel.run(lambda: None)
+            await self.w.controller.kernel.run(lambda: None)
 
     def holds(self) -> None:
         """What must be so when nothing is on its way."""
-        state: NodeState = self.w.keeper.state
+        state: NodeState = self.w.controller.state
         live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
         online = state.node.machine.online
         assert violations(state) == []
@@ -424,11 +424,11 @@ class Day:
         await self.calm()
         assert self.w.cgroups.sets == before
         assert len([line for line in self.w.log if "kernel " in line]) == written
-        assert self.w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
+        assert self.w.controller.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
 
     async def run(self) -> None:
         await self.calm()
-        first = self.w.keeper.state
+        first = self.w.controller.state
         for turn in range(BATCHES):
             await self.batch()
             await self.calm()
@@ -447,12 +447,12 @@ class Day:
         self.node_object.reserved = ""
         await self.calm()
         self.holds()
-        await self.w.keeper.journal.flush()
-        await self.w.keeper.kernel.run(lambda: None)
-        state = self.w.keeper.state
+        await self.w.controller.journal.flush()
+        await self.w.controller.kernel.run(lambda: None)
+        state = self.w.controller.state
         assert state.pools == first.pools
         assert not [*state.owners, *state.pods, *state.containers, *self.w.ledger.entries]
-        assert self.w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert self.w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["ours", "kubelets"])
@@ -470,10 +470,10 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
+        w.controller.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
         await w.quiet()
         assert w.on(ls) == "0-3,6-15"
-        passes = w.keeper.telemetry.value(metrics.RECONCILES)
+        passes = w.controller.telemetry.value(metrics.RECONCILES)
         bound = '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}'
         sandbox = await w.pod("g", annotation=bound)
         await w.quiet()
@@ -484,7 +484,7 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
         w.wire.finished(call, 13)
         await w.quiet()
         assert w.on(ls) == "0-3,6-15", "the create has failed, and kubelet will come again"
-        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes
+        assert w.controller.telemetry.value(metrics.RECONCILES) == passes
         w.check()
 
     live(day, static=False)
@@ -493,7 +493,7 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
 def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
+        w.controller.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
         await w.quiet()
         sandbox = await w.pod("g", "LS")
         await w.quiet()

@@ -32,20 +32,20 @@ async def owner(w: Any) -> tuple[str, str, CpuSet, CpuSet]:
     """Run a container that shares and an owner; gives their ids, the owner's CPUs and as many others."""
     ls = await w.run(await w.pod("ls", "LS"))
     own = await w.run(await w.pod("own"), **WHOLE)
-    mine = w.keeper.state.containers[own].placement.exclusive
-    near = w.keeper.state.node.machine.cpus_of(w.keeper.state.node.machine.nodes_of(mine))
-    target = CpuSet(list(w.keeper.state.pools.shared & near)[-2:])
+    mine = w.controller.state.containers[own].placement.exclusive
+    near = w.controller.state.node.machine.cpus_of(w.controller.state.node.machine.nodes_of(mine))
+    target = CpuSet(list(w.controller.state.pools.shared & near)[-2:])
     await w.quiet()
     return ls, own, mine, target
 
 
 def key(w: Any, own: str) -> str:
-    return str(w.keeper.state.containers[own].owner)
+    return str(w.controller.state.containers[own].owner)
 
 
 def kept(w: Any) -> dict[str, Any]:
     """All that a move that is aborted must leave as it was."""
-    state = w.keeper.state
+    state = w.controller.state
     return {
         "owners": dict(state.owners),
         "pools": state.pools,
@@ -76,7 +76,7 @@ def test_an_owner_is_moved(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls, own, mine, target = await owner(w)
         w.log.clear()
-        assert await w.keeper.owner_moves.move(key(w, own), target) == ""
+        assert await w.controller.owner_moves.move(key(w, own), target) == ""
         await w.quiet()
         assert (w.on(own), w.on(ls)) == (str(target), str(ALL - target))
         kernel = [line for line in w.log if line.startswith("kernel")]
@@ -88,13 +88,13 @@ def test_an_owner_is_moved(live: Callable[..., None]) -> None:
         ledger = [line for line in w.log if line.startswith("ledger")]
         assert w.log.index("ledger +m/") < w.log.index(kernel[0])
         assert w.log.index(kernel[1]) < w.log.index("ledger -m/") < w.log.index(kernel[2]), ledger
-        container = w.keeper.state.containers[own]
+        container = w.controller.state.containers[own]
         assert container.placement.exclusive == target
         assert container.placement.reasons[-1] == f"moved from CPUs {mine} to {target}"
         assert w.ledger.entries[f"c/{own}"]["placement"]["own"] == str(target)
-        assert not w.keeper.state.holds
-        assert violations(w.keeper.state) == []
-        assert w.keeper.telemetry.value(metrics.OWNERS_MOVED) == 1
+        assert not w.controller.state.holds
+        assert violations(w.controller.state) == []
+        assert w.controller.telemetry.value(metrics.OWNERS_MOVED) == 1
 
     live(day)
 
@@ -102,8 +102,10 @@ def test_an_owner_is_moved(live: Callable[..., None]) -> None:
 def test_the_runtime_gets_the_new_cpus_afterwards(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         _, own, mine, target = await owner(w)
-        settler = Settler(w.keeper, w.launch, w.keeper.quotas, w.keeper.mems, w.keeper.lasting)
-        assert await w.keeper.owner_moves.move(key(w, own), target) == ""
+        settler = Settler(
+            w.controller, w.launch, w.controller.quotas, w.controller.mems, w.controller.lasting
+        )
+        assert await w.controller.owner_moves.move(key(w, own), target) == ""
         assert w.runtime.specs[own] == str(mine)
         await settler.finish(10)
         settler.close()
@@ -117,7 +119,7 @@ def test_an_owner_is_moved_back_and_forth(live: Callable[..., None]) -> None:
         _, own, mine, target = await owner(w)
         before = kept(w)
         for cpus in (target, mine, target, mine):
-            assert await w.keeper.owner_moves.move(key(w, own), cpus) == ""
+            assert await w.controller.owner_moves.move(key(w, own), cpus) == ""
         await w.quiet()
         assert kept(w)["sets"] == before["sets"]
         assert kept(w)["owners"] == before["owners"]
@@ -129,7 +131,7 @@ def test_a_move_to_cpus_that_overlap_the_old_ones(live: Callable[..., None]) -> 
     async def day(w: Any) -> None:
         ls, own, mine, target = await owner(w)
         half = CpuSet([next(iter(mine)), next(iter(target))])
-        assert await w.keeper.owner_moves.move(key(w, own), half) == ""
+        assert await w.controller.owner_moves.move(key(w, own), half) == ""
         await w.quiet()
         assert (w.on(own), w.on(ls)) == (str(half), str(ALL - half))
 
@@ -144,11 +146,11 @@ def test_a_target_that_cannot_be_freed_leaves_everything_as_it_was(
         ls, own, _, target = await owner(w)
         before = kept(w)
         refuse(w, ls, number, ALL)
-        why = await w.keeper.owner_moves.move(key(w, own), target)
+        why = await w.controller.owner_moves.move(key(w, own), target)
         assert why == f"cannot write {ls}: {errno.errorcode[number]}"
         await w.quiet()
         assert kept(w) == before
-        assert w.keeper.telemetry.value(metrics.MOVES_ABORTED) == 1
+        assert w.controller.telemetry.value(metrics.MOVES_ABORTED) == 1
 
     live(day)
 
@@ -158,7 +160,7 @@ def test_an_owner_that_cannot_be_written_goes_back(live: Callable[..., None]) ->
         _, own, _, target = await owner(w)
         before = kept(w)
         refused = refuse(w, own, errno.EINVAL, target)
-        why = await w.keeper.owner_moves.move(key(w, own), target)
+        why = await w.controller.owner_moves.move(key(w, own), target)
         assert why == f"cannot write {own}: EINVAL"
         await w.quiet()
         assert refused
@@ -184,7 +186,7 @@ def test_an_owner_that_cannot_be_written_back_at_once_is_in_time(live: Callable[
 
         w.cgroups.read = read
         refused = refuse(w, own, errno.EBUSY, mine, times=2)
-        moving = asyncio.create_task(w.keeper.owner_moves.move(key(w, own), target))
+        moving = asyncio.create_task(w.controller.owner_moves.move(key(w, own), target))
         await w.until(lambda: len(refused) == 2)
         assert w.on(ls) == str(ALL - mine - target), "both sets are kept free"
         assert await moving == f"the kernel does not keep it on CPUs {target}"
@@ -207,7 +209,7 @@ def test_without_a_durable_record_nothing_is_moved(live: Callable[..., None]) ->
 
         w.ledger.write = full
         w.log.clear()
-        why = await w.keeper.owner_moves.move(key(w, own), target)
+        why = await w.controller.owner_moves.move(key(w, own), target)
         assert why == "cannot record the placement: the ledger cannot be written now"
         assert w.on(own) == str(mine)
         assert not [line for line in w.log if line.startswith(f"kernel {own}")]
@@ -230,15 +232,15 @@ def test_a_container_that_exits_meanwhile_gives_its_cpus_back(live: Callable[...
             return bool(plain(path, cpus, mems, inner=inner))
 
         w.cgroups.write = write
-        moving = asyncio.create_task(w.keeper.owner_moves.move(key(w, own), target))
+        moving = asyncio.create_task(w.controller.owner_moves.move(key(w, own), target))
         await w.until(lambda: gone)
         await w.sync.once()
         assert await moving == "it has ended, or is no longer ours to move"
         await w.quiet()
         assert w.on(ls) == str(ALL)
-        assert not w.keeper.state.owners
-        assert not w.keeper.state.holds
-        assert w.keeper.state.containers[own].placement.exclusive == mine
+        assert not w.controller.state.owners
+        assert not w.controller.state.holds
+        assert w.controller.state.containers[own].placement.exclusive == mine
         assert not [i for i in w.ledger.entries if i.startswith("m/")]
 
     live(day)
@@ -250,7 +252,7 @@ def test_a_call_that_carries_the_old_cpus_is_waited_for(live: Callable[..., None
         update = await w.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
         )
-        moving = asyncio.create_task(w.keeper.owner_moves.move(key(w, own), target))
+        moving = asyncio.create_task(w.controller.owner_moves.move(key(w, own), target))
         await w.until(lambda: w.on(ls) == str(ALL - mine - target))
         await asyncio.sleep(0.05)
         assert w.on(own) == str(mine)
@@ -270,7 +272,7 @@ def test_a_call_that_hangs_has_the_owner_stay(live: Callable[..., None]) -> None
         update = await w.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
         )
-        why = await w.keeper.owner_moves.move(key(w, own), target)
+        why = await w.controller.owner_moves.move(key(w, own), target)
         assert "the runtime is still busy with the update of ns/own/c" in why
         assert w.on(own) == str(mine)
         w.wire.finished(update, 0)
@@ -289,23 +291,23 @@ def test_a_target_cpu_that_goes_offline_is_replaced_afterwards(
         update = await w.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
         )
-        moving = asyncio.create_task(w.keeper.owner_moves.move(key(w, own), target))
-        await w.until(lambda: w.keeper.state.containers[own].placement.exclusive == target)
+        moving = asyncio.create_task(w.controller.owner_moves.move(key(w, own), target))
+        await w.until(lambda: w.controller.state.containers[own].placement.exclusive == target)
         gone = next(iter(target))
         w.machine = without(w.machine, str(gone))
         await w.sync.once()
-        assert not w.keeper.state.containers[own].placement.replacement, "its CPUs are being changed"
+        assert not w.controller.state.containers[own].placement.replacement, "its CPUs are being changed"
         w.cgroups.sets[own] = mine
         w.wire.finished(update, 0)
         assert await moving == ""
         await w.sync.once()
         await w.quiet()
-        placement = w.keeper.state.containers[own].placement
+        placement = w.controller.state.containers[own].placement
         assert placement.exclusive == target
         assert len(placement.replacement) == 1
         assert CpuSet.parse(w.on(own)) == target - CpuSet([gone]) | placement.replacement
         assert CpuSet.parse(w.on(ls)) == w.machine.online - target - placement.replacement
-        assert violations(w.keeper.state) == []
+        assert violations(w.controller.state) == []
 
     live(day)
 
@@ -313,9 +315,11 @@ def test_a_target_cpu_that_goes_offline_is_replaced_afterwards(
 def test_an_owner_is_moved_once_at_a_time(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         _, own, _, target = await owner(w)
-        first = asyncio.create_task(w.keeper.owner_moves.move(key(w, own), target))
+        first = asyncio.create_task(w.controller.owner_moves.move(key(w, own), target))
         await asyncio.sleep(0)
-        assert await w.keeper.owner_moves.move(key(w, own), target) == "its CPUs are being changed already"
+        assert (
+            await w.controller.owner_moves.move(key(w, own), target) == "its CPUs are being changed already"
+        )
         assert await first == ""
 
     live(day)
@@ -325,17 +329,17 @@ def test_two_owners_move_at_the_same_time_and_a_third_is_created(live: Callable[
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         ids = [await w.run(await w.pod(name), **WHOLE) for name in ("a", "b")]
-        mine = [w.keeper.state.containers[i].placement.exclusive for i in ids]
-        machine = w.keeper.state.node.machine
-        free = [w.keeper.state.pools.shared & machine.cpus_of(machine.nodes_of(cpus)) for cpus in mine]
+        mine = [w.controller.state.containers[i].placement.exclusive for i in ids]
+        machine = w.controller.state.node.machine
+        free = [w.controller.state.pools.shared & machine.cpus_of(machine.nodes_of(cpus)) for cpus in mine]
         targets = [CpuSet(list(free[0])[-2:]), CpuSet(list(free[1])[:2])]
-        moves = [w.keeper.owner_moves.move(key(w, i), cpus) for i, cpus in zip(ids, targets, strict=True)]
+        moves = [w.controller.owner_moves.move(key(w, i), cpus) for i, cpus in zip(ids, targets, strict=True)]
         create = w.begin(await w.pod("c"), **WHOLE)
         *said, call = await asyncio.gather(*moves, create)
         assert said == ["", ""]
         new = w.finish(call, "third")
         await w.quiet()
-        state = w.keeper.state
+        state = w.controller.state
         assert [state.containers[i].placement.exclusive for i in ids] == targets
         third = state.containers[new].placement.exclusive
         assert third.isdisjoint(targets[0] | targets[1])
@@ -351,7 +355,7 @@ class Killed(BaseException):
 
 async def killed_at(w: Any, own: str, target: CpuSet, at: int) -> bool:
     """Kill the daemon before an effect of a move; False where it has no so many."""
-    reservations, count = w.keeper.reservations, [0]
+    reservations, count = w.controller.reservations, [0]
     left: list[Any] = []
     perform, performed = reservations._perform, reservations._performed
 
@@ -373,7 +377,7 @@ async def killed_at(w: Any, own: str, target: CpuSet, at: int) -> bool:
         return result
 
     reservations._perform, reservations._performed = at_once, waited_for
-    moving = asyncio.ensure_future(w.keeper.owner_moves.move(key(w, own), target))
+    moving = asyncio.ensure_future(w.controller.owner_moves.move(key(w, own), target))
     await asyncio.wait([moving])
     if not left:
         assert moving.result() == ""
@@ -408,14 +412,14 @@ def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(live: Callab
         at = 1
         while await killed_at(w, own, target, at):
             w.boot()
-            assert violations(w.keeper.state) == []
+            assert violations(w.controller.state) == []
             await w.sync.once()
             w.now += 3
             await w.sync.once()
-            await w.until(lambda: not w.keeper.state.holds)
+            await w.until(lambda: not w.controller.state.holds)
             await w.quiet()
             assert overlaps == [], f"after a crash before effect {at}"
-            on, state = CpuSet.parse(w.on(own)), w.keeper.state
+            on, state = CpuSet.parse(w.on(own)), w.controller.state
             ends.add(str(on))
             assert on in (mine, target)
             assert state.containers[own].placement.exclusive == on
@@ -425,7 +429,7 @@ def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(live: Callab
             assert not [i for i in w.ledger.entries if i.startswith("m/")]
             assert violations(state) == []
             if on == target:
-                assert await w.keeper.owner_moves.move(key(w, own), mine) == ""
+                assert await w.controller.owner_moves.move(key(w, own), mine) == ""
                 await w.quiet()
             at += 1
         assert at > 15

@@ -67,8 +67,8 @@ class PlayedPartitions:
 
 def with_partitions(w: Any, asked: str = "isolated", **more: Any) -> tuple[PartitionSync, PlayedPartitions]:
     kernel = PlayedPartitions(w.log, **more)
-    made = w.keeper.partitions = PartitionSync(w.keeper, kernel, asked)
-    w.keeper.store.subscribe(made)
+    made = w.controller.partitions = PartitionSync(w.controller, kernel, asked)
+    w.controller.store.subscribe(made)
     w.sync._parts = changed_copy(w.sync._parts, partitions=made)
     made.load(dict(w.ledger.entries))
     return made, kernel
@@ -76,12 +76,12 @@ def with_partitions(w: Any, asked: str = "isolated", **more: Any) -> tuple[Parti
 
 def shown(w: Any) -> Any:
     """What ``status`` says."""
-    return node_page(w.keeper)["partitions"]
+    return node_page(w.controller)["partitions"]
 
 
 async def owner(w: Any, qos: str = "LSE") -> str:
     container: str = await w.run(await w.pod("own", qos, cpus="2-3"))
-    await w.until(lambda: not w.keeper.partitions._is_due)
+    await w.until(lambda: not w.controller.partitions._is_due)
     await w.quiet()
     return container
 
@@ -116,19 +116,19 @@ def test_what_stands_in_for_cpus_that_are_away_is_one_soon(live: Callable[..., N
         whole: Machine = w.machine
         own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
         await w.until(lambda: own in partitions.jobs.known.records)
-        had = w.keeper.state.containers[own].placement.exclusive
+        had = w.controller.state.containers[own].placement.exclusive
 
         gone = CpuSet([max(had)])
         nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in whole.nodes)
         cpus = tuple(c for c in whole.cpus if c.id not in gone)
         w.machine = changed_copy(whole, cpus=cpus, nodes=nodes)
-        await w.keeper.hotplug.look()
+        await w.controller.hotplug.look()
         await w.until(lambda: w.on(own) != str(had) and len(CpuSet.parse(w.on(own))) == len(had))
         now = CpuSet.parse(w.on(own))
         await w.until(lambda: of_partitions(w)[-1] == f"partition isolated {now}")
 
         w.machine = whole
-        await w.keeper.hotplug.look()
+        await w.controller.hotplug.look()
         await w.until(lambda: of_partitions(w)[-1] == f"partition isolated {had}")
 
     live(day)
@@ -162,7 +162,7 @@ def test_a_partition_that_cannot_be_removed_is_reported(live: Callable[..., None
         await w.stop(container)
         await w.sync.once()
         await w.quiet()
-        assert any("cannot end a partition cpus=2-3" in p["what"] for p in w.keeper.telemetry.problems())
+        assert any("cannot end a partition cpus=2-3" in p["what"] for p in w.controller.telemetry.problems())
         assert container in partitions.jobs.known.records
         kernel.stuck = False
         await w.sync.once()
@@ -179,7 +179,9 @@ def test_the_kernels_reason_is_reported_once_and_retried_ever_more_rarely(live: 
         for _ in range(30):
             await w.sync.once()
         assert 3 < len(of_partitions(w)) < 10
-        problems = [p for p in w.keeper.telemetry.problems() if "cannot make a partition pod=" in p["what"]]
+        problems = [
+            p for p in w.controller.telemetry.problems() if "cannot make a partition pod=" in p["what"]
+        ]
         assert len(problems) == 1
         assert "(Parent" not in problems[0]["what"]
         assert problems[0]["keys"]["err"] == "Parent is not a partition root"
@@ -227,8 +229,10 @@ def test_a_partition_that_the_kernel_ended_is_reported_and_made_again(live: Call
         w.log.clear()
         await w.sync.once()
         assert of_partitions(w)[0].startswith("partition member")
-        assert w.keeper.telemetry.value(metrics.PARTITIONS_LOST) == 1
-        assert any("isolated invalid (No cpu available)" in p["what"] for p in w.keeper.telemetry.problems())
+        assert w.controller.telemetry.value(metrics.PARTITIONS_LOST) == 1
+        assert any(
+            "isolated invalid (No cpu available)" in p["what"] for p in w.controller.telemetry.problems()
+        )
         await w.sync.once()
         assert of_partitions(w)[-1] == "partition isolated 2-3"
         assert kernel.states[container].valid
@@ -293,13 +297,13 @@ def test_a_release_ends_all(live: Callable[..., None]) -> None:
         partitions, kernel = with_partitions(w)
         await owner(w)
         await w.until(lambda: kernel.states)
-        enter(w.keeper, NodeMode.RELEASED)
+        enter(w.controller, NodeMode.RELEASED)
         await partitions.once()
         assert partitions.jobs.known.records == {}
         assert kernel.states == {}
         await partitions.once()
         assert kernel.states == {}
-        enter(w.keeper, NodeMode.ENFORCE)
+        enter(w.controller, NodeMode.ENFORCE)
         await w.sync.once()
         assert len(kernel.states) == 1
 
@@ -333,7 +337,7 @@ def test_cgroup_v1_is_reported_once(live: Callable[..., None]) -> None:
         await owner(w)
         await w.sync.once()
         assert of_partitions(w) == []
-        (problem,) = [p for p in w.keeper.telemetry.problems() if "apply.partitions" in p["what"]]
+        (problem,) = [p for p in w.controller.telemetry.problems() if "apply.partitions" in p["what"]]
         assert (problem["count"], "v1" in problem["what"]) == (1, True)
         page = "\n".join(shown_lines(shown(w)))
         assert page.strip() == "Partitions of owned CPUs (isolated): there are none, cgroup v1 has none"
@@ -346,7 +350,7 @@ def test_an_invalid_record_is_reported(live: Callable[..., None]) -> None:
         w.ledger.entries["x/a"] = {"path": 7}
         partitions, _ = with_partitions(w)
         assert partitions.jobs.known.records == {}
-        assert any("record=x/a" in p["what"] for p in w.keeper.telemetry.problems())
+        assert any("record=x/a" in p["what"] for p in w.controller.telemetry.problems())
 
     live(day)
 

@@ -188,7 +188,7 @@ def test_moved_containers_are_sent_to_the_runtime_later(live) -> None:
         task = asyncio.create_task(settler.run())
         one, two = [await w.run(await w.pod(uid, "LS")) for uid in ("one", "two")]
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        await w.until(lambda: w.keeper.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
+        await w.until(lambda: w.controller.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
         assert (w.runtime.specs[one], w.runtime.specs[two]) == ("4-15", "4-15")
         assert w.runtime.specs[lse] == "0-3"
         w.log.clear()
@@ -236,29 +236,29 @@ def test_settling_survives_errors(live) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
             w.runtime.update_error = error
-            w.keeper.store.handle(ContainersUnsettled((ls,)))
-            w.keeper.store.handle(SavedCpusLearned(ls, None))
-            w.keeper.to_settle.set()
+            w.controller.store.handle(ContainersUnsettled((ls,)))
+            w.controller.store.handle(SavedCpusLearned(ls, None))
+            w.controller.to_settle.set()
             await w.quiet()
-        await w.until(w.keeper.telemetry.problems)
-        assert [p["what"] for p in w.keeper.telemetry.problems()] == [
+        await w.until(w.controller.telemetry.problems)
+        assert [p["what"] for p in w.controller.telemetry.problems()] == [
             'cannot save a cpuset at the runtime pod=ns/ls container=c containerID=s-ls-c-1 err="cannot: odd"'
         ]
         w.now += 5
         w.runtime.update_error = UnavailableError("cannot: down")
-        w.keeper.store.handle(ContainersUnsettled((ls,)))
-        w.keeper.store.handle(SavedCpusLearned(ls, None))
-        w.keeper.to_settle.set()
-        await w.until(lambda: w.keeper.state.inflight.strays())
+        w.controller.store.handle(ContainersUnsettled((ls,)))
+        w.controller.store.handle(SavedCpusLearned(ls, None))
+        w.controller.to_settle.set()
+        await w.until(lambda: w.controller.state.inflight.strays())
         w.runtime.update_error = None
-        settled = w.keeper.telemetry.value(metrics.RUNTIME_UPDATES)
+        settled = w.controller.telemetry.value(metrics.RUNTIME_UPDATES)
         for _ in range(2):
             await w.sync.once()
             w.now += 3
-        assert not w.keeper.state.inflight.of(ls)
+        assert not w.controller.state.inflight.of(ls)
         w.now += 3
-        w.keeper.settle_later(ls)
-        await w.until(lambda: w.keeper.telemetry.value(metrics.RUNTIME_UPDATES) > settled)
+        w.controller.settle_later(ls)
+        await w.until(lambda: w.controller.telemetry.value(metrics.RUNTIME_UPDATES) > settled)
         task.cancel()
         settler.close()
 
@@ -271,7 +271,7 @@ def test_the_page_shows_the_sandboxes(live) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
         gone = await w.run(await w.pod("gone", "LSR", "", "4"))
         await w.stop(gone)
-        page = node_page(w.keeper)
+        page = node_page(w.controller)
         assert page["ready"] is True
         assert page["pools"]["shared"] == page["pools"]["be"] == "4-15"
         assert page["pools"]["nodes"][0] == {"node": 0, "shared": "8-11", "be": "8-11"}
@@ -300,6 +300,6 @@ def test_start_of_what_has_exited_is_the_runtimes_to_refuse(live) -> None:
         call = await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
         assert call.sent == call.body
         w.wire.finished(call, 2)
-        assert w.keeper.state.containers[ls].phase is Phase.EXITED
+        assert w.controller.state.containers[ls].phase is Phase.EXITED
 
     live(day)

@@ -27,7 +27,7 @@ def test_all_containers_of_an_lse_pod_get_its_cpus(live) -> None:
         assert w.on(ls) == "2-7,10-15"
         other = await w.pod("other", "LSR", total=FOUR)
         assert given(await w.begin(other, "c", **FOUR)) == "2-3,10-11"
-        assert violations(w.keeper.state) == []
+        assert violations(w.controller.state) == []
         stop = await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s))
         w.wire.finished(stop, 0)
         await w.quiet()
@@ -43,8 +43,8 @@ def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(live) -> None:
         assert said.startswith(
             "cannot place ns/lse: LSE pod: its containers request about 1500m CPU together"
         )
-        assert (len(w.keeper.state.pods), w.ledger.entries) == (0, {})
-        assert [r.explanation.verdict.reason for r in w.keeper.history.find("ns/lse")] == [
+        assert (len(w.controller.state.pods), w.ledger.entries) == (0, {})
+        assert [r.explanation.verdict.reason for r in w.controller.history.find("ns/lse")] == [
             "InvalidCPURequest"
         ]
         assert await w.pod("lsr", "LSR", total=ODD, may_be_refused=True) != "s-lsr"
@@ -56,7 +56,7 @@ def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(live) -> None:
 def test_what_was_chosen_is_in_the_ledger_before_the_sandbox_is_made(live) -> None:
     async def day(w) -> None:
         s = await w.pod("lse", "LSE", total=FOUR)
-        await w.keeper.journal.flush()
+        await w.controller.journal.flush()
         record = w.ledger.entries[f"p/{s}"]
         assert (record["cpuset"], record["chosen"], record["aside"]["cpus"]) == ("0-1,8-9", True, "0-1,8-9")
 
@@ -80,6 +80,6 @@ def test_a_pod_with_unknown_cgroup_parent_owns_the_chosen_cpus(live) -> None:
             call = await w.call("CreateContainer", request)
             assert given(call) == "0-1,8-9"
             w.finish(call, name)
-        assert list(w.keeper.state.owners) == ["lsr"]
+        assert list(w.controller.state.owners) == ["lsr"]
 
     live(day, static=True)

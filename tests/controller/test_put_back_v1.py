@@ -82,20 +82,20 @@ def test_every_container_keeps_its_set(live: Callable[..., None], base: Path, st
 
     async def day(w: Any) -> None:
         w.machine, w.cgroups = described(1, 1, 2, 1), Groups()
-        await w.keeper.close()
+        await w.controller.close()
         w.boot()
         await w.sync.once()
         before = held()
         for uid in "abc":
             container_id = await w.create(await w.pod(uid, "LS"))
             await started(w, container_id)
-        assert set(w.keeper.state.containers) == set(IDS)
+        assert set(w.controller.state.containers) == set(IDS)
         call = await w.begin(await w.pod("lse", "LSE", "", "1"))
         assert call.refused is not None
         assert "ead-only" in call.refused[1]
         assert {IDS[0], IDS[2]} <= set(narrowed)
         await w.until(lambda: held() == before)
-        assert not w.keeper.state.owners
+        assert not w.controller.state.owners
 
     live(day, synced=False)
 

@@ -85,9 +85,9 @@ def test_an_update_does_not_bring_it_back_and_is_what_will_be(live: Callable[...
         owner = await w.run(pod, **TWO)
         assert (await w.update(owner, cpu_quota=150_000)).cpu_quota == -1
         assert at(w, pod, owner) == -1
-        assert quotas_page(w.keeper)[1] == {"pod": "ns/db", "container": "c", "was": 150_000, "group": ""}
+        assert quotas_page(w.controller)[1] == {"pod": "ns/db", "container": "c", "was": 150_000, "group": ""}
         await w.update(owner, cpu_quota=-1)
-        assert [row["container"] for row in quotas_page(w.keeper)] == [""], "it has none to put back"
+        assert [row["container"] for row in quotas_page(w.controller)] == [""], "it has none to put back"
 
     live(day)
 
@@ -97,11 +97,11 @@ def test_another_program_writes_the_pods_quota(live: Callable[..., None]) -> Non
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
         await w.sync.once()
-        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0
+        assert w.controller.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0
         w.cpu.write("kubepods/poddb", 300_000)
         await w.sync.once()
         assert at(w, pod) == -1
-        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
+        assert w.controller.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
         assert any("drift: another program wrote a CFS quota path=/kubepods/poddb" in line for line in w.said)
         await w.stop(owner)
         assert at(w, pod) == 300_000
@@ -123,7 +123,7 @@ def test_a_persistent_writer_is_repaired_ever_more_rarely(live: Callable[..., No
         assert 5 <= len(repaired) <= 9
         await w.stop(owner)
         assert at(w, pod) == 200_059, "the newest value stands"
-        assert quotas_page(w.keeper) == []
+        assert quotas_page(w.controller) == []
 
     live(day)
 
@@ -151,11 +151,13 @@ def test_a_running_container_is_adopted_with_a_quota(live: Callable[..., None]) 
         w.runtime.limit(owner, 200_000)
         w.runtime.details[owner] = RuntimeDetail(f"/kubepods/poddb/{owner}", **TWO, cpuset_cpus="2-3")
         w.ledger.entries.clear()
-        await w.keeper.close()
+        await w.controller.close()
         w.boot()
         await w.sync.once()
         assert (at(w, pod), at(w, pod, owner)) == (-1, -1)
-        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0, "it is the first time that we see it"
+        assert w.controller.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0, (
+            "it is the first time that we see it"
+        )
         assert w.runtime.quotas[owner] == 200_000
         await settled(w)
         assert w.runtime.quotas[owner] == -1
@@ -172,14 +174,14 @@ def test_a_restart_compares(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod, other = await lsr(w), await w.pod("lse", "LSE", "", "7", quota=100_000)
         owner, gone = await w.run(pod, **TWO), await w.run(other, **TWO)
-        await w.keeper.close()
+        await w.controller.close()
         w.end(gone)
         w.cpu.write("kubepods/poddb", 250_000)
         w.boot()
         await w.sync.once()
         await w.quiet()
         assert (at(w, pod), at(w, other)) == (-1, 100_000)
-        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
+        assert w.controller.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
         await w.stop(owner)
         assert at(w, pod) == 250_000
 
@@ -190,7 +192,7 @@ def test_a_restart_with_another_setting_puts_all_back(live: Callable[..., None])
     async def day(w: Any) -> None:
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
-        await w.keeper.close()
+        await w.controller.close()
         w.rules = {**w.rules, "keep_quota": KeepQuota.ALWAYS}
         w.boot()
         await w.sync.once()
@@ -200,8 +202,8 @@ def test_a_restart_with_another_setting_puts_all_back(live: Callable[..., None])
         assert w.runtime.quotas[owner] == -1
         await settled(w)
         assert w.runtime.quotas[owner] == 200_000, "else the next update of anything would undo it"
-        assert quotas_page(w.keeper) == []
-        await w.keeper.journal.flush()
+        assert quotas_page(w.controller) == []
+        await w.controller.journal.flush()
         assert not [key for key in w.ledger.entries if key.startswith("q")]
 
     live(day)
@@ -213,14 +215,14 @@ def test_a_newer_quota_is_not_overwritten(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
-        await w.keeper.close()
+        await w.controller.close()
         w.runtime.limit(owner, 170_000)
         w.rules = {**w.rules, "keep_quota": KeepQuota.ALWAYS}
         w.boot()
         await w.sync.once()
         await settled(w)
         assert (at(w, pod), at(w, pod, owner), w.runtime.quotas[owner]) == (200_000, 170_000, 170_000)
-        assert quotas_page(w.keeper) == []
+        assert quotas_page(w.controller) == []
 
     live(day)
 
@@ -229,7 +231,7 @@ def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(live: Ca
     async def day(w: Any) -> None:
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
-        await w.keeper.close()
+        await w.controller.close()
         w.rules = {**w.rules, "keep_quota": KeepQuota.ALWAYS}
         w.boot()
         calls = []
@@ -249,7 +251,7 @@ def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(live: Ca
             await w.sync.once()
             await settled(w)
         assert w.runtime.quotas[owner] == 200_000
-        assert quotas_page(w.keeper) == []
+        assert quotas_page(w.controller) == []
 
     live(day)
 
@@ -257,7 +259,7 @@ def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(live: Ca
 def test_an_update_meanwhile_carries_what_is_to_be_restored(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         owner = await w.run(await lsr(w), **TWO)
-        await w.keeper.close()
+        await w.controller.close()
         w.rules = {**w.rules, "keep_quota": KeepQuota.ALWAYS}
         w.boot()
         await w.sync.once()
@@ -268,7 +270,7 @@ def test_an_update_meanwhile_carries_what_is_to_be_restored(live: Callable[..., 
         w.now += 3
         await w.sync.once()  # calls of before the restart are over
         await settled(w)
-        assert quotas_page(w.keeper) == []
+        assert quotas_page(w.controller) == []
 
     live(day)
 
@@ -307,8 +309,8 @@ def test_several_containers_that_only_kubelet_knows(live: Callable[..., None]) -
                 (ContainerResources("a", kind, {}, {}), ContainerResources("b", ContainerKind.APP, {}, {})),
             )
 
-            known = changed_copy(w.keeper.state.pods[pod], asks=asks, source="a test")
-            w.keeper.store.handle(PodLearned(known, "a test", recorded=False))
+            known = changed_copy(w.controller.state.pods[pod], asks=asks, source="a test")
+            w.controller.store.handle(PodLearned(known, "a test", recorded=False))
             pods.append((pod, await w.run(pod, "b", **TWO)))
         (pair, one), (alone, other) = pods
         assert (at(w, pair), at(w, pair, one)) == (200_000, 200_000)
@@ -329,8 +331,8 @@ def test_made_with_a_second_before_it_starts(live: Callable[..., None]) -> None:
         await w.start(first)
         assert (at(w, pod), at(w, pod, first)) == (200_000, 200_000)
         assert w.runtime.quotas[first] == 200_000
-        assert quotas_page(w.keeper) == [
-            row for row in quotas_page(w.keeper) if row["container"] == "second"
+        assert quotas_page(w.controller) == [
+            row for row in quotas_page(w.controller) if row["container"] == "second"
         ], "the first one's is settled"
 
     live(day, **SEVERAL)
@@ -358,7 +360,7 @@ def test_a_create_that_fails_leaves_the_pods_quota(live: Callable[..., None]) ->
         w.wire.finished(call, 13)
         await w.quiet()
         assert at(w, pod) == 200_000
-        assert quotas_page(w.keeper) == []
+        assert quotas_page(w.controller) == []
 
     live(day)
 
@@ -367,8 +369,8 @@ def test_the_group_of_several_pods_is_left(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod, other = await lsr(w), await w.pod("ls", "LS", quota=100_000)
 
-        shared = changed_copy(w.keeper.state.pods[other], cgroup_parent="/kubepods/poddb")
-        w.keeper.store.handle(PodLearned(shared, "a test", recorded=False))
+        shared = changed_copy(w.controller.state.pods[other], cgroup_parent="/kubepods/poddb")
+        w.controller.store.handle(PodLearned(shared, "a test", recorded=False))
         owner = await w.run(pod, **TWO)
         await w.sync.once()
         assert (at(w, pod), at(w, pod, owner)) == (200_000, -1)
@@ -386,8 +388,8 @@ def test_a_pod_that_is_gone_is_forgotten(live: Callable[..., None]) -> None:
         w.runtime.pods.clear()
         await w.sync.once()
         await w.quiet()
-        assert quotas_page(w.keeper) == []
-        assert w.keeper.telemetry.problems() == []
+        assert quotas_page(w.controller) == []
+        assert w.controller.telemetry.problems() == []
         assert not w.ledger.entries
 
     live(day)
@@ -399,7 +401,7 @@ def test_a_failed_write_is_reported_and_tried_again(live: Callable[..., None]) -
         w.cpu.broken.add("kubepods/poddb")
         owner = await w.run(pod, **TWO)
         assert at(w, pod) == 200_000
-        assert [p["what"] for p in w.keeper.telemetry.problems()] == [
+        assert [p["what"] for p in w.controller.telemetry.problems()] == [
             'cannot write a CFS quota reason="cannot write kubepods/poddb: busy"'
         ]
         w.cpu.broken.clear()
@@ -419,7 +421,7 @@ def test_a_failed_write_is_reported_and_tried_again(live: Callable[..., None]) -
 
 def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        w.keeper.quotas.groups = None
+        w.controller.quotas.groups = None
         pod = await lsr(w)
         call = await w.begin(pod, **TWO)
         assert created_with(call).cpu_quota == 200_000
@@ -428,7 +430,7 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Call
         assert (await w.update(owner, cpu_quota=170_000)).cpu_quota == 170_000
         await w.sync.once()
         assert (at(w, pod), at(w, pod, owner)) == (200_000, 170_000)
-        assert quotas_page(w.keeper) == []
+        assert quotas_page(w.controller) == []
 
     live(day)
 
@@ -447,8 +449,8 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Call
 @pytest.mark.parametrize("value", [{}, {"quota": "x"}, {"quota": 0}, {"quota": 5, "group": 1}])
 def test_an_invalid_record(live: Callable[..., None], value: dict[str, object]) -> None:
     async def day(w: Any) -> None:
-        assert quotas_page(w.keeper) == []
-        assert "q/db" in str(w.keeper.telemetry.problems())
+        assert quotas_page(w.controller) == []
+        assert "q/db" in str(w.controller.telemetry.problems())
 
     live(day, entries={"q/db": value})
 
@@ -462,7 +464,7 @@ def test_the_runtime_refuses_or_is_away(live: Callable[..., None]) -> None:
         w.runtime.update_error = RuntimeCallError("cannot update: no", 2)
         await asyncio.wait_for(settled(w), 60)
         w.runtime.update_error = None
-        (problem,) = w.keeper.telemetry.problems()
+        (problem,) = w.controller.telemetry.problems()
         assert problem["message"] == "cannot save a cpuset at the runtime"
         assert (problem["keys"]["pod"], problem["keys"]["err"]) == ("ns/db", "cannot update: no")
         assert at(w, pod, owner) == -1, "the write stands"

@@ -96,7 +96,7 @@ class Play:
     def look(self) -> None:
         """Check the promise at the kernel."""
         for container_id, cpus in self.w.cgroups.sets.items():
-            container = self.w.keeper.state.containers.get(container_id)
+            container = self.w.controller.state.containers.get(container_id)
             pool = "own" if container is None else container.placement.pool.value
             for owner, (own, hard) in self.exclusive.items():
                 if pool == "own" or (pool == "be" and not hard) or cpus.isdisjoint(own):
@@ -113,7 +113,7 @@ class Play:
 
     def look_at_asides(self) -> None:
         """Nobody owns what is set aside for another pod, and what is carried along is what there is."""
-        state = self.w.keeper.state
+        state = self.w.controller.state
         for pod in state.pods.values():
             for owner, held in state.owners.items():
                 if pod.reserved_for_pod is not None and not owner.startswith(f"{pod.key}/"):
@@ -188,7 +188,7 @@ class Play:
             there = self.w.runtime.containers.get(container_id)
             if there is None or there.state != "CREATED":
                 return
-        held = self.w.keeper.state.containers.get(container_id)
+        held = self.w.controller.state.containers.get(container_id)
         if held is not None and held.placement.pool.value == "own":
             self.exclusive[container_id] = (held.placement.exclusive, held.placement.excludes_be)
         self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
@@ -347,7 +347,7 @@ class Play:
         await self.settle_down()
         self.w.check()
         self.check_quotas()
-        state = self.w.keeper.state
+        state = self.w.controller.state
         live = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
         known = {c.id for c in state.containers.values() if c.phase.value != "exited"}
         assert known == live
@@ -361,7 +361,7 @@ class Play:
 
     def check_quotas(self) -> None:
         """Who owns CPUs has no quota, nor has his pod; everybody else has his."""
-        state, kernel = self.w.keeper.state, self.w.cpu.quotas
+        state, kernel = self.w.controller.state, self.w.cpu.quotas
         owning = {
             c.pod.sandbox_id for c in state.containers.values() if c.owner and c.phase.value != "exited"
         }
@@ -374,25 +374,25 @@ class Play:
             assert found == (-1 if container.owner else asked), container_id
 
     def nothing_is_left(self) -> None:
-        keeper = self.w.keeper
-        assert violations(keeper.state) == []
-        assert str(keeper.state.pools.shared) == str(keeper.state.pools.be) == "0-15"
-        assert keeper.state.memory == keeper.state.node.memory
+        controller = self.w.controller
+        assert violations(controller.state) == []
+        assert str(controller.state.pools.shared) == str(controller.state.pools.be) == "0-15"
+        assert controller.state.memory == controller.state.node.memory
         for rest in (
-            keeper.state.pods,
-            keeper.state.containers,
-            keeper.state.owners,
-            keeper.state.runtime.saved,
-            keeper.state.runtime.lost,
-            keeper.state.runtime.unsettled,
-            keeper.quotas.known.records,
-            keeper.quotas.known.unsent,
-            keeper.state.inflight.calls,
-            keeper.state.runtime.arriving,
+            controller.state.pods,
+            controller.state.containers,
+            controller.state.owners,
+            controller.state.runtime.saved,
+            controller.state.runtime.lost,
+            controller.state.runtime.unsettled,
+            controller.quotas.known.records,
+            controller.quotas.known.unsent,
+            controller.state.inflight.calls,
+            controller.state.runtime.arriving,
             self.w.ledger.entries,
         ):
             assert not rest
-        assert self.faulty or keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert self.faulty or controller.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
 
 class Told:

@@ -1,4 +1,4 @@
-"""Rare moments: each test tells what a user would see if one line of the keeper were another."""
+"""Rare moments: each test tells what a user would see if one line of the controller were another."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_a_lost_create_is_resolved_before_the_next_period(live, monkeypatch) -> 
         ls = await w.run(await w.pod("ls", "LS"))
         lost = await w.begin(await w.pod("lost", "LSE", "", "0-3"))
         w.wire.finished(lost, None)
-        w.keeper.attention.clear()  # the pass that it asks for comes at once, and too early to tell
+        w.controller.attention.clear()  # the pass that it asks for comes at once, and too early to tell
         task = asyncio.create_task(w.sync.run())
         await asyncio.sleep(0.02)
-        assert w.keeper.state.runtime.lost
+        assert w.controller.state.runtime.lost
         w.now += 10
-        await w.until(lambda: (w.keeper.state.runtime.lost, w.on(ls)) == ({}, "0-15"))
+        await w.until(lambda: (w.controller.state.runtime.lost, w.on(ls)) == ({}, "0-15"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -47,7 +47,7 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(live) -> None:
         w.wire.finished(lost, None)
         w.now += 10
         await w.sync.once()
-        assert (w.keeper.state.runtime.lost, w.keeper.state.runtime.saved) == ({}, {})
+        assert (w.controller.state.runtime.lost, w.controller.state.runtime.saved) == ({}, {})
 
     live(day)
 
@@ -55,16 +55,16 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(live) -> None:
 def test_a_container_that_goes_during_a_search_stops_no_other(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.enforcer._paths.clear()
+        w.controller.enforcer._paths.clear()
 
         def find(parent: str, container_id: str) -> None:
-            w.keeper.store.handle(ContainersRemoved((ls,)))
+            w.controller.store.handle(ContainersRemoved((ls,)))
 
         w.cgroups.find = find
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         assert call.sent is not None
         assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-3"
-        assert w.keeper.telemetry.problems() == []
+        assert w.controller.telemetry.problems() == []
 
     live(day)
 
@@ -73,16 +73,16 @@ def test_a_start_that_never_began_is_created_again_after_a_restart(live) -> None
     async def day(w: Any) -> None:
         ls = await w.create(await w.pod("ls", "LS"))
         await w.quiet()
-        container = w.keeper.state.containers[ls].in_phase(Phase.STARTING)
+        container = w.controller.state.containers[ls].in_phase(Phase.STARTING)
         w.ledger.entries[f"c/{ls}"] = dump(container)
         w.boot()
         await w.sync.once()
-        assert w.keeper.state.containers[ls].phase is Phase.STARTING
+        assert w.controller.state.containers[ls].phase is Phase.STARTING
         w.now += 3
         await w.sync.once()
-        assert w.keeper.state.containers[ls].phase is Phase.CREATED
+        assert w.controller.state.containers[ls].phase is Phase.CREATED
         await w.start(ls)
-        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+        assert w.controller.state.containers[ls].phase is Phase.RUNNING
 
     live(day)
 
@@ -92,7 +92,7 @@ def test_a_list_that_says_created_does_not_stop_what_runs(live) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         w._state(ls, "CREATED")
         await w.sync.once()
-        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+        assert w.controller.state.containers[ls].phase is Phase.RUNNING
 
     live(day)
 
@@ -105,12 +105,12 @@ def test_a_start_waits_no_longer_than_agreed_for_a_runtime_that_hangs(live) -> N
         w.runtime.on_update = lambda _: gate.wait(60)
         call = await w.start(ls)
         hung = not gate.is_set()
-        assert w.keeper.state.inflight.of(ls), "the runtime may still take it"
+        assert w.controller.state.inflight.of(ls), "the runtime may still take it"
         gate.set()
         assert hung
         assert call.refused is not None
         assert "does not answer" in call.refused[1]
-        await w.until(lambda: not w.keeper.state.inflight.of(ls))
+        await w.until(lambda: not w.controller.state.inflight.of(ls))
         w.runtime.on_update = None
         assert (await w.start(ls)).refused is None
         assert w.on(ls) == "4-15"
@@ -123,11 +123,11 @@ def test_a_container_of_an_unknown_state_is_left_as_it_was(live) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         w._state(ls, "UNKNOWN")
         await w.sync.once()
-        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+        assert w.controller.state.containers[ls].phase is Phase.RUNNING
         w.runtime.containers["odd"] = RuntimeContainer("odd", "s-ls", "odd", 0, "UNKNOWN")
         w.cgroups.sets["odd"] = CpuSet.parse("0")
         await w.sync.once()
-        assert w.keeper.state.containers["odd"].phase is Phase.RUNNING
+        assert w.controller.state.containers["odd"].phase is Phase.RUNNING
         assert w.on("odd") == "0-15"
 
     live(day)
@@ -136,16 +136,16 @@ def test_a_container_of_an_unknown_state_is_left_as_it_was(live) -> None:
 def test_a_start_that_fails_while_another_is_on_its_way(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.create(await w.pod("ls", "LS"))
-        w.keeper.attention.clear()
+        w.controller.attention.clear()
         message = pb.StartContainerRequest(container_id=ls)
         first, second = await w.call("StartContainer", message), await w.call("StartContainer", message)
         w.wire.finished(first, 2)
-        assert w.keeper.state.containers[ls].phase is Phase.STARTING
-        assert w.keeper.attention.is_set(), "the runtime knows what became of it"
+        assert w.controller.state.containers[ls].phase is Phase.STARTING
+        assert w.controller.attention.is_set(), "the runtime knows what became of it"
         w.wire.finished(second, 2)
-        assert w.keeper.state.containers[ls].phase is Phase.STARTING, "it may run all the same"
+        assert w.controller.state.containers[ls].phase is Phase.STARTING, "it may run all the same"
         await w.sync.once()
-        assert w.keeper.state.containers[ls].phase is Phase.CREATED
+        assert w.controller.state.containers[ls].phase is Phase.CREATED
 
     live(day)
 
@@ -160,7 +160,7 @@ def test_problems_of_an_adopted_container_are_reported(live) -> None:
         assert (w.sync.runtime_version, w.sync.connected) == ("", False)
         await w.sync.once()
         assert (w.sync.runtime_version, w.sync.connected) == ("played 1", True)
-        (problem,) = w.keeper.telemetry.problems()
+        (problem,) = w.controller.telemetry.problems()
         assert problem["message"] == "cannot follow what a pod asks for"
         assert problem["keys"] == {
             "pod": "ns/odd",
@@ -186,10 +186,10 @@ def test_unusable_records_are_reported_and_ignored(live) -> None:
         w.ledger.entries["p/odd"] = {"uid": 3}
         w.ledger.entries["x/later"] = {}
         w.boot()
-        assert set(w.keeper.state.containers) == {own}
-        assert set(w.keeper.state.pods) == {"s-g"}
+        assert set(w.controller.state.containers) == {own}
+        assert set(w.controller.state.pods) == {"s-g"}
         await w.sync.once()
-        assert [p["what"].partition(" err=")[0] for p in w.keeper.telemetry.problems()] == [
+        assert [p["what"].partition(" err=")[0] for p in w.controller.telemetry.problems()] == [
             "cannot use a record of the ledger record=c/odd",
             "cannot use a record of the ledger record=c/away",
             "cannot use a record of the ledger record=p/odd",
@@ -204,11 +204,11 @@ def test_a_fault_beside_the_reconcile_does_not_delay_readiness(live, part: str) 
         async def fault() -> None:
             raise RuntimeError("a fault of ours")
 
-        getattr(w.keeper, part).once = fault
+        getattr(w.controller, part).once = fault
         await w.sync.once()
         await asyncio.sleep(0)
-        assert w.keeper.synced.is_set()
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+        assert w.controller.synced.is_set()
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
     live(day, synced=False)
 
@@ -221,7 +221,7 @@ def test_a_pod_known_only_from_a_create_is_recorded(live) -> None:
         await w.call("CreateContainer", request)
         await w.quiet()
         assert w.ledger.entries["p/s"]["uid"] == "u"
-        assert w.keeper.state.pods["s"].uid == "u"
+        assert w.controller.state.pods["s"].uid == "u"
 
     live(day)
 
@@ -245,7 +245,7 @@ def test_owners_are_logged_and_others_only_at_debug_level(live) -> None:
         for chatty in (True, False):
             info: list[str] = []
             debug: list[str] = []
-            w.keeper.telemetry._sink = Log(info, debug, chatty)
+            w.controller.telemetry._sink = Log(info, debug, chatty)
             await w.begin(await w.pod(f"ls{chatty}", "LS"))
             await w.begin(await w.pod(f"lse{chatty}", "LSE", "", "1" if chatty else "2"))
             assert [line.split()[1] for line in info] == [f"pod=ns/lse{chatty}"]
@@ -261,7 +261,7 @@ def test_a_container_named_by_two_calls_at_once_is_adopted_once(live) -> None:
         w.cgroups.sets["x"] = CpuSet.parse("0-15")
         one = w.sync.adoption.adopt_one
         assert await asyncio.gather(one("x"), one("x")) == [True, True]
-        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 1
+        assert w.controller.telemetry.value(metrics.CONTAINERS_ADOPTED) == 1
 
     live(day)
 
@@ -275,7 +275,7 @@ def test_the_start_of_an_unknown_container_brings_the_current_set(live) -> None:
         w.runtime.specs["x"] = "0-15"
         assert (await w.start("x")).refused is None
         assert w.on("x") == "4-15"
-        assert w.keeper.telemetry.value(metrics.CPUSETS_UPDATED_BEFORE_START) == 1
+        assert w.controller.telemetry.value(metrics.CPUSETS_UPDATED_BEFORE_START) == 1
 
     live(day)
 
@@ -284,11 +284,11 @@ def test_work_that_is_cancelled_is_not_a_fault(live) -> None:
     async def day(w: Any) -> None:
         odd: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: odd.append(context))
-        w.keeper.spawn(asyncio.sleep(60))
-        for task in list(w.keeper._tasks):
+        w.controller.spawn(asyncio.sleep(60))
+        for task in list(w.controller._tasks):
             task.cancel()
         await w.quiet()
-        assert (odd, w.keeper.telemetry.value(metrics.INTERNAL_ERRORS)) == ([], 0)
+        assert (odd, w.controller.telemetry.value(metrics.INTERNAL_ERRORS)) == ([], 0)
 
     live(day)
 
@@ -300,7 +300,7 @@ def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
         assert call.sent == call.body
         w.wire.response(call, pb.CreateContainerResponse(container_id="x").SerializeToString())
         w.wire.finished(call, 0)
-        assert dict(w.keeper.state.containers) == {}
+        assert dict(w.controller.state.containers) == {}
 
     live(day, synced=False, call_timeout=0.5)
 
@@ -330,19 +330,19 @@ def test_containers_of_a_dead_sandbox_keep_their_cpus_until_they_end(live) -> No
     async def day(w: Any) -> None:
         s = await w.pod("a")
         container = await w.run(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
-        before = w.keeper.state.containers[container].placement
+        before = w.controller.state.containers[container].placement
         w.runtime.pods[s] = changed_copy(w.runtime.pods[s], ready=False)
         for _ in range(3):
             await w.sync.once()
-            assert w.keeper.state.containers[container].phase is Phase.RUNNING
-            assert w.keeper.state.owners
-        assert w.keeper.state.containers[container].placement == before
-        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
+            assert w.controller.state.containers[container].phase is Phase.RUNNING
+            assert w.controller.state.owners
+        assert w.controller.state.containers[container].placement == before
+        assert w.controller.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
         w._state(container, "EXITED")
         w.cgroups.sets.clear()
         await w.sync.once()
-        assert not w.keeper.state.owners
-        assert s not in w.keeper.state.pods
+        assert not w.controller.state.owners
+        assert s not in w.controller.state.pods
         await w.quiet()
         w.check()
 
@@ -356,9 +356,9 @@ def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(live) -> None:
         w.runtime.pods[s] = changed_copy(w.runtime.pods[s], ready=False)
         for _ in range(5):
             await w.sync.once()
-            assert not w.keeper.state.owners
-            assert s not in w.keeper.state.pods
-        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
+            assert not w.controller.state.owners
+            assert s not in w.controller.state.pods
+        assert w.controller.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
         assert container in w.runtime.containers
 
     live(day)

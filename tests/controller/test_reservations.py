@@ -49,7 +49,7 @@ def test_a_refusal_that_passes_is_tried_again(live: Callable[..., None], number:
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         assert call.refused is None
         assert (w.on(ls), refusals.asked) == ("4-15", 3)
-        assert w.keeper.telemetry.value(metrics.CPUSET_WRITES_RETRIED) == 2
+        assert w.controller.telemetry.value(metrics.CPUSET_WRITES_RETRIED) == 2
 
     live(day)
 
@@ -67,9 +67,9 @@ def test_named_cpus_that_cannot_be_freed_refuse_the_create(live: Callable[..., N
         assert refusals.asked == (3 if number == errno.EBUSY else 1)
         await w.quiet()
         assert [w.on(i) for i in ids] == ["0-15"] * 3
-        assert not w.keeper.state.owners
+        assert not w.controller.state.owners
         assert not [key for key in w.ledger.entries if key.startswith("i/")]
-        assert w.keeper.telemetry.value(metrics.CREATES_FAILED) == 1
+        assert w.controller.telemetry.value(metrics.CREATES_FAILED) == 1
 
     live(day)
 
@@ -104,7 +104,7 @@ def test_a_container_elsewhere_that_cannot_be_written_blocks_nothing(live: Calla
         w.cgroups.sets[ls] = CpuSet.parse("8-9")
         Refusals(w, ls, errno.EACCES)
         assert (await w.begin(await w.pod("free", "LSE", "", "0-3"))).refused is None
-        assert any("cannot set CPUs" in problem["what"] for problem in w.keeper.telemetry.problems())
+        assert any("cannot set CPUs" in problem["what"] for problem in w.controller.telemetry.problems())
         assert (await w.begin(await w.pod("in-the-way", "LSE", "", "8"))).refused is not None
 
     live(day)
@@ -115,7 +115,7 @@ def test_cpus_of_our_own_choice_are_chosen_again(live: Callable[..., None]) -> N
         ls = await w.run(await w.pod("ls", "LS"))
         first = carried(await w.begin(await w.pod("probe"), **TWO_CPUS))
         stuck = await w.run(await w.pod("stuck", "LS"))
-        free = w.keeper.state.pools.shared
+        free = w.controller.state.pools.shared
         sandbox = await w.pod("g")
         w.cgroups.sets[stuck] = CpuSet.parse("1-4,9-12")
         Refusals(w, stuck, errno.EACCES)
@@ -125,16 +125,16 @@ def test_cpus_of_our_own_choice_are_chosen_again(live: Callable[..., None]) -> N
         assert len(got) == 2
         assert got.isdisjoint(CpuSet.parse("1-4,9-12") | CpuSet.parse(first))
         assert CpuSet.parse(w.on(ls)) == free - got
-        assert violations(w.keeper.state) == []
-        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 1
-        assert w.keeper.telemetry.value(metrics.CREATES_FAILED) == 0
+        assert violations(w.controller.state) == []
+        assert w.controller.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 1
+        assert w.controller.telemetry.value(metrics.CREATES_FAILED) == 0
         w.finish(call, "own")
         await w.quiet()
-        owner = w.keeper.state.containers["own"]
+        owner = w.controller.state.containers["own"]
         assert "could not be freed: cannot set CPUs in" in owner.placement.reasons[-1]
         assert "c/own" in w.ledger.entries
         assert len([key for key in w.ledger.entries if key.startswith("i/")]) == 1, "that of the probe"
-        assert w.keeper.state.kubelet == {}
+        assert w.controller.state.kubelet == {}
 
     live(day)
 
@@ -148,7 +148,7 @@ def test_without_other_cpus_the_create_is_refused(live: Callable[..., None]) -> 
         assert "Permission denied" in call.refused[1]
         await w.quiet()
         assert w.on(stuck) == "0-15"
-        assert not w.keeper.state.owners
+        assert not w.controller.state.owners
 
     live(day)
 
@@ -161,7 +161,7 @@ def test_a_read_only_tree_does_not_lead_to_other_cpus(live: Callable[..., None])
         call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is not None
         assert "Read-only" in call.refused[1]
-        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 0
+        assert w.controller.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 0
 
     live(day)
 
@@ -172,13 +172,13 @@ def test_a_create_behind_a_slow_start_is_placed_elsewhere(live: Callable[..., No
     async def day(w: Any) -> None:
         slow = await w.create(await w.pod("slow", "LS"))
         start = await w.call("StartContainer", pb.StartContainerRequest(container_id=slow))
-        (left,) = w.keeper.state.inflight.of(slow)
-        w.keeper.calls.land(left)
-        w.keeper.calls.depart(slow, CpuSet.parse("0-3,8-11"), is_start=True)
+        (left,) = w.controller.state.inflight.of(slow)
+        w.controller.calls.land(left)
+        w.controller.calls.depart(slow, CpuSet.parse("0-3,8-11"), is_start=True)
         call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is None
         assert CpuSet.parse(carried(call)).isdisjoint(CpuSet.parse("0-3,8-11"))
-        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 1
+        assert w.controller.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 1
         refused = await w.begin(await w.pod("lse", "LSE", "", "1"))
         assert "still busy" in refused.refused[1]
         w.wire.finished(start, 0)
@@ -199,8 +199,8 @@ def test_a_client_that_is_gone_gets_no_second_placement(live: Callable[..., None
         await w.until(lambda: refusals.asked)
         w.wire.finished(call, None)
         await asyncio.wait_for(call.over.wait(), 60)
-        await w.until(lambda: not w.keeper.state.owners)
-        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 0
+        await w.until(lambda: not w.controller.state.owners)
+        assert w.controller.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 0
 
     live(day)
 

@@ -56,16 +56,16 @@ class Hears:
     """A world whose runtime tells events."""
 
     def __init__(self, world: Any, *, start: bool = True) -> None:
-        self.world, self.keeper = world, world.keeper
+        self.world, self.controller = world, world.controller
         self.events = PlayedEvents()
-        self.watching = self.keeper.watching
+        self.watching = self.controller.watching
         self.watching._events, self.watching.hearing = self.events, Hearing.WAITING
         if start:
             self.watching.start()
 
     async def connected(self) -> None:
         await self.world.until(lambda: self.watching.hearing is Hearing.CONNECTED)
-        self.keeper.attention.clear()
+        self.controller.attention.clear()
 
     async def tell(self, kind: str, who: str) -> None:
         """An event, and everything that follows at once."""
@@ -79,10 +79,10 @@ class Hears:
     async def moment(self) -> bool:
         """Wait until doubts are resolved; tells whether a comparison is asked for."""
         await self.world.until(lambda: self.watching._doubtful is None)
-        return bool(self.keeper.attention.is_set())
+        return bool(self.controller.attention.is_set())
 
     def phase(self, container_id: str) -> Phase | None:
-        found = self.keeper.state.containers.get(container_id)
+        found = self.controller.state.containers.get(container_id)
         return None if found is None else found.phase
 
 
@@ -108,14 +108,14 @@ def test_an_exit_gives_the_cpus_back(live: Callable[..., None]) -> None:
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
         world.end(owner)
-        passes = world.keeper.telemetry.value(metrics.RECONCILES)
+        passes = world.controller.telemetry.value(metrics.RECONCILES)
         await hears.tell(EXIT, owner)
         await hears.tell(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
-        assert world.keeper.telemetry.value(metrics.EXITS_BY_EVENT) == 1
-        assert world.keeper.telemetry.value(metrics.RECONCILES) == passes
-        assert not world.keeper.attention.is_set()
+        assert world.controller.telemetry.value(metrics.EXITS_BY_EVENT) == 1
+        assert world.controller.telemetry.value(metrics.RECONCILES) == passes
+        assert not world.controller.attention.is_set()
         world.check()
 
     live(day)
@@ -169,7 +169,7 @@ def test_a_list_that_is_behind_brings_no_container_back(live: Callable[..., None
         await world.quiet()
         assert hears.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
-        assert world.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
+        assert world.controller.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
         world.end(owner)
         await world.sync.once()
         assert hears.phase(owner) is Phase.EXITED
@@ -242,10 +242,10 @@ def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
         await world.remove(owner)
-        state = world.keeper.state
+        state = world.controller.state
         await hears.tell(EXIT, owner)
         await hears.tell(EXIT, "nobody")
-        assert world.keeper.state is state
+        assert world.controller.state is state
         assert not await hears.moment()
 
     live(day)
@@ -308,7 +308,7 @@ def test_a_start_of_an_unknown_container(
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
         await hears.tell(START, "s-late")
         if answered:
-            assert not world.keeper.attention.is_set()
+            assert not world.controller.attention.is_set()
             await world.pod("late", "LS")
         assert await hears.moment() is not answered
 
@@ -330,7 +330,7 @@ def test_a_deletion_of_a_known_container(
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
         await hears.tell(DELETE, owner)
         if answered:
-            assert not world.keeper.attention.is_set()
+            assert not world.controller.attention.is_set()
             await world.remove(owner)
         assert await hears.moment() is not answered
 
@@ -352,9 +352,9 @@ def test_more_in_doubt_than_are_remembered(
         assert len(hears.watching._doubts) == 2
         hears.watching._doubts.clear()  # those who are remembered are in doubt no more
         assert await hears.moment()
-        world.keeper.attention.clear()
+        world.controller.attention.clear()
         await hears.tell(DELETE, owner)
-        assert not world.keeper.attention.is_set(), "just now everything was compared"
+        assert not world.controller.attention.is_set(), "just now everything was compared"
         assert hears.watching._doubtful is not None
 
     live(day)
@@ -369,11 +369,11 @@ def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> N
         assert hears.watching.hearing.value == "waiting"
         runs = asyncio.ensure_future(world.sync.run())
         await world.until(lambda: hears.watching.hearing is Hearing.CONNECTED)
-        passes = world.keeper.telemetry.value(metrics.RECONCILES)
-        world.keeper.attention.clear()
+        passes = world.controller.telemetry.value(metrics.RECONCILES)
+        world.controller.attention.clear()
         hears.events.told.put(UnavailableError("gone"))
-        await world.until(lambda: world.keeper.telemetry.value(metrics.RUNTIME_EVENT_STREAMS) == 2)
-        await world.until(lambda: world.keeper.telemetry.value(metrics.RECONCILES) > passes)
+        await world.until(lambda: world.controller.telemetry.value(metrics.RUNTIME_EVENT_STREAMS) == 2)
+        await world.until(lambda: world.controller.telemetry.value(metrics.RECONCILES) > passes)
         runs.cancel()
         await asyncio.gather(runs, return_exceptions=True)
 
@@ -396,7 +396,7 @@ def test_a_stream_that_ends_is_opened_again(
         hears.watching.start()
         await hears.connected()
         assert hears.events.listens == 4
-        assert [p["what"] for p in world.keeper.telemetry.problems()] == [
+        assert [p["what"] for p in world.controller.telemetry.problems()] == [
             'cannot receive the runtime\'s events err="cannot listen: too much"',
             "internal error fault=\"KeyError: 'a fault of ours'\"",
         ]
@@ -449,7 +449,7 @@ def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) ->
         await world.until(lambda: hears.watching.hearing is Hearing.NOT_OFFERED)
         await world.quiet()
         assert hears.events.listens == 1
-        assert world.keeper.telemetry.problems() == []
+        assert world.controller.telemetry.problems() == []
         assert sum("not offered" in said for said in world.said) == 1
 
     live(day)
@@ -458,8 +458,8 @@ def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) ->
 def test_events_are_not_read_where_there_are_none(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         threads = threading.active_count()
-        world.keeper.watching.start()
-        assert world.keeper.watching.hearing is Hearing.OFF
+        world.controller.watching.start()
+        assert world.controller.watching.hearing is Hearing.OFF
         assert threading.active_count() == threads
 
     live(day)
@@ -472,19 +472,19 @@ def test_one_event_that_fails_costs_no_other(
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
-        phase = world.keeper.lifecycle.phase
+        phase = world.controller.lifecycle.phase
 
         def fails(container_id: str, to: Phase) -> None:
             if container_id == sharer:
                 raise KeyError("odd")
             phase(container_id, to)
 
-        monkeypatch.setattr(world.keeper.lifecycle, "phase", fails)
+        monkeypatch.setattr(world.controller.lifecycle, "phase", fails)
         await hears.tell(EXIT, sharer)
         await hears.tell(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
-        assert world.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
-        assert world.keeper.attention.is_set()
+        assert world.controller.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+        assert world.controller.attention.is_set()
 
     live(day)
 
@@ -505,7 +505,7 @@ def test_a_flood_leaves_the_loop_its_turns(live: Callable[..., None]) -> None:
         assert turns >= count // runtime_events.AT_ONCE
         await world.quiet()
         assert world.on(sharer) == ALL
-        assert world.keeper.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 0
+        assert world.controller.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 0
 
     live(day)
 
@@ -524,8 +524,8 @@ def test_what_the_queue_cannot_hold_is_compared(
         end = time.monotonic() + 30
         while hears.events.listens < 2 and time.monotonic() < end:
             time.sleep(0.01)  # the loop has no turn until all of them have come
-        await world.until(lambda: world.keeper.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 1)
-        assert world.keeper.attention.is_set()
+        await world.until(lambda: world.controller.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 1)
+        assert world.controller.attention.is_set()
         assert len(hears.watching._exits) == 4
         await hears.connected()
 
@@ -538,7 +538,7 @@ def test_close_ends_the_thread(live: Callable[..., None]) -> None:
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
         hears.watching._handle(RuntimeEvent("start", "stranger"))
-        await world.keeper.watching.close()
+        await world.controller.watching.close()
         thread = hears.watching._thread
         assert thread is not None
         assert not thread.is_alive()

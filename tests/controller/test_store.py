@@ -33,14 +33,14 @@ from proxy.topology.build import described
 
 ALL = CpuSet.parse("0-15")
 MACHINE = described(2, 1, 4, 2)
-HOLDERS = ("keeper", "_keeper", "store", "_store", "context", "_context")
+HOLDERS = ("controller", "_controller", "store", "_store", "context", "_context")
 """Names under which the code has what holds the state."""
 
 
 def kubelet_holds(w: Any, folder: Path, held: dict[str, dict[str, CpuSet]]) -> None:
     """Write the state file of kubelet's CPU manager, and have the node follow it."""
     write_text(folder, static_state(ALL, held, reserved=CpuSet([15])))
-    port = KubeletBeside(KubeletSettings(), str(folder), "", lambda: w.keeper.state.node.topology)
+    port = KubeletBeside(KubeletSettings(), str(folder), "", lambda: w.controller.state.node.topology)
     w.beside(port)
 
 
@@ -66,14 +66,14 @@ def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
         ls = await w.run(await w.pod("ls", "LS", "burstable"))
         assert w.on(ls) == "0-1,4-15"
         stirred: list[str] = []
-        w.keeper.store.subscribe(Hears(lambda: stirred.append(str(w.keeper.state.pools.shared))))
+        w.controller.store.subscribe(Hears(lambda: stirred.append(str(w.controller.state.pools.shared))))
         call = await create_unannounced(w, "g", "LS")
         assert call.refused is None
-        assert str(w.keeper.state.pools.shared) == "0-15"
+        assert str(w.controller.state.pools.shared) == "0-15"
         assert stirred[:1] == ["0-15"]
         await w.quiet()
         assert w.on(ls) == "0-15"
-        w.keeper.beside.close()
+        w.controller.beside.close()
 
     live(day, static=False)
 
@@ -228,17 +228,17 @@ def test_the_store_alone_has_the_engine_handle_events() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "keeper.state = after",
-        "self._keeper.state = after",
-        "before, keeper.state = keeper.state, after",
+        "controller.state = after",
+        "self._controller.state = after",
+        "before, controller.state = controller.state, after",
         "self.store._state = after",
-        "keeper.store.state: object = after",
+        "controller.store.state: object = after",
         "self._context.state.runtime.saved[container_id] = cpus",
-        "del keeper.state.runtime.unsettled[container_id]",
-        "keeper.state.runtime.lost.pop(token, None)",
+        "del controller.state.runtime.unsettled[container_id]",
+        "controller.state.runtime.lost.pop(token, None)",
         "self._store.state.inflight.calls.clear()",
         "context.state.mode = mode",
-        "keeper.state.holds.update(more)",
+        "controller.state.holds.update(more)",
     ],
 )
 def test_an_assignment_from_outside_is_found(line: str) -> None:
@@ -270,7 +270,7 @@ def test_no_part_of_the_controller_knows_the_controller() -> None:
 
 def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        names = [type(observer).__name__ for observer in w.keeper.store._observers]
+        names = [type(observer).__name__ for observer in w.controller.store._observers]
         assert names == ["KernelWrites", "HookOverrides", "OwnerQuotas"]
 
     live(day)

@@ -95,10 +95,10 @@ class Bed:
 
     def begin(self, mode: str, **settings: Any) -> None:
         """Start a controller with what the ledger holds."""
-        keeper, record = self.world.keeper, self.world.ledger.entries.get(KEY)
+        controller, record = self.world.controller, self.world.ledger.entries.get(KEY)
         self.it = Suppression(
-            keeper,
-            keeper.writes,
+            controller,
+            controller.writes,
             SuppressionSettings(SuppressMode(mode), **{"period": 0.01, **settings}),
             self.meter,
             self.quotas,
@@ -119,12 +119,12 @@ class Bed:
 
     @property
     def be(self) -> CpuSet:
-        state = self.world.keeper.state
+        state = self.world.controller.state
         return state.pools.be if state.pools.be_now is None else state.pools.be_now
 
     @property
     def page(self) -> Any:
-        found = suppression_page(self.it.known, self.it.settings, self.world.keeper.state)
+        found = suppression_page(self.it.known, self.it.settings, self.world.controller.state)
         assert json.loads(json.dumps(found)) == found
         return found
 
@@ -203,7 +203,7 @@ def test_an_idle_node_gives_be_the_whole_of_a_small_pool(live: Any) -> None:
         bed.meter.pods = {}
         assert await bed.until_still() == [2, 4, 6, 6]
         assert w.on(be) == "10-15"
-        assert w.keeper.state.pools.be_now is None
+        assert w.controller.state.pools.be_now is None
 
     live(day)
 
@@ -212,13 +212,13 @@ def test_groups_of_pods_without_containers_follow(live: Any, monkeypatch: pytest
     async def day(w: Any) -> None:
         bed, seen = Bed(w), []
         await w.pod("be", "BE", "besteffort")
-        enforce = w.keeper.enforcer.enforce
+        enforce = w.controller.enforcer.enforce
 
         def noted(ids: Iterable[str]) -> Any:
-            seen.append(w.keeper.state.pools.be_now)
+            seen.append(w.controller.state.pools.be_now)
             return enforce(ids)
 
-        monkeypatch.setattr(w.keeper.enforcer, "enforce", noted)
+        monkeypatch.setattr(w.controller.enforcer, "enforce", noted)
         await bed.rounds(2)
         await bed.it.stop()
         assert [limit and len(limit) for limit in seen] == [11, None]
@@ -268,7 +268,7 @@ def test_suppressed_sets_are_not_made_lasting(live: Any) -> None:
             for used in (0.0, 3.0, 5.0, 8.0, 4.0, 1.0):
                 bed.meter.pods = {"ls": used}
                 await bed.rounds(2)
-                await w.until(lambda: not w.keeper.state.runtime.unsettled)
+                await w.until(lambda: not w.controller.state.runtime.unsettled)
             assert not [line for line in w.log if line.startswith("runtime")]
             # What the runtime has saved holds CPUs that BE may no longer use: that is worth telling.
             await w.run(await w.pod("lse", "LSE", cpus="0"))
@@ -277,9 +277,9 @@ def test_suppressed_sets_are_not_made_lasting(live: Any) -> None:
             narrow = CpuSet.parse(w.runtime.specs[be])
             bed.meter.pods = {"ls": 9.0}
             await bed.rounds()
-            await w.until(lambda: not w.keeper.state.runtime.unsettled)
+            await w.until(lambda: not w.controller.state.runtime.unsettled)
             assert sum(line.startswith("runtime") for line in w.log) == counted
-            assert narrow <= w.keeper.state.pools.be
+            assert narrow <= w.controller.state.pools.be
         finally:
             task.cancel()
         # At the end, what was saved narrow is sent too.
@@ -302,7 +302,7 @@ def test_what_went_between_two_readings_does_not_narrow_those_that_stay(live: An
         await w.remove(other)
         w.wire.finished(await w.call("RemovePodSandbox", _remove("s-be2")), 0)
         await w.quiet()
-        assert "s-be2" not in w.keeper.state.pods
+        assert "s-be2" not in w.controller.state.pods
         await bed.rounds()
         assert len(bed.be) == before
         assert bed.page["usage"]["be"] == 8.0
@@ -330,10 +330,10 @@ def test_without_figures_be_gets_everything_back(live: Any, mode: str) -> None:
         bed.meter.broken = CgroupError("cannot read the CPU time of cgroup /x: I/O error", 5)
         await bed.rounds(PATIENCE - 1)
         assert (w.on(be), bed.quotas.at[BE_GROUP]) == narrow, "for a while nothing changes"
-        assert not w.keeper.telemetry.problems()
+        assert not w.controller.telemetry.problems()
         await bed.rounds(2)
         assert (w.on(be), bed.quotas.at[BE_GROUP]) == ("0-15", -1)
-        (problem,) = w.keeper.telemetry.problems()
+        (problem,) = w.controller.telemetry.problems()
         assert "I/O error" in str(problem["what"])
         assert "budget_milli" not in bed.page
         assert KEY not in w.ledger.entries
@@ -355,7 +355,7 @@ def test_a_figure_now_and_then_is_enough(live: Any) -> None:
             bed.meter.broken = None
             await bed.rounds()
         assert len(bed.be) == 11
-        assert not w.keeper.telemetry.problems()
+        assert not w.controller.telemetry.problems()
 
     live(day)
 
@@ -375,15 +375,15 @@ def test_a_quota_of_before_rises_though_all_be_pods_are_gone(live: Any) -> None:
 def test_pods_that_share_a_parent_are_be_only_if_all_are(live: Any) -> None:
     async def day(w: Any) -> None:
         await w.pod("x", "BE", "burstable", sandbox="s-be")
-        assert usage_query(w.keeper.state).be == {"/kubepods/burstable/podx"}
+        assert usage_query(w.controller.state).be == {"/kubepods/burstable/podx"}
         await w.pod("x", "LS", "burstable", sandbox="s-ls")
         await w.pod("be")
-        asked = usage_query(w.keeper.state)
+        asked = usage_query(w.controller.state)
         parents = {"/kubepods/burstable/podx", "/kubepods/podbe"}
         assert {group.parent for group in asked.groups.values()} == parents
         assert asked.be == frozenset()
         await be_pod(w, "be", sandbox="s-other")
-        assert usage_query(w.keeper.state).be == {"/kubepods/besteffort/podbe"}
+        assert usage_query(w.controller.state).be == {"/kubepods/besteffort/podbe"}
 
     live(day)
 
@@ -401,7 +401,7 @@ def test_a_quota_for_all_be_pods(live: Any) -> None:
         assert bed.quotas.at == {BE_GROUP: 200_000}
         written = w.log.index(f"quota {BE_GROUP} 200000")
         assert "ledger +b/" in w.log[:written], "the ledger knows it first"
-        assert w.keeper.state.pools.be_now is None
+        assert w.controller.state.pools.be_now is None
         bed.meter.pods["ls"] = 8.39  # less than a hundredth of the machine
         await bed.rounds()
         assert bed.quotas.at == {BE_GROUP: 200_000}
@@ -438,7 +438,7 @@ def test_after_a_crash_unwanted_quotas_are_removed(live: Any, mode: str) -> None
         rounds = {"off": 0, "cpuset": 3, "cfs-quota": 3}[mode]
         await w.until(
             lambda: (
-                w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) >= rounds
+                w.controller.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) >= rounds
                 and (mode != "off" or task.done())
             )
         )
@@ -491,11 +491,11 @@ def test_a_runtime_that_does_not_answer_at_the_start(live: Any, mode: str) -> No
         bed.begin(mode)
         task = asyncio.ensure_future(bed.it.run())
         await w.until(lambda: bed.quotas.at == {BE_GROUP: -1} and KEY not in w.ledger.entries)
-        assert w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) == 0
+        assert w.controller.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) == 0
         await w.sync.once()
         await be_pod(w)
-        rounds = w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS)
-        await w.until(lambda: w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) > rounds + 3)
+        rounds = w.controller.telemetry.value(metrics.BE_SUPPRESS_ROUNDS)
+        await w.until(lambda: w.controller.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) > rounds + 3)
         task.cancel()
         assert bed.quotas.at == {BE_GROUP: -1 if mode == "cpuset" else 1_040_000}
         assert w.log.count(f"quota {BE_GROUP} -1") == 1
@@ -513,7 +513,7 @@ def test_a_quota_that_cannot_be_written(live: Any, number: int) -> None:
         bed.quotas.refuses = number
         bed.meter.beside = 8.0
         await bed.rounds()
-        assert any("cannot set the CFS quota" in str(p["what"]) for p in w.keeper.telemetry.problems())
+        assert any("cannot set the CFS quota" in str(p["what"]) for p in w.controller.telemetry.problems())
         await bed.it.stop()
         assert (KEY in w.ledger.entries) is (number == errno.EINVAL), "a group that is gone has no quota"
 
@@ -524,8 +524,8 @@ def test_without_counters(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
         bed.it = Suppression(
-            w.keeper,
-            w.keeper.writes,
+            w.controller,
+            w.controller.writes,
             SuppressionSettings(SuppressMode.CPUSET),
             None,
             None,
@@ -533,7 +533,7 @@ def test_without_counters(live: Any) -> None:
         )
         await be_pod(w)
         await bed.rounds(PATIENCE + 1)
-        (problem,) = w.keeper.telemetry.problems()
+        (problem,) = w.controller.telemetry.problems()
         assert "nothing counts" in str(problem["what"])
         w.check()
 
@@ -560,11 +560,11 @@ def test_problems_are_worded_for_users(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
         be, ls = await be_pod(w), await w.run(await w.pod("ls", "LS", "burstable"), **PART)
-        state = w.keeper.state
+        state = w.controller.state
         assert suppression_note(bed.it.known, bed.it.settings, state, state.containers[be]) == ""
         bed.meter.pods = {"ls": 8.0}
         await bed.rounds(2)
-        state = w.keeper.state
+        state = w.controller.state
         said = suppression_note(bed.it.known, bed.it.settings, state, state.containers[be])
         assert said.startswith(
             f"BE is suppressed: it runs on {bed.be} now, of 0-15; the budget is 2.4 CPUs: "
@@ -573,11 +573,11 @@ def test_problems_are_worded_for_users(live: Any) -> None:
         assert suppression_note(bed.it.known, bed.it.settings, state, state.containers[ls]) == ""
         change = bed.page["last_change"]
         assert (change["before"], change["after"]) == ("CPUs 0-15", f"CPUs {bed.be}")
-        assert w.keeper.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1
+        assert w.controller.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1
         bed.begin("cfs-quota")
         await bed.rounds(2)
         said = suppression_note(
-            bed.it.known, bed.it.settings, w.keeper.state.suppressing(None), state.containers[be]
+            bed.it.known, bed.it.settings, w.controller.state.suppressing(None), state.containers[be]
         )
         assert "all BE pods together have a CFS quota of 2.40 CPUs" in said
 
@@ -618,7 +618,7 @@ def test_random_loads_and_owners(live: Any, seed: int) -> None:
                 bed.meter.pods = {name: chance.uniform(0, 6) for name in ("ls", "be", "be2")}
                 bed.meter.beside = chance.uniform(0, 3)
             elif deed == "comes" and len(owners) < 3:
-                free = sorted(w.keeper.state.pools.shared)
+                free = sorted(w.controller.state.pools.shared)
                 own = CpuSet(chance.sample(free, chance.randint(1, 4)))
                 kind = chance.choice(["LSE", "LSR"])
                 owners.append(await w.run(await w.pod(f"own{number}", kind, cpus=str(own))))
@@ -629,7 +629,7 @@ def test_random_loads_and_owners(live: Any, seed: int) -> None:
             bed.meter.broken = CgroupError("no", 5) if deed == "unreadable" else None
             await bed.rounds()
             w.check()
-            pool = w.keeper.state.pools.be
+            pool = w.controller.state.pools.be
             assert bed.be <= pool
             assert len(bed.be) <= max(2, before + 2)
             assert len(bed.be) >= min(2, len(pool))
@@ -637,7 +637,7 @@ def test_random_loads_and_owners(live: Any, seed: int) -> None:
                 milli = bed.page["budget_milli"]
                 assert len(bed.be) <= max(2, -(-milli // 1000)), "never beyond the budget"
         await bed.it.stop()
-        assert (bed.be, bed.quotas.at[BE_GROUP]) == (w.keeper.state.pools.be, -1)
+        assert (bed.be, bed.quotas.at[BE_GROUP]) == (w.controller.state.pools.be, -1)
         w.check()
 
     live(day)

@@ -81,22 +81,22 @@ def test_settling_continues_after_an_internal_fault(live: Callable[..., None]) -
         odd, good = await w.run(await w.pod("odd", "LS")), await w.run(await w.pod("good", "LS"))
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         await w.quiet()
-        carried = w.keeper.quotas.carried
+        carried = w.controller.quotas.carried
 
         def broken(container: Any) -> int:
             if container.id == odd:
                 raise ZeroDivisionError("odd")
             return int(carried(container))
 
-        w.keeper.quotas.carried = broken
+        w.controller.quotas.carried = broken
         for container_id in (odd, good):
-            w.keeper.store.handle(SavedCpusLearned(container_id, None))
-            w.keeper.settle_later(container_id)
+            w.controller.store.handle(SavedCpusLearned(container_id, None))
+            w.controller.settle_later(container_id)
         settler = w.make_settler()
-        w.keeper.tend(settler.run)
+        w.controller.tend(settler.run)
         await w.until(lambda: w.runtime.specs[good] == "4-15")
-        assert w.keeper.telemetry.value(metrics.TASKS_RESTARTED) == 1
-        assert any("ZeroDivisionError" in problem["what"] for problem in w.keeper.telemetry.problems())
+        assert w.controller.telemetry.value(metrics.TASKS_RESTARTED) == 1
+        assert any("ZeroDivisionError" in problem["what"] for problem in w.controller.telemetry.problems())
         settler.close()
 
     live(day, settle_per_second=1000)

@@ -66,7 +66,7 @@ def test_a_first_pass_over_a_thousand_containers(live: Callable[..., None]) -> N
             await w.sync.once()
             await w.quiet()
             task.cancel()
-            assert len(w.keeper.state.containers) == MANY
+            assert len(w.controller.state.containers) == MANY
             assert probe.longest < BOUND_S
             w.check()
 
@@ -86,10 +86,10 @@ def test_other_work_continues_while_containers_are_adopted(
 
         async def end_some() -> None:
             """Those that end before they are taken in must not come back."""
-            while len(w.keeper.state.containers) < 20:
+            while len(w.controller.state.containers) < 20:
                 await asyncio.sleep(0)
             for n in (990, 995, 0):
-                w.keeper.lifecycle.removed([f"c{n}"])
+                w.controller.lifecycle.removed([f"c{n}"])
                 w.cgroups.sets.pop(f"c{n}")
                 ended.append(f"c{n}")
 
@@ -98,8 +98,8 @@ def test_other_work_continues_while_containers_are_adopted(
         await other
         task.cancel()
         assert probe.turns > MANY
-        assert not w.keeper.state.containers.keys() & set(ended)
-        assert len(w.keeper.state.containers) == MANY - len(ended)
+        assert not w.controller.state.containers.keys() & set(ended)
+        assert len(w.controller.state.containers) == MANY - len(ended)
 
     live(day, synced=False)
 

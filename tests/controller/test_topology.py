@@ -98,22 +98,22 @@ def sandbox(uid: str, attempt: int = 0, parent: str | None = None, **total: int)
 def asides(w: Any) -> dict[str, str]:
     return {
         p.uid: str(p.reserved_for_pod.cpus)
-        for p in w.keeper.state.pods.values()
+        for p in w.controller.state.pods.values()
         if p.reserved_for_pod is not None
     }
 
 
 def records(w: Any, query: str) -> list[tuple[str, bool, bool]]:
     """Give what explain finds: whom it is about, admitted or not, there or gone."""
-    found = w.keeper.history.find(query)
+    found = w.controller.history.find(query)
     return [(r.explanation.ref, r.explanation.verdict.admitted, r.there) for r in found]
 
 
 def nothing_is_left(w: Any) -> None:
-    state = w.keeper.state
+    state = w.controller.state
     assert violations(state) == []
     assert (state.pools.shared, state.aside()) == (w.machine.online, CpuSet())
-    assert not w.keeper.state.runtime.arriving
+    assert not w.controller.state.runtime.arriving
     assert not state.pods
 
 
@@ -124,7 +124,7 @@ def test_a_pod_is_admitted_once_and_its_containers_use_the_set_aside(live) -> No
     async def day(w: Any) -> None:
         s = await w.pod("a", total=FOUR)
         assert asides(w) == {"a": "0-1,8-9"}
-        assert w.keeper.state.pools.shared == w.machine.online
+        assert w.controller.state.pools.shared == w.machine.online
         await w.quiet()
         assert w.ledger.entries[f"p/{s}"]["aside"]["cpus"] == "0-1,8-9"
         first = await w.run(s, "x", **TWO_CPUS)
@@ -146,13 +146,13 @@ def test_a_refused_pod_leaves_its_reason_and_nothing_else(live) -> None:
     async def day(w: Any) -> None:
         await w.pod("a", total=SIX)
         await w.pod("b", total=SIX)
-        before = w.keeper.state
+        before = w.controller.state
         refusal = await w.pod("c", total=FOUR, may_be_refused=True)
         assert refusal.startswith(f"{AFFINITY} (ns/c: ")
-        assert w.keeper.state is before
+        assert w.controller.state is before
         assert records(w, "ns/c") == [("ns/c", False, False)]
-        assert w.keeper.telemetry.value(metrics.PODS_REFUSED) == 1
-        assert not w.keeper.state.runtime.arriving
+        assert w.controller.telemetry.value(metrics.PODS_REFUSED) == 1
+        assert not w.controller.state.runtime.arriving
         assert any(line.startswith("refused a pod pod=ns/c ") for line in w.said)
 
     live(day, rules=BY_POD)
@@ -168,7 +168,7 @@ def test_a_failed_sandbox_returns_what_was_set_aside(live, status: int | None) -
         w.wire.finished(call, status)
         nothing_is_left(w)
         assert records(w, "ns/a") == [("ns/a", True, False)]
-        await w.keeper.journal.flush()
+        await w.controller.journal.flush()
         assert w.ledger.entries == {}
 
     live(day, rules=BY_POD)
@@ -214,7 +214,7 @@ def test_a_sandbox_made_again_keeps_what_was_decided_for_its_pod(live) -> None:
         w.wire.finished(await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=old)), 0)
         again = await w.run(new, "c", **FOUR)
         assert w.on(again) == "0-1,8-9"
-        assert set(w.keeper.state.pods) == {"s-b", "new"}
+        assert set(w.controller.state.pods) == {"s-b", "new"}
 
     live(day, rules=BY_POD)
 
@@ -231,8 +231,8 @@ def test_two_pods_at_once_are_not_promised_the_same_cpus(live) -> None:
         kubelet.gate.set()
         done = await asyncio.gather(*calls)
         assert sorted(call.refused is None for call in done) == [False, True, True, True]
-        assert w.keeper.state.aside() == CpuSet.parse("0-5,8-13"), "the last one would have left nothing"
-        assert sum(len(p.reserved_for_pod.cpus) for p in w.keeper.state.pods.values()) == 12
+        assert w.controller.state.aside() == CpuSet.parse("0-5,8-13"), "the last one would have left nothing"
+        assert sum(len(p.reserved_for_pod.cpus) for p in w.controller.state.pods.values()) == 12
 
     live(day, rules=BY_POD, told=(kubelet, None))
 
@@ -260,7 +260,7 @@ def test_a_crash_between_deciding_and_the_answer_leaves_nothing_set_aside(live) 
         kept = await w.pod("kept", total=FOUR)
         await w.call("RunPodSandbox", sandbox("a", **FOUR))
         await w.quiet()
-        await w.keeper.close()
+        await w.controller.close()
         w.boot()
         await w.sync.once()
         assert asides(w) == {"kept": "0-1,8-9"}
@@ -279,12 +279,12 @@ def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a", total=FOUR)
         await w.run(s, "i", memory_limit_in_bytes=MIB, **FOUR)
-        before = w.keeper.state
+        before = w.controller.state
         await w.quiet()
-        await w.keeper.close()
+        await w.controller.close()
         w.boot()
         await w.sync.once()
-        after = w.keeper.state
+        after = w.controller.state
         assert (after.owners, after.pools, after.aside()) == (before.owners, before.pools, before.aside())
         assert after.memory == before.memory
         assert after.memory == NodeState.of(after.node, after.pods.values(), after.containers.values()).memory
@@ -301,13 +301,13 @@ def test_memory_of_an_init_container_is_not_promised_after_a_crash(live) -> None
         first = await w.run(s, "i", memory_limit_in_bytes=20 * MIB, **FOUR)
         await w.stop(first)
         await w.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
-        before = w.keeper.state.memory
+        before = w.controller.state.memory
         assert {name for name, blocks in before.assignments["a"].items() if blocks} == {"c"}
         await w.quiet()
-        await w.keeper.close()
+        await w.controller.close()
         w.boot()
         await w.sync.once()
-        assert w.keeper.state.memory == before
+        assert w.controller.state.memory == before
 
     live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))
 
@@ -318,7 +318,7 @@ def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(live, monk
             raise RuntimeError("ours")
 
         with monkeypatch.context() as patch:
-            patch.setattr(w.keeper.journal, "flush", broken)
+            patch.setattr(w.controller.journal, "flush", broken)
             call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
         assert call.sent == call.body
         w.wire.finished(call, 2)
@@ -338,13 +338,13 @@ def test_records_of_the_version_before_are_read(live) -> None:
             value.pop("aside", None)
         old[f"c/{container}"]["placement"].pop("blocks", None)
         old[f"c/{container}"]["request"].pop("huge_pages", None)
-        await w.keeper.close()
+        await w.controller.close()
         w.ledger.entries = old
         w.rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
         w.boot()
         await w.sync.once()
-        assert w.keeper.state.containers[container].placement.exclusive == CpuSet.parse("0,8")
-        memory = w.keeper.state.memory
+        assert w.controller.state.containers[container].placement.exclusive == CpuSet.parse("0,8")
+        memory = w.controller.state.memory
         assert memory is not None
         assert [n.table("memory").reserved for n in memory.nodes.values()] == [MIB, 0]  # it uses it already
         assert (await w.pod("b", total=FOUR), asides(w)) == ("s-b", {"b": "1-2,9-10"})
@@ -363,11 +363,11 @@ def test_a_record_with_a_damaged_part_is_built_again(live, where: str) -> None:
             w.ledger.entries[f"p/{s}"]["aside"]["cpus"] = 7
         else:
             w.ledger.entries[f"c/{container}"]["placement"]["blocks"] = [["0", "memory"]]
-        await w.keeper.close()
+        await w.controller.close()
         w.boot()
         await w.sync.once()
-        assert violations(w.keeper.state) == []
-        assert container in w.keeper.state.containers
+        assert violations(w.controller.state) == []
+        assert container in w.controller.state.containers
 
     live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}})
 
@@ -385,10 +385,10 @@ def test_facts_of_kubelet_take_precedence_over_the_cri(live) -> None:
         assert kubelet.asked == 1, "known with the sandbox"
         assert w.on(await w.run(s, "c", **TWO_CPUS)) == "0-1,8"
         half, unheard = await w.create(s, "half", **TWO_CPUS), await w.create(s, "unheard", **TWO_CPUS)
-        assert w.keeper.state.containers[half].owner == ""
-        assert w.keeper.state.containers[unheard].owner == "a/unheard"
+        assert w.controller.state.containers[half].owner == ""
+        assert w.controller.state.containers[unheard].owner == "a/unheard"
         assert kubelet.asked == 1
-        facts = w.keeper.history.find("ns/a/c")[0].explanation.facts
+        facts = w.controller.history.find("ns/a/c")[0].explanation.facts
         assert ("cpu request", "3 CPUs", "kubelet's /pods") in [(f.what, f.value, f.source) for f in facts]
 
     live(day, told=(kubelet, None))
@@ -399,10 +399,10 @@ def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
 
     async def day(w: Any) -> None:
         s = await w.pod("a")
-        assert w.keeper.state.pods[s].asks is None
+        assert w.controller.state.pods[s].asks is None
         kubelet.answer = PodRequests("?", (ask("c", 3),)), "kubelet's /pods"
         container = await w.create(s, "c", **TWO_CPUS)
-        assert len(w.keeper.state.containers[container].placement.exclusive) == 3
+        assert len(w.controller.state.containers[container].placement.exclusive) == 3
         assert kubelet.asked == 2
 
     live(day, told=(kubelet, None))
@@ -416,7 +416,7 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(live, metho
     async def day(w: Any) -> None:
         kubelet.answer = None
         s = await w.pod("a")
-        before, asked = w.keeper.state, kubelet.asked
+        before, asked = w.controller.state, kubelet.asked
         kubelet.gate.clear()
         message: Any = sandbox("b", **FOUR)
         if method == "CreateContainer":
@@ -433,9 +433,9 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(live, metho
         await w.quiet()
         assert (call.sent, call.refused) == (None, None)
         assert not isinstance(call.state, Trip), "nobody would end it"
-        assert w.keeper.state.containers == before.containers
-        assert w.keeper.state.aside() == CpuSet()
-        assert not w.keeper.state.runtime.arriving
+        assert w.controller.state.containers == before.containers
+        assert w.controller.state.aside() == CpuSet()
+        assert not w.controller.state.runtime.arriving
 
     live(day, rules=rules, told=(kubelet, None))
 
@@ -457,7 +457,7 @@ def test_a_port_that_breaks_is_done_without(live, what: str, error: Exception) -
         assert call.refused is None
         assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-1,8-9"
         await w.quiet()
-        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) > 0
+        assert w.controller.telemetry.value(metrics.INTERNAL_ERRORS) > 0
 
     live(day, rules=BY_POD, told=(kubelet, hardware))
 
@@ -485,12 +485,12 @@ def test_an_empty_answer_takes_back_nothing(live) -> None:
         kubelet.gate.clear()
         silent = asyncio.create_task(w.begin(s, "c", **TWO_CPUS))
         await w.until(lambda: kubelet.asked == 2)
-        pod = w.keeper.state.pods[s]
+        pod = w.controller.state.pods[s]
         pod = changed_copy(pod, asks=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
-        w.keeper.store.handle(PodLearned(pod, "a test", recorded=False))
+        w.controller.store.handle(PodLearned(pod, "a test", recorded=False))
         kubelet.gate.set()
         await silent
-        assert w.keeper.state.pods[s] == pod
+        assert w.controller.state.pods[s] == pod
 
     live(day, told=(kubelet, None))
 
@@ -512,10 +512,10 @@ def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) 
             w.wire.finished(await w.call(method, done), 0)
         kubelet.gate.set()
         call = await creating
-        assert s not in w.keeper.state.pods
+        assert s not in w.controller.state.pods
         w.wire.finished(call, 5)
         nothing_is_left(w)
-        assert not w.keeper.state.containers
+        assert not w.controller.state.containers
         assert records(w, "ns/a/c") == [("ns/a/c", True, False)]
 
     live(day, told=(kubelet, None))
@@ -528,12 +528,12 @@ def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> Non
     async def day(w: Any) -> None:
         s = await w.pod("a")
         first = await w.run(s, "i", **SIX)
-        had = w.keeper.state.containers[first].placement.exclusive
+        had = w.controller.state.containers[first].placement.exclusive
         w.cgroups.sets.pop(first)
         w._state(first, "EXITED")
         second = await w.run(s, "c", **SIX)
-        assert w.keeper.state.containers[second].placement.exclusive == had
-        assert w.keeper.state.containers[first].phase is Phase.EXITED
+        assert w.controller.state.containers[second].placement.exclusive == had
+        assert w.controller.state.containers[first].phase is Phase.EXITED
         w.check()
 
     for rules in ({}, BY_CONTAINER, BY_POD):
@@ -596,11 +596,11 @@ def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
         def broken(*_: object) -> None:
             raise RuntimeError("ours")
 
-        monkeypatch.setattr(w.keeper.creates, "place", broken)
+        monkeypatch.setattr(w.controller.creates, "place", broken)
         call = await w.call("CreateContainer", request)
         assert (call.refused is not None) is strict
         assert strict or call.sent == call.body
-        monkeypatch.setattr(w.keeper.sandboxes, "admit", broken)
+        monkeypatch.setattr(w.controller.sandboxes, "admit", broken)
         pod = await w.call("RunPodSandbox", sandbox("b", **FOUR))
         assert pod.sent == pod.body, "its containers are decided one by one"
 
@@ -615,8 +615,8 @@ def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(live) -> None
     async def day(w: Any) -> None:
         s = await w.pod("a", kube="burstable", total=TWO_CPUS)
         container = await w.run(s, "c", **TWO_CPUS)
-        placement = w.keeper.state.containers[container].placement
+        placement = w.controller.state.containers[container].placement
         assert (placement.exclusive, placement.blocks) == (CpuSet(), ())
-        assert w.keeper.state.pods[s].asks.guaranteed is False
+        assert w.controller.state.pods[s].asks.guaranteed is False
 
     live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))

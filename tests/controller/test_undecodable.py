@@ -91,7 +91,7 @@ def test_an_odd_claim_is_malformed(live: Callable[..., None], qos: str, refuses:
         call = await w.call("CreateContainer", create(b"", pod))
         assert (call.refused is not None) is refuses
         assert refuses or cpus(call) == "0-15"
-        assert any("ns/p" in each["what"] for each in w.keeper.telemetry.problems())
+        assert any("ns/p" in each["what"] for each in w.controller.telemetry.problems())
 
     live(day)
 
@@ -103,7 +103,7 @@ def test_a_sandbox_configuration_that_comes_twice_is_merged(live: Callable[..., 
         assert cpus(call) == "2-3"
         twice = await w.call("CreateContainer", create(b"", sandbox(), entry(7, b"a", b"b"), pod_id=b"t"))
         assert cpus(twice) == "0-1,4-15"
-        assert w.keeper.state.pods["t"].name == "p"
+        assert w.controller.state.pods["t"].name == "p"
 
     live(day)
 
@@ -125,15 +125,15 @@ def test_a_create_that_cannot_be_decoded(
     live: Callable[..., None], request_: Raw, refuses: bool, policy: TopologyPolicy | None
 ) -> None:
     async def day(w: Any) -> None:
-        w.keeper.attention.clear()
+        w.controller.attention.clear()
         call = await w.call("CreateContainer", request_)
         assert (call.refused is not None) is refuses
         assert refuses or call.sent == request_.raw
-        assert w.keeper.attention.is_set()
-        assert w.keeper.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 1
+        assert w.controller.attention.is_set()
+        assert w.controller.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 1
         assert any(
             "cannot decode a request method=CreateContainer" in each["what"]
-            for each in w.keeper.telemetry.problems()
+            for each in w.controller.telemetry.problems()
         )
 
     live(day, rules={"policy": policy} if policy else None)
@@ -171,11 +171,11 @@ def test_an_unreadable_entry_does_not_cost_the_container_its_cpus(live: Callable
             )
             w.runtime.list_pods = lambda: Listed([], {"s-lse", "s-ls"})
             await w.sync.once()
-            assert w.keeper.state.owners
+            assert w.controller.state.owners
             assert (w.on(owner), w.on(other)) == ("2-3", "0-1,4-15")
         w.runtime.list_containers = lambda container_id="": Listed([], {other})
         await w.sync.once()
-        assert not w.keeper.state.owners, "what is certainly not in the list is gone"
+        assert not w.controller.state.owners, "what is certainly not in the list is gone"
 
     live(day)
 
@@ -196,6 +196,6 @@ def test_one_container_that_cannot_be_adopted_does_not_cost_the_others(
 
         monkeypatch.setattr(w.sync.adoption, "_take_in", faulty)
         await w.sync.once()
-        assert w.keeper.state.containers.keys() == {"b", "c"}
+        assert w.controller.state.containers.keys() == {"b", "c"}
 
     live(day)

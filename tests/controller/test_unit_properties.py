@@ -184,12 +184,12 @@ def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False
         world.systemd = systemd
         scopes = world.scopes = Scopes(world)
         world.runtime.on_update = lambda i: (
-            systemd.runc(i, world.keeper.state.wanted(world.keeper.state.containers[i]))
+            systemd.runc(i, world.controller.state.wanted(world.controller.state.containers[i]))
             if i in world.cgroups.sets
             else None
         )
         await join(world)
-        tasks = [asyncio.create_task(world.keeper.lasting.run())]
+        tasks = [asyncio.create_task(world.controller.lasting.run())]
         if settles:
             settler = world.make_settler()
             tasks.append(asyncio.create_task(settler.run()))
@@ -207,12 +207,12 @@ def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False
 
 
 async def join(world: Any) -> None:
-    """Give a keeper that has just been made systemd and its scopes."""
-    keeper = world.keeper
-    keeper.enforcer.cgroups = world.scopes
-    keeper.enforcer.sandboxes._cgroups = world.scopes
-    keeper.lasting.units = world.systemd
-    keeper.lasting.fencing.fences = world.scopes
+    """Give a controller that has just been made systemd and its scopes."""
+    controller = world.controller
+    controller.enforcer.cgroups = world.scopes
+    controller.enforcer.sandboxes._cgroups = world.scopes
+    controller.lasting.units = world.systemd
+    controller.lasting.fencing.fences = world.scopes
     await world.sync.once()
 
 
@@ -251,11 +251,11 @@ async def update(world: Any, container_id: str, **resources: Any) -> Any:
 async def calm(world: Any) -> None:
     """Nothing is in flight and nothing is to be compared."""
     await world.quiet()
-    lasting = world.keeper.lasting
+    lasting = world.controller.lasting
     await world.until(
         lambda: (
             not lasting._dirty
-            and not any(world.keeper.state.inflight.of(i) for i in world.keeper.state.containers)
+            and not any(world.controller.state.inflight.of(i) for i in world.controller.state.containers)
             and not lasting.fencing._standing
         )
     )
@@ -279,7 +279,7 @@ def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
         systemd.reload()
         await calm(world)
         assert world.cgroups.sets[ls] == REST
-        assert world.keeper.telemetry.value(metrics.SYSTEMD_RELOADS) == 1
+        assert world.controller.telemetry.value(metrics.SYSTEMD_RELOADS) == 1
 
     on_systemd(live, day)
 
@@ -287,12 +287,12 @@ def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
 def test_wrong_masks_are_detected_corrected_and_reported_once(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.keeper.lasting.order is MaskOrder.REVERSED
+        assert world.controller.lasting.order is MaskOrder.REVERSED
         await has(world, lse, cpus_of(OWNED))
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
-        assert world.keeper.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 2
-        assert len([p for p in world.keeper.telemetry.problems() if "runc before 1.1.6" in str(p)]) == 1
+        assert world.controller.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 2
+        assert len([p for p in world.controller.telemetry.problems() if "runc before 1.1.6" in str(p)]) == 1
 
     on_systemd(live, day)
 
@@ -320,11 +320,11 @@ def test_a_call_is_in_flight_until_all_is_right(live: Any) -> None:
         call = await update(world, ls, cpu_shares=100)
         systemd.away = True
         world.wire.finished(call, 0)
-        assert world.keeper.state.inflight.of(ls)
+        assert world.controller.state.inflight.of(ls)
         world.cgroups.sets[ls] = reversed_mask(REST)
-        await world.until(lambda: not world.keeper.state.inflight.of(ls))
+        await world.until(lambda: not world.controller.state.inflight.of(ls))
         assert world.cgroups.sets[ls] == REST, "by a write of ours where systemd cannot be asked"
-        await world.until(lambda: not world.keeper.lasting.fencing._standing)
+        await world.until(lambda: not world.controller.lasting.fencing._standing)
         systemd.away = False
         await calm(world)
         await has(world, ls, REST)
@@ -363,7 +363,7 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any)
         systemd.runc(second, cpus_of(OWNED))
         world._state(second, "RUNNING")
         world.wire.finished(calls[0], 0)
-        await world.until(lambda: not world.keeper.state.inflight.of(second))
+        await world.until(lambda: not world.controller.state.inflight.of(second))
         assert world.scopes.slices[slice_of("lse")] == cpus_of(OWNED), "another call is under way"
         world.wire.finished(calls[1], 0)
         await calm(world)
@@ -374,21 +374,21 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any)
 
 def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
-        lasting: Any = world.keeper.lasting
+        lasting: Any = world.controller.lasting
         ls = await run(world, "ls", qos="LS")
         assert lasting.order is MaskOrder.UNKNOWN, "all CPUs read the same in both orders"
-        assert world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED) == 0
+        assert world.controller.telemetry.value(metrics.POD_CGROUPS_NARROWED) == 0
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.keeper.lasting.order is MaskOrder.RIGHT
-        fences = world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED)
+        assert world.controller.lasting.order is MaskOrder.RIGHT
+        fences = world.controller.telemetry.value(metrics.POD_CGROUPS_NARROWED)
         await calm(world)
         asked = len(systemd.asked)
         for container in (ls, lse):
             world.wire.finished(await update(world, container, cpu_shares=7), 0)
             await calm(world)
-        assert world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED) == fences == 1
+        assert world.controller.telemetry.value(metrics.POD_CGROUPS_NARROWED) == fences == 1
         assert len(systemd.asked) == asked, "what is known to be so is not asked for"
-        assert world.keeper.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 0
+        assert world.controller.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 0
 
     on_systemd(live, day, wrong=False)
 
@@ -396,7 +396,7 @@ def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
 def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         def order() -> Any:
-            return world.keeper.lasting.order
+            return world.controller.lasting.order
 
         await run(world, "lse", qos="LSE", cpus=OWNED)
         assert order() is MaskOrder.RIGHT
@@ -413,7 +413,7 @@ def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(live: Any) ->
         ls = await run(world, "ls", qos="LS")
         await run(world, "lsr", qos="LSR", cpus="12-13")
         await has(world, ls, cpus_of("0-11,14-15"))
-        assert world.keeper.lasting.order is MaskOrder.REVERSED
+        assert world.controller.lasting.order is MaskOrder.REVERSED
         del world.log[:]
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         await has(world, ls, REST - cpus_of("12-13"))
@@ -429,7 +429,7 @@ def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
         await world.create(sandbox, **SHARES)  # ls moves, and how the runtime is, is not known yet
-        await world.until(lambda: world.keeper.lasting.order is not MaskOrder.UNKNOWN)
+        await world.until(lambda: world.controller.lasting.order is not MaskOrder.UNKNOWN)
         await calm(world)
         at = world.log.index(f"runtime {ls} {REST}")
         assert f"fence {slice_of('ls')} {REST}" in world.log[:at]
@@ -447,11 +447,11 @@ def test_units_are_read_when_systemd_is_available(live: Any) -> None:
         systemd.report(UnitNews.CONNECTED)
         await calm(world)
         await has(world, ls, REST)
-        shown = world.keeper.lasting.page()["systemd"]
+        shown = world.controller.lasting.page()["systemd"]
         assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
         systemd.report(UnitNews.LOST)
         await world.quiet()
-        assert world.keeper.lasting.page()["systemd"]["connected"] is False
+        assert world.controller.lasting.page()["systemd"]["connected"] is False
 
     on_systemd(live, day)
 
@@ -464,13 +464,13 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) 
         await calm(world)
         systemd.slow = []
         systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
-        world.keeper.lasting.changed([shared])
+        world.controller.lasting.changed([shared])
         await world.until(lambda: systemd.slow)
-        assert [flight.carries for flight in world.keeper.state.inflight.of(shared)] == [cpus_of(ALL)]
+        assert [flight.carries for flight in world.controller.state.inflight.of(shared)] == [cpus_of(ALL)]
 
         owner = await pod(world, "lse", qos="LSE", cpus=OWNED)
         creating = asyncio.create_task(world.create(owner, **SHARES))
-        await world.until(lambda: len(world.keeper.state.containers) > 1)
+        await world.until(lambda: len(world.controller.state.containers) > 1)
         await world.quiet()
         assert not creating.done()  # a create that wants what it carries waits
 
@@ -479,7 +479,7 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) 
             systemd.set(*call)
         await asyncio.wait_for(creating, 30)
         await has(world, shared, REST)
-        assert not world.keeper.state.inflight.of(shared)
+        assert not world.controller.state.inflight.of(shared)
 
     on_systemd(live, day, wrong=False)
 
@@ -512,7 +512,7 @@ def test_memory_nodes_last_as_the_kernel_has_them(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         assert systemd.units[unit_of(ls)].mems == Mask()
         world.cgroups.mems[ls] = Mask.parse("1")
-        world.keeper.lasting.changed([ls])
+        world.controller.lasting.changed([ls])
         await calm(world)
         assert systemd.units[unit_of(ls)].mems == Mask.parse("1")
 
@@ -565,7 +565,7 @@ def test_fences_are_taken_at_the_end(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         await update(world, ls, cpu_shares=9)
         assert world.scopes.slices[slice_of("ls")] == REST
-        await world.keeper.lasting.close()
+        await world.controller.lasting.close()
         assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
 
     on_systemd(live, day)
@@ -592,7 +592,7 @@ def test_without_scopes_systemd_is_not_asked(live: Any) -> None:
         world.wire.finished(call, 0)
         await world.quiet()
         assert systemd.heard is None
-        assert world.keeper.lasting.page() == {}
+        assert world.controller.lasting.page() == {}
 
     on_systemd(live, day)
 
@@ -601,12 +601,12 @@ def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> Non
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
-        world.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
-        await world.keeper.lasting.give(ls, cpus_of(ALL), Mask.parse("0-1"))
+        world.controller.store.handle(ModeChanged(NodeMode.RELEASED))
+        await world.controller.lasting.give(ls, cpus_of(ALL), Mask.parse("0-1"))
         assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
         systemd.away = True
-        await world.keeper.lasting.give(ls, REST, Mask.parse("0"))
-        assert "cannot ask systemd" in str(world.keeper.telemetry.problems())
+        await world.controller.lasting.give(ls, REST, Mask.parse("0"))
+        assert "cannot ask systemd" in str(world.controller.telemetry.problems())
 
     on_systemd(live, day)
 

@@ -14,11 +14,11 @@ SERVICE = "/runtime.v1.RuntimeService/"
 @pytest.mark.parametrize("kind", Unusual)
 def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
     async def day(world):
-        world.keeper.attention.clear()
+        world.controller.attention.clear()
         world.wire.unusual(f"{SERVICE}StopContainer", kind)
-        assert world.keeper.telemetry.value(metrics.CALLS_MALFORMED) == 1
+        assert world.controller.telemetry.value(metrics.CALLS_MALFORMED) == 1
         assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.said
-        assert world.keeper.attention.is_set()
+        assert world.controller.attention.is_set()
 
     live(day)
 
@@ -42,7 +42,7 @@ def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
         assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
 
     async def released(world):
-        world.keeper.store.handle(ModeChanged(NodeMode.RELEASED))
+        world.controller.store.handle(ModeChanged(NodeMode.RELEASED))
         assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
 
     live(day, mode=NodeMode.OBSERVE)
@@ -53,9 +53,9 @@ def test_an_answer_that_cannot_be_read_leads_to_a_comparison(live):
     async def day(world):
         sandbox = await world.pod("a")
         call = await world.begin(sandbox)
-        world.keeper.attention.clear()
+        world.controller.attention.clear()
         world.wire.response(call, b"\x0a\xff")
-        assert world.keeper.attention.is_set()
+        assert world.controller.attention.is_set()
         assert any("cannot decode an answer" in line for line in world.said)
         world.wire.finished(call, 0)
 
@@ -73,7 +73,7 @@ def test_refusals_of_one_container_are_not_written_again_and_again(live):
             world.wire.finished(call, None)
         lines = [line for line in world.said if line.startswith("refused ")]
         assert 1 <= len(lines) <= 5
-        assert world.keeper.telemetry.value(metrics.CREATES_REFUSED) == 1000
+        assert world.controller.telemetry.value(metrics.CREATES_REFUSED) == 1000
 
     live(day)
 
@@ -81,8 +81,8 @@ def test_refusals_of_one_container_are_not_written_again_and_again(live):
 def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(live):
     async def day(world):
         for number in range(2000):
-            world.keeper.telemetry.problem("cannot go on with a connection", err=f"reason {number}")
-            world.keeper.telemetry.problem("a fault", pod=f"ns/pod-{number}")
+            world.controller.telemetry.problem("cannot go on with a connection", err=f"reason {number}")
+            world.controller.telemetry.problem("a fault", pod=f"ns/pod-{number}")
         assert len(world.said) < 300
 
     live(day)

@@ -112,27 +112,27 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(live: Any, hasty: None) -
         assert refused.refused is not None
         assert "in time" in refused.refused[1]
         w.wire.finished(refused, None)
-        await w.until(w.keeper.health.stuck)
-        w.keeper.health.look()
-        page = node_page(w.keeper)
+        await w.until(w.controller.health.stuck)
+        w.controller.health.look()
+        page = node_page(w.controller)
         assert page["ready"] is False
         assert page["workers"]["kernel"]["stuck_s"] > 0
         assert any("a worker thread is stuck in one job worker=kernel" in p["what"] for p in page["problems"])
         more = await w.begin(await w.pod("more", "LS"))
         assert more.refused is None, "who only shares needs no kernel write"
         w.finish(more, "more")
-        await w.keeper.journal.flush()
+        await w.controller.journal.flush()
         assert "c/more" in w.ledger.entries, "the ledger is not behind the kernel worker"
         await asyncio.wait_for(w.sync.once(), 60)  # nor is a comparison with the runtime
 
         w.cgroups.write = write
         gate.set()
-        await w.until(lambda: not w.keeper.health.stuck())
-        w.keeper.attention.clear()
-        w.keeper.health.look()
-        assert w.keeper.attention.is_set(), "what was written late may be outdated"
+        await w.until(lambda: not w.controller.health.stuck())
+        w.controller.attention.clear()
+        w.controller.health.look()
+        assert w.controller.attention.is_set(), "what was written late may be outdated"
         await w.sync.once()
-        assert node_page(w.keeper)["ready"] is True
+        assert node_page(w.controller)["ready"] is True
         call = await w.begin(two)
         assert call.refused is None
         w.finish(call, "two")
@@ -145,13 +145,13 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(live: Any, hasty: None) -
 def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(live: Any, hasty: None) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        await w.keeper.journal.flush()
+        await w.controller.journal.flush()
         await w.close()
         w.boot()
-        gate, read = threading.Event(), w.keeper.enforcer.enforce_all
-        w.keeper.enforcer.enforce_all = lambda *args: gate.wait(60) and read(*args)
+        gate, read = threading.Event(), w.controller.enforcer.enforce_all
+        w.controller.enforcer.enforce_all = lambda *args: gate.wait(60) and read(*args)
         await asyncio.wait_for(w.sync.once(), 60)
-        assert w.keeper.synced.is_set(), "creates wait for that"
+        assert w.controller.synced.is_set(), "creates wait for that"
         gate.set()
         await w.sync.once()
         assert w.on(ls) == "0-15"

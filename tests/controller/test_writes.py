@@ -1,4 +1,4 @@
-"""One set of cases for the kernel that is played in tests of the keeper and for the real one."""
+"""One set of cases for the kernel that is played in tests of the controller and for the real one."""
 
 from __future__ import annotations
 

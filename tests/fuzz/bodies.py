@@ -85,11 +85,11 @@ class _Round:
                 if before.get(key) != now.get(key)
             }
             assert not changed, f"what is written down of others has changed: {changed}"
-            assert not violations(world.keeper.state)
+            assert not violations(world.controller.state)
             assert not self.faults, self.faults
             assert "answered twice" not in world.log
-            assert not world.keeper.telemetry.value(metrics.INTERNAL_ERRORS), (
-                world.keeper.telemetry.problems()
+            assert not world.controller.telemetry.value(metrics.INTERNAL_ERRORS), (
+                world.controller.telemetry.problems()
             )
         finally:
             await world.close()

@@ -1,4 +1,4 @@
-"""The keeper's node in memory, for what leaves it."""
+"""The controller's node in memory, for what leaves it."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class Tenants:
         if container_id:
             self.honest[pod.name] = container_id
             await self._start(container_id)
-        pools = self.node.keeper.state.pools
+        pools = self.node.controller.state.pools
         self.seen[f"{pod.name} pools"] = (str(pools.shared), str(pools.be), str(pools.system))
         self._floor()
 
@@ -256,25 +256,27 @@ class Tenants:
         config.linux.resources.CopyFrom(pb.LinuxContainerResources(**pod.resources))
         annotations = {k: _read(v) for k, v in pod.annotations.items()}
         listed = RuntimePod("", uid, NAMESPACE, name or unique, 0, True, pod.labels, annotations)
-        self.node.keeper.attention.clear()
-        before = self.node.keeper.telemetry.problems()
+        self.node.controller.attention.clear()
+        before = self.node.controller.telemetry.problems()
         sandbox, _ = await self._sandbox(unique, config, listed)
         if sandbox:
             container_id, call, raw = await self._container(sandbox, config, pod.resources)
             if container_id:
                 if call.sent == raw and not self.node.runtime.specs[container_id]:
-                    undecided = self.node.keeper.attention.is_set()
+                    undecided = self.node.controller.attention.is_set()
                     assert undecided, f"{pod.kind}: passed undecided, and nothing is compared"
-                    assert self.node.keeper.telemetry.problems() != before, "passed undecided and in silence"
+                    assert self.node.controller.telemetry.problems() != before, (
+                        "passed undecided and in silence"
+                    )
                 self.hostile.add(container_id)
                 await self._start(container_id)
-        if self.node.keeper.attention.is_set():
+        if self.node.controller.attention.is_set():
             await self.node.quiet()
             await self.node.sync.once()
         self._floor()
 
     def _floor(self) -> None:
-        state = self.node.keeper.state
+        state = self.node.controller.state
         online = state.node.machine.online
         assert len(state.pools.shared) >= min(FLOOR, len(online)), state.pools
         for container_id in self.hostile & set(state.containers):
@@ -285,7 +287,7 @@ class Tenants:
 
     async def restart(self) -> None:
         """The daemon ends in good order, and starts again with its ledger."""
-        await self.node.keeper.journal.flush()
+        await self.node.controller.journal.flush()
         self._listen()
         await self.node.close()
         self.node.ledger.close()
@@ -299,12 +301,12 @@ class Tenants:
 
     def _listen(self) -> None:
         """Gather everything that the daemon says."""
-        keeper = self.node.keeper
+        controller = self.node.controller
         self.messages += self.node.said
-        self.messages += texts(self.timed.call("status", lambda: node_page(keeper)))
-        self.messages += texts(history_page(keeper.history, {}))
-        for container in keeper.state.containers.values():
-            self.messages += texts(history_page(keeper.history, {"query": container.id}))
+        self.messages += texts(self.timed.call("status", lambda: node_page(controller)))
+        self.messages += texts(history_page(controller.history, {}))
+        for container in controller.state.containers.values():
+            self.messages += texts(history_page(controller.history, {"query": container.id}))
 
     async def end(self) -> dict[str, Any]:
         """Compare kernel and state, and give what the honest pods see."""
@@ -312,8 +314,8 @@ class Tenants:
         await node.quiet()
         await node.sync.once()
         await node.quiet()
-        await node.keeper.journal.flush()
-        state = node.keeper.state
+        await node.controller.journal.flush()
+        state = node.controller.state
         assert violations(state) == []
         for container_id in self.hostile:
             on = node.cgroups.sets.get(container_id, CpuSet())

@@ -10,7 +10,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.cfs_quota import KernelCpuGroups
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.controller.context import NodeContext
-from proxy.controller.controller import Keeper, Ports
+from proxy.controller.controller import NodeController, Ports
 from proxy.controller.options import ControllerOptions
 from proxy.engine.node import Node as NodeRules
 from proxy.frontends.cri.call import InterceptedCall
@@ -65,19 +65,19 @@ class Daemon:
         self.ledger = node.disk.open(node.kernel.whole.fingerprint, self.is_alive)
         self.files = SimulatedFiles(node.kernel, self.is_alive)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
-        self.keeper: Keeper = self.loop.enter(self._start)
-        self.wire = Interceptors(self.keeper, self.keeper.sync, self.keeper.launch)
+        self.controller: NodeController = self.loop.enter(self._start)
+        self.wire = Interceptors(self.controller, self.controller.sync, self.controller.launch)
 
     def is_alive(self) -> bool:
         """Return whether the process lives."""
         return self.alive
 
-    def _start(self) -> Keeper:
+    def _start(self) -> NodeController:
         node, options = self.node, self.node.options
         machine = node.kernel.machine
         rules = NodeRules(machine, CpuTopology.of(machine), options.static, **options.rules)
         clock = self.loop.time
-        keeper = Keeper(
+        controller = NodeController(
             rules,
             self.cgroups,
             RuntimeClient(node, self.is_alive),
@@ -92,14 +92,14 @@ class Daemon:
             ports=self._ports,
         )
         entries = dict(self.ledger.entries)
-        keeper.sync.recover(entries)
-        for begin in (keeper.sync.run, keeper.settler.run, keeper.lasting.run):
-            keeper.tend(begin)
-        self.release = Release(keeper)
+        controller.sync.recover(entries)
+        for begin in (controller.sync.run, controller.settler.run, controller.lasting.run):
+            controller.tend(begin)
+        self.release = Release(controller)
         record = entries.get(KEY)
         if record is not None:
             self.release.recover(record)
-        return keeper
+        return controller
 
     def _ports(self, context: NodeContext) -> Ports:
         kernel, options = self.node.kernel, self.node.options
@@ -168,9 +168,9 @@ class Daemon:
     def faults(self) -> list[str]:
         """What went wrong within the daemon itself."""
         found = [STUCK_IN_CODE + words for words in self.loop.broken]
-        if self.keeper.telemetry.value(metrics.INTERNAL_ERRORS):
+        if self.controller.telemetry.value(metrics.INTERNAL_ERRORS):
             found += [
-                str(problem) for problem in self.keeper.telemetry.problems() if "internal" in str(problem)
+                str(problem) for problem in self.controller.telemetry.problems() if "internal" in str(problem)
             ]
             found += found or [STUCK_IN_CODE + "an internal error was counted"]
         return found
@@ -183,8 +183,8 @@ class Daemon:
     @property
     def in_step(self) -> bool:
         """Whether it knows the node, and places containers."""
-        keeper = self.keeper
-        return self.alive and keeper.synced.is_set() and keeper.store.mode.enforces
+        controller = self.controller
+        return self.alive and controller.synced.is_set() and controller.store.mode.enforces
 
     def has_followed(self, group: Group, since: float) -> bool:
         """Return whether it has had the time to answer the report of a write, and nothing was in its way."""

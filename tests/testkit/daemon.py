@@ -122,7 +122,7 @@ def run(daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, syn
         try:
             if synced:
                 async with asyncio.timeout(LIMIT_S):
-                    await daemon.keeper.synced.wait()
+                    await daemon.controller.synced.wait()
             await scenario()
         finally:
             await daemon.stop()

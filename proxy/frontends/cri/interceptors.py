@@ -26,13 +26,13 @@ class Interceptors(CallFlow):
 
     def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
         """A request is not one plain message: report it; gives a refusal or None."""
-        keeper, method = self.keeper, path.rpartition("/")[2]
-        keeper.telemetry.count(metrics.CALLS_MALFORMED)
-        keeper.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))
-        keeper.attention.set()
+        controller, method = self.controller, path.rpartition("/")[2]
+        controller.telemetry.count(metrics.CALLS_MALFORMED)
+        controller.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))
+        controller.attention.set()
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
-        if keeper.store.mode.is_leaving or not keeper.store.mode.enforces:
+        if controller.store.mode.is_leaving or not controller.store.mode.enforces:
             return None
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
@@ -42,8 +42,10 @@ class Interceptors(CallFlow):
             try:
                 created = identity(pb.Identity.FromString(message).id)
             except DecodeError as error:  # the runtime's list will show what was created
-                self.keeper.attention.set()
-                self.keeper.telemetry.problem("cannot decode an answer", method=call.method, err=str(error))
+                self.controller.attention.set()
+                self.controller.telemetry.problem(
+                    "cannot decode an answer", method=call.method, err=str(error)
+                )
             else:
                 self.answered(call, created)
 

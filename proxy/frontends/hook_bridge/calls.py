@@ -55,7 +55,7 @@ class Hooked:
     def __init__(self, dispatcher: HookDispatcher) -> None:
         """Prepare; no hook is called yet."""
         self._dispatcher = dispatcher
-        self._keeper = dispatcher.keeper
+        self._controller = dispatcher.controller
         self._following = dispatcher.following
         self.update = UpdateQueue(dispatcher).update
 
@@ -68,12 +68,12 @@ class Hooked:
 
     def run_pod(self, call: HeldCall, go: Callable[[HeldCall, Pod], None]) -> None:
         """See ``HookGateway``."""
-        bounds = self._keeper.state.node.machine.bounds
+        bounds = self._controller.state.node.machine.bounds
         pod = call.sandbox(bounds)
         try:
             event = PreRunPodSandbox(*call.seen_by_hooks().sandbox(pod))
         except TooManyFieldsError as error:
-            self._keeper.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
+            self._controller.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
             return
 
@@ -85,7 +85,7 @@ class Hooked:
                 go(call, pod if call.body is before else _renewed(pod, call.sandbox(bounds)))
 
         def refused(words: str) -> None:
-            self._keeper.overrides.refused_pod(pod, words)
+            self._controller.overrides.refused_pod(pod, words)
 
         self._dispatcher.ask(call, event, decided)
 
@@ -99,7 +99,7 @@ class Hooked:
         """See ``HookGateway``."""
         if isinstance(call.state, Trip):
             call.state.body = call.body
-        event, state = self._creating(call, container), self._keeper.state
+        event, state = self._creating(call, container), self._controller.state
 
         def decided(outcome: Outcome) -> None:
             hooked = self._placed(call, container, state, event.decision.cpus, outcome)
@@ -107,7 +107,7 @@ class Hooked:
                 go(call, hooked)
 
         def over() -> None:
-            self._keeper.lifecycle.failed(container.id)  # it never left for the runtime
+            self._controller.lifecycle.failed(container.id)  # it never left for the runtime
 
         self._dispatcher.ask(call, event, decided, over)
 
@@ -115,10 +115,10 @@ class Hooked:
         """See ``HookGateway``. Hooks start again with the request as it came: it had other CPUs then."""
         if isinstance(call.state, Trip) and call.state.body is not None:
             call.change(call.state.body)
-        event, state = self._creating(call, container), self._keeper.state
+        event, state = self._creating(call, container), self._controller.state
         outcome = await self._dispatcher.outcome(self._dispatcher.answers(event))
         if call.done:
-            self._keeper.lifecycle.failed(container.id)
+            self._controller.lifecycle.failed(container.id)
             return None
         return self._placed(call, container, state, event.decision.cpus, outcome)
 
@@ -145,20 +145,20 @@ class Hooked:
             offered: What it ran on then.
             outcome: What hooks want.
         """
-        keeper, token = self._keeper, placed.id
+        controller, token = self._controller, placed.id
 
         def refused(words: str) -> None:
-            keeper.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
-            keeper.lifecycle.failed(token)
+            controller.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
+            controller.lifecycle.failed(token)
 
         applied = self._dispatcher.apply(call, outcome, refused)
         if applied is None:
             return None
         self._dispatcher.narrow(token, applied, offered)
-        if keeper.state is state and not keeper.store.mode.is_leaving:
+        if controller.state is state and not controller.store.mode.is_leaving:
             return placed  # nothing has happened since
-        container = keeper.state.containers.get(token)
-        if container is None or keeper.store.mode.is_leaving:
+        container = controller.state.containers.get(token)
+        if container is None or controller.store.mode.is_leaving:
             call.release()
             return None
         return container
@@ -183,7 +183,7 @@ class Hooked:
             step()
 
     def _start(self, call: HeldCall, container_id: str, go: Handle) -> None:
-        container, following = self._keeper.state.containers.get(container_id), self._following
+        container, following = self._controller.state.containers.get(container_id), self._following
         if container is None or container.phase not in STARTABLE:
             go(call)  # of any other the runtime will say what is wrong with that
             return
@@ -220,7 +220,7 @@ class Hooked:
 
     def _leaving(self, call: HeldCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None where it stops or removes nothing."""
-        following, state, point = self._following, self._keeper.state, LEAVING[call.method]
+        following, state, point = self._following, self._controller.state, LEAVING[call.method]
         if point == PreStopPodSandbox.NAME:
             pod = state.pods.get(target)
             return None if pod is None else PreStopPodSandbox(following.pod(pod))

@@ -17,7 +17,7 @@ from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.hook_bridge.updates import Updates
     from proxy.hooks.hook import Asking
@@ -34,7 +34,7 @@ class HookDispatcher:
 
     def __init__(
         self,
-        keeper: Keeper,
+        controller: NodeController,
         asking: Asking,
         updates: Updates,
         following: LifecycleEvents,
@@ -47,7 +47,7 @@ class HookDispatcher:
         """Prepare; no hook is called yet.
 
         Args:
-            keeper: The node.
+            controller: The node.
             asking: Calls the hooks.
             updates: Does what hooks want of other containers.
             following: Has the facts that hooks are called with.
@@ -57,7 +57,7 @@ class HookDispatcher:
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self.asking = asking
-        self.keeper = keeper
+        self.controller = controller
         self.following = following
         self.hold = hold
         self._updates = updates
@@ -67,11 +67,11 @@ class HookDispatcher:
 
     def knows(self, container_id: str) -> bool:
         """Return whether a container and its facts are known."""
-        return container_id in self.keeper.state.containers and not self.following.lacks(container_id)
+        return container_id in self.controller.state.containers and not self.following.lacks(container_id)
 
     async def look_up(self, target: str, *, adopt: bool = True) -> None:
         """Have a container (or a sandbox, which is never adopted) and its facts known, if that can be."""
-        if adopt and target not in self.keeper.state.containers:
+        if adopt and target not in self.controller.state.containers:
             await self._adopt(target)
         if self.following.lacks(target):
             await self._learn(target)
@@ -81,7 +81,7 @@ class HookDispatcher:
         try:
             return self.asking.ask(event)
         except Exception as error:  # noqa: BLE001  a fault of ours costs the hooks, never the call
-            self.keeper.broken(error)
+            self.controller.broken(error)
             return _NONE
 
     async def outcome(self, answers: Answers) -> Outcome:
@@ -92,7 +92,7 @@ class HookDispatcher:
             async with asyncio.timeout(LONGEST_S + _MARGIN_S):
                 return await answers.wait()
         except TimeoutError as error:
-            self.keeper.broken(error)
+            self.controller.broken(error)
             return AS_IT_IS
 
     def ask(self, call: HeldCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
@@ -121,8 +121,8 @@ class HookDispatcher:
     def refuses(self, call: HeldCall, outcome: Outcome) -> bool:
         """Refuse the call where hooks do; else start what they want of other containers."""
         if outcome.refusal:
-            self.keeper.telemetry.count(metrics.REFUSED_BY_HOOKS)
-            self.keeper.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
+            self.controller.telemetry.count(metrics.REFUSED_BY_HOOKS)
+            self.controller.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
         self.update(outcome)
@@ -130,7 +130,7 @@ class HookDispatcher:
 
     def relays(self, call: HeldCall) -> bool:
         """Let a call go where the node was released meanwhile: nothing is decided here any more."""
-        if not self.keeper.store.mode.is_leaving:
+        if not self.controller.store.mode.is_leaving:
             return False
         call.release()
         return True
@@ -175,7 +175,9 @@ class HookDispatcher:
             return outcome, call.seen_by_hooks().adjusted(outcome.adjustment)
         except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
             words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
-            self.keeper.telemetry.problem("cannot apply what hooks ask for", method=call.method, err=words)
+            self.controller.telemetry.problem(
+                "cannot apply what hooks ask for", method=call.method, err=words
+            )
             return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
@@ -192,8 +194,8 @@ class HookDispatcher:
             owners.get("mems", ""),
             self._owned_cpus,
         )
-        if problem := self.keeper.overrides.narrow(container_id, wish, offered):
-            self.keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+        if problem := self.controller.overrides.narrow(container_id, wish, offered):
+            self.controller.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
 
 class _NoDecision:

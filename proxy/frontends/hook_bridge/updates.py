@@ -27,7 +27,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.controller.start_update import StartUpdate
 
 MOST: Final = 256
@@ -70,18 +70,18 @@ class _Wanted:
 class Updates:
     """Carries out what hooks want of containers."""
 
-    def __init__(self, keeper: Keeper, launch: StartUpdate, *, owned_cpus: bool = False) -> None:
+    def __init__(self, controller: NodeController, launch: StartUpdate, *, owned_cpus: bool = False) -> None:
         """Wait for updates.
 
         Args:
-            keeper: The node.
+            controller: The node.
             launch: Follows updates.
             owned_cpus: Hooks may give CPUs that have owners.
         """
-        self._keeper = keeper
+        self._controller = controller
         self._launch = launch
         self._owned_cpus = owned_cpus
-        self._worker = Worker("hook-updates", keeper.broken)
+        self._worker = Worker("hook-updates", controller.broken)
         self._waiting: dict[str, _Wanted] = {}
         self._runs = False
 
@@ -97,7 +97,7 @@ class Updates:
             by = {name.removeprefix(prefix): hook for name, hook in owners.items() if name.startswith(prefix)}
             wanted = self._waiting.get(container_id)
             if wanted is None:
-                wanted = _Wanted(self._keeper.clock())
+                wanted = _Wanted(self._controller.clock())
                 if self._find(container_id, by) is None:
                     continue
                 if len(self._waiting) >= MOST:
@@ -107,7 +107,7 @@ class Updates:
             wanted.add(update, by)
         if self._waiting and not self._runs:
             self._runs = True
-            self._keeper.spawn(self._carry_out())
+            self._controller.spawn(self._carry_out())
 
     async def _carry_out(self) -> None:
         try:
@@ -117,7 +117,7 @@ class Updates:
                 try:
                     again = await self._one(container_id, wanted)
                 except Exception as error:  # noqa: BLE001  one odd container must not stop the others
-                    self._keeper.broken(error)
+                    self._controller.broken(error)
                     again = False
                 if again:
                     self._put_back(container_id, wanted)
@@ -136,16 +136,16 @@ class Updates:
 
     async def _one(self, container_id: str, wanted: _Wanted) -> bool:
         """Do what is wanted of one container; returns whether that has to wait on."""
-        keeper = self._keeper
-        if keeper.store.mode.is_leaving or (container := self._find(container_id, wanted.by)) is None:
+        controller = self._controller
+        if controller.store.mode.is_leaving or (container := self._find(container_id, wanted.by)) is None:
             return False
         cpus = wanted.fields.pop("cpus", LEAVE)
         if cpus is not LEAVE:
             self._narrow(container, cpus, wanted.by["cpus"])
         if not wanted.fields and not wanted.unified:
             return False
-        late = keeper.clock() - wanted.since > PATIENCE_S
-        if keeper.state.inflight.of(container_id):
+        late = controller.clock() - wanted.since > PATIENCE_S
+        if controller.state.inflight.of(container_id):
             if late:
                 self._lack(container_id, wanted.by, "the runtime is still busy with it")
             return not late
@@ -162,17 +162,17 @@ class Updates:
         return False
 
     def _narrow(self, container: Container, cpus: Any, by: str) -> None:
-        keeper = self._keeper
+        controller = self._controller
         if cpus is not CLEAR:
-            outside = cpus - keeper.state.offered(container)
+            outside = cpus - controller.state.offered(container)
             if self._owned_cpus:
-                outside = cpus - keeper.state.node.machine.online
+                outside = cpus - controller.state.node.machine.online
             if outside:
                 self._lack(container.id, {"cpus": by}, f"CPUs {outside} are not among those it has")
                 return
         wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
-        if problem := keeper.overrides.narrow(container.id, wish):
-            keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+        if problem := controller.overrides.narrow(container.id, wish):
+            controller.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
     async def _send(self, container_id: str, wanted: _Wanted) -> None:
         """Send the runtime what is wanted of a container.
@@ -180,33 +180,33 @@ class Updates:
         Raises:
             UnavailableError, RuntimeCallError: It does not take it.
         """
-        keeper = self._keeper
-        fencing = keeper.lasting.fencing
+        controller = self._controller
+        fencing = controller.lasting.fencing
         fence = await fencing.fitting(container_id)
-        container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or keeper.state.inflight.of(container_id):
+        container = controller.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or controller.state.inflight.of(container_id):
             await fencing.drop(fence)
             raise UnavailableError("it is being changed, or has ended")
-        want, limits = keeper.state.wanted(container), self._limits(container, wanted)
-        cpus: CpuSet | None = None if keeper.state.node.erases(container.placement) else want
-        flight = keeper.calls.depart(container_id, want)
+        want, limits = controller.state.wanted(container), self._limits(container, wanted)
+        cpus: CpuSet | None = None if controller.state.node.erases(container.placement) else want
+        flight = controller.calls.depart(container_id, want)
         fencing.bind(flight, fence)
         async with self._launch.under_way(flight):
-            mems = keeper.mems.renewed(container)
-            await self._worker.run(keeper.runtime.update_limits, container_id, cpus, mems, limits)
-            keeper.telemetry.count(metrics.UPDATED_BY_HOOKS)
+            mems = controller.mems.renewed(container)
+            await self._worker.run(controller.runtime.update_limits, container_id, cpus, mems, limits)
+            controller.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     def _limits(self, container: Container, wanted: _Wanted) -> Limits:
         values = {n: _NOT_ASKED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
         quota = values.pop("cpu_quota", 0)
         # A quota that is off stays off; what is wanted now is what will be put back.
-        quota = self._keeper.quotas.requested(container, quota) or quota
+        quota = self._controller.quotas.requested(container, quota) or quota
         return Limits(cpu_quota=quota, unified=wanted.unified, **values)
 
     # -- containers, and what is wrong --------------------------------------------------------------------
 
     def _find(self, container_id: str, by: Mapping[str, str]) -> Container | None:
-        container = self._keeper.state.containers.get(container_id)
+        container = self._controller.state.containers.get(container_id)
         if container is None or container.phase in (Phase.CREATING, Phase.EXITED):
             self._lack(
                 container_id, by, "there is no such container" if container is None else "it does not run"
@@ -215,10 +215,12 @@ class Updates:
         return container
 
     def _lack(self, container_id: str, by: Mapping[str, str], why: str) -> None:
-        which = subject_of(self._keeper.state.containers, container_id)
+        which = subject_of(self._controller.state.containers, container_id)
         hooks = ", ".join(sorted(set(by.values())))
-        self._keeper.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
-        self._keeper.telemetry.problem("cannot update a container as hooks ask", **which, hook=hooks, err=why)
+        self._controller.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
+        self._controller.telemetry.problem(
+            "cannot update a container as hooks ask", **which, hook=hooks, err=why
+        )
 
     def close(self) -> None:
         """End the worker."""

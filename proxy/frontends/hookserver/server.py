@@ -63,16 +63,18 @@ class Server:
         wanted: Whether it is to be open; ``open`` does nothing where not.
     """
 
-    def __init__(self, path: Path, keeper: NodeContext, servicer: Servicer, limit: float = LONGEST_S) -> None:
+    def __init__(
+        self, path: Path, controller: NodeContext, servicer: Servicer, limit: float = LONGEST_S
+    ) -> None:
         """Prepare; nothing is opened before ``open``.
 
         Args:
             path: Where to listen.
-            keeper: Takes faults.
+            controller: Takes faults.
             servicer: Answers the requests.
             limit: Seconds that one answer may take.
         """
-        self._keeper = keeper
+        self._controller = controller
         self._servicer = servicer
         self._limit = limit
         self._loop = asyncio.get_running_loop()
@@ -151,32 +153,32 @@ class Server:
 
     async def _answered(self, name: str, answer: Answer, asked: Any, limit: float) -> Any:
         """Have a request answered in time; runs on the loop."""
-        keeper = self._keeper
-        keeper.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
+        controller = self._controller
+        controller.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
         try:
             async with asyncio.timeout(limit):
                 return await answer(asked)
         except HookCallRefusedError:
-            keeper.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
+            controller.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
             raise
         except TimeoutError:
-            keeper.attention.set()
+            controller.attention.set()
             words = f"cannot answer {name}: it took longer than {limit:.3g} s"
-            keeper.telemetry.problem(
+            controller.telemetry.problem(
                 "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
             )
             raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
-            keeper.broken(error)
-            keeper.attention.set()
+            controller.broken(error)
+            controller.attention.set()
             return self._despite(name, asked, error)
 
     def _despite(self, name: str, asked: Any, error: Exception) -> Any:
         """Answer after a fault of ours: as it is, unless the container would rather not run."""
         if isinstance(asked, pb.PodSandboxHookRequest):
             return pod_echo(asked)
-        strict = self._keeper.options.refuse_on_error or self._servicer.is_strict(asked)
-        if name == "PreCreateContainerHook" and self._keeper.store.mode.enforces and strict:
+        strict = self._controller.options.refuse_on_error or self._servicer.is_strict(asked)
+        if name == "PreCreateContainerHook" and self._controller.store.mode.enforces and strict:
             what = f"{type(error).__name__}: {error}"
             raise HookCallRefusedError(
                 GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proxy.calls.call_flow import CallFlow
-    from proxy.controller.controller import Keeper
+    from proxy.controller.controller import NodeController
     from proxy.controller.start_update import StartUpdate
 
 RETRY: Final = Backoff(1.0, 15.0)
@@ -25,21 +25,21 @@ RETRY: Final = Backoff(1.0, 15.0)
 class Serving:
     """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
-    def __init__(self, path: Path, keeper: Keeper, launch: StartUpdate, flow: CallFlow) -> None:
+    def __init__(self, path: Path, controller: NodeController, launch: StartUpdate, flow: CallFlow) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             path: Where to listen.
-            keeper: The node.
+            controller: The node.
             launch: Makes calls to the runtime on behalf of a call.
             flow: Decides calls: the same as for calls that pass through us, so that the same hooks are
                 called.
         """
         self.path = path
         self.listening = False
-        self.servicer = Servicer(keeper, launch, flow)
-        self._keeper = keeper
-        self._server = Server(path, keeper, self.servicer)
+        self.servicer = Servicer(controller, launch, flow)
+        self._controller = controller
+        self._server = Server(path, controller, self.servicer)
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -49,7 +49,9 @@ class Serving:
             try:
                 return await self.start()
             except TopoproxyError as error:
-                self._keeper.telemetry.problem("cannot listen as a hook server", path=self.path, err=error)
+                self._controller.telemetry.problem(
+                    "cannot listen as a hook server", path=self.path, err=error
+                )
             await asyncio.sleep(pauses.next())
 
     async def start(self) -> None:
@@ -61,9 +63,9 @@ class Serving:
         self._server.wanted = True
         await asyncio.to_thread(self._server.open)
         self.listening = True
-        looking = tended(self.servicer.pending.run, self._keeper.restarted)
+        looking = tended(self.servicer.pending.run, self._controller.restarted)
         self._task = asyncio.get_running_loop().create_task(looking)
-        self._keeper.telemetry.event("listening as a hook server", path=self.path)
+        self._controller.telemetry.event("listening as a hook server", path=self.path)
 
     async def stop(self) -> None:
         """Listen no more. What is under way is found again after a start, as after a crash."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import Trip
-from proxy.controller.controller import Keeper
+from proxy.controller.controller import NodeController
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.quotas import CONTAINER
 from proxy.frontends.hookserver.foreign_call import ContainerCall, HookCallRefusedError, SandboxCall
@@ -36,19 +36,19 @@ ContainerAnswer = pb.ContainerResourceHookResponse
 class Servicer:
     """Answers the requests; all methods on the loop."""
 
-    def __init__(self, keeper: Keeper, launch: StartUpdate, flow: CallFlow) -> None:
+    def __init__(self, controller: NodeController, launch: StartUpdate, flow: CallFlow) -> None:
         """Prepare to answer.
 
         Args:
-            keeper: The node.
+            controller: The node.
             launch: Makes calls to the runtime on behalf of a call.
             flow: Decides calls.
         """
-        self._keeper = keeper
+        self._controller = controller
         self._launch = launch
         self._flow = flow
-        self.pending = PendingCalls(keeper, launch)
-        self._find = RuntimeLookup(keeper, launch, self.pending)
+        self.pending = PendingCalls(controller, launch)
+        self._find = RuntimeLookup(controller, launch, self.pending)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -69,15 +69,15 @@ class Servicer:
 
     async def post_stop_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
         """A sandbox was stopped, or was not: the runtime knows."""
-        keeper = self._keeper
+        controller = self._controller
         ours = self._find.sandboxes(asked.pod_meta.uid)
         if ours:
             try:
-                listed = await self._launch.lookups.run(keeper.runtime.list_pods)
+                listed = await self._launch.lookups.run(controller.runtime.list_pods)
                 ready = {pod.id for pod in listed if pod.ready}
                 for sandbox_id in ours:
                     if sandbox_id not in ready:
-                        keeper.sandboxes.stopped(sandbox_id)
+                        controller.sandboxes.stopped(sandbox_id)
             except (UnavailableError, RuntimeCallError) as error:
                 self._find.look_later(error)
         return pod_echo(asked)
@@ -90,7 +90,7 @@ class Servicer:
         Raises:
             HookCallRefusedError: It is not to be.
         """
-        if self._keeper.store.mode.is_leaving:
+        if self._controller.store.mode.is_leaving:
             return container_echo(asked)  # the node is released
         try:
             await self.pending.settle_creates()  # the container may run already: others leave its CPUs
@@ -104,7 +104,7 @@ class Servicer:
         with call.or_lost():
             self._entrust(call, reply.answer)
         if reply.lost:
-            self._keeper.telemetry.problem(
+            self._controller.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
                 pod=f"{asked.pod_meta.namespace}/{asked.pod_meta.name}",
                 container=asked.container_meta.name,
@@ -116,7 +116,9 @@ class Servicer:
         """The create is the peer's from here on."""
         if isinstance(call.state, Trip):
             sent = answer.container_resources
-            self._keeper.entrusted.give(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
+            self._controller.entrusted.give(
+                call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota
+            )
             self.pending.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)
             self.pending.wake()
         else:
@@ -143,11 +145,11 @@ class Servicer:
     async def post_start_container(self, asked: Container) -> ContainerAnswer:
         """A container was started, or was not: the runtime knows."""
         container_id = asked.container_meta.id
-        if container_id in self.pending.starts or container_id in self._keeper.state.containers:
+        if container_id in self.pending.starts or container_id in self._controller.state.containers:
             seen = await self._find.seen(container_id)
             call = self.pending.starts.take(container_id)
             if call is None:
-                self._keeper.attention.set()
+                self._controller.attention.set()
             elif seen is None:
                 call.lost()
             else:
@@ -164,7 +166,7 @@ class Servicer:
         if not container_id:
             return container_echo(asked)
         await self._find.name(container_id)
-        quotas, container = self._keeper.quotas, self._keeper.state.containers.get(container_id)
+        quotas, container = self._controller.quotas, self._controller.state.containers.get(container_id)
         recorded = CONTAINER + container_id in quotas.known.records
         ours = recorded or (container is not None and quotas.off(container))
         call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(asked, quota=not ours))
@@ -175,33 +177,33 @@ class Servicer:
     async def post_stop_container(self, asked: Container) -> ContainerAnswer:
         """A container was stopped, or was not: the runtime knows."""
         container_id = asked.container_meta.id
-        if container_id in self._keeper.state.containers:
+        if container_id in self._controller.state.containers:
             seen = await self._find.seen(container_id)
             if seen is not None and all(one.state == "EXITED" for one in seen):
-                self._keeper.lifecycle.phase(container_id, Phase.EXITED)
+                self._controller.lifecycle.phase(container_id, Phase.EXITED)
             else:
-                self._keeper.attention.set()
+                self._controller.attention.set()
         return container_echo(asked)
 
     # -- where nothing can be decided ---------------------------------------------------------------------
 
     def _undecided(self, asked: Container, why: str) -> ContainerAnswer:
         """Let a create go on as it is, unless its pod must not run unplaced."""
-        keeper = self._keeper
+        controller = self._controller
         meta = asked.pod_meta
         words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
-        keeper.telemetry.problem(
+        controller.telemetry.problem(
             "cannot place a container",
             pod=f"{meta.namespace}/{meta.name}",
             container=asked.container_meta.name,
             err=why,
         )
-        keeper.attention.set()
-        if keeper.store.mode.enforces and (keeper.options.refuse_on_error or self.is_strict(asked)):
+        controller.attention.set()
+        if controller.store.mode.enforces and (controller.options.refuse_on_error or self.is_strict(asked)):
             raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, words)
         return container_echo(asked)
 
     def is_strict(self, asked: Container) -> bool:
         """Return whether a container's pod must not run unplaced."""
-        node = self._keeper.state.node
+        node = self._controller.state.node
         return node.refuses_unplaced(pod_of(asked, "", 0, node.machine.bounds))

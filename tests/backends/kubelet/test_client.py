@@ -83,7 +83,7 @@ def until(answer: Callable[[], Any], wanted: Any) -> None:
         time.sleep(0.02)
 
 
-def test_it_is_what_the_keeper_wants(asking: Asking) -> None:
+def test_it_is_what_the_controller_wants(asking: Asking) -> None:
     none: Kubelet = asking()
     assert not none.knows_pods
     assert not none.knows_devices

@@ -210,12 +210,12 @@ hooks:
     async def start(self, text: str) -> None:
         self.daemon = Daemon(self.configured(text), machine=MACHINE, cgroups=self.cgroups)
         await self.daemon.start()
-        keeper, sync, launch = self.daemon.keeper, self.daemon.sync, self.daemon._launch
-        assert keeper is not None
+        controller, sync, launch = self.daemon.controller, self.daemon.sync, self.daemon._launch
+        assert controller is not None
         assert sync is not None
         assert launch is not None
         # The daemon itself serves nothing here: what is tried is what it would start.
-        self.serving = Serving(self.socket, keeper, launch, CallFlow(keeper, sync, launch))
+        self.serving = Serving(self.socket, controller, launch, CallFlow(controller, sync, launch))
         await self.serving.run()
         self.peer = Peer(self.directory / "runtime.sock", self.socket)
 
@@ -225,8 +225,8 @@ hooks:
         await self.daemon.stop()
 
     @property
-    def keeper(self) -> Any:
-        return self.daemon.keeper
+    def controller(self) -> Any:
+        return self.daemon.controller
 
     @property
     def pending(self) -> Any:
@@ -264,7 +264,7 @@ hooks:
                 await asyncio.sleep(0.01)
 
     def owners(self) -> list[str]:
-        return sorted(str(held.cpus) for held in self.keeper.state.owners.values())
+        return sorted(str(held.cpus) for held in self.controller.state.owners.values())
 
 
 async def off(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -295,7 +295,7 @@ def live(node: Node) -> Callable[..., None]:
             await node.start(text)
             try:
                 await day(node)
-                assert faults or not node.keeper.telemetry.value(metrics.INTERNAL_ERRORS)
+                assert faults or not node.controller.telemetry.value(metrics.INTERNAL_ERRORS)
             finally:
                 await node.stop()
 
