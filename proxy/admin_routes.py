@@ -85,7 +85,7 @@ class Pages:
                 "endpoint": str(config.runtime),
                 "connected": self._sync.connected,
                 "version": self._sync.runtime_version,
-                "events": self._controller.watching.hearing.value,
+                "events": self._controller.runtime_events.hearing.value,
             }
             if self._suppression is not None:
                 from proxy.controller.be.page import suppression_page
@@ -145,7 +145,7 @@ class Pages:
         state, manager, meta = (
             self._controller.state,
             self._controller.beside.manager,
-            self._controller.prescriptions.meta,
+            self._controller.node_policy.meta,
         )
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))

@@ -96,7 +96,7 @@ class Daemon:
         self.sync: Sync | None = None
         self.pages: Pages | None = None
         self._settler: Settler | None = None
-        self._launch: StartUpdate | None = None
+        self._start_update: StartUpdate | None = None
         self._takeover: LazyTakeover | None = None
         self._suppression: Suppression | None = None
         self._leaving: LazyRelease | None = None
@@ -161,19 +161,23 @@ class Daemon:
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
         self._takeover = LazyTakeover(config, controller, self._ledger)
-        self._launch, self.sync, self._settler = controller.launch, controller.sync, controller.settler
+        self._start_update, self.sync, self._settler = (
+            controller.start_update,
+            controller.sync,
+            controller.settler,
+        )
         await TimeSlices().through(self.sync.recovering(entries))
         if enforce and not config.hooks.owned_cpus:
             controller.overrides.take_back()
         self._task(self.sync.run)
         self._task(self._settler.run)
-        self._task(self.controller.lasting.run)
+        self._task(self.controller.unit_properties.run)
         self._suppression = suppression_of(config, controller, entries.get("b/suppress"))
         if self._suppression is not None:
             self._task(self._suppression.run)
         self._leaving = LazyRelease(config, controller, self._suppression)
         self._leaving.recover(entries)
-        interceptors = Interceptors(controller, self.sync, controller.launch)
+        interceptors = Interceptors(controller, self.sync, controller.start_update)
         if enforce and (config.hooks.enabled or config.hooks.serve is not None):
             from proxy.hooks_setup import Hooking
 
@@ -181,7 +185,7 @@ class Daemon:
                 config.hooks,
                 controller,
                 self.sync,
-                controller.launch,
+                controller.start_update,
                 interceptors,
                 config.state_dir / "hooks",
             )
@@ -351,7 +355,14 @@ class Daemon:
                     most = min(SETTLE_LIMIT_S, ending.left() - CONTROLLER_S)
                     await ending.step("update the runtime", self._settler.finish(SETTLE_LIMIT_S), most)
             await self.controller.close(max(CONTROLLER_S, min(CLOSE_S, ending.left() - PARTS_S)))
-            parts = (self.sync, self._settler, self._launch, self._suppression, self._takeover, self._leaving)
+            parts = (
+                self.sync,
+                self._settler,
+                self._start_update,
+                self._suppression,
+                self._takeover,
+                self._leaving,
+            )
             closing = (asyncio.to_thread(part.close) for part in (*parts, self.controller.runtime) if part)
             await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, least=PARTS_S)
         if self._ledger is not None:

@@ -71,7 +71,7 @@ class Hooking:
         config: HooksConfig,
         controller: NodeController,
         sync: Sync,
-        launch: StartUpdate,
+        start_update: StartUpdate,
         flow: CallFlow,
         marks: Path | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Hooking:
             config: Where hooks are, and how they are asked.
             controller: The controller of the node.
             sync: Looks up containers that a call names and that are not known.
-            launch: Follows updates.
+            start_update: Follows updates.
             flow: Decides calls.
             marks: A directory in which is noted which file is being loaded.
         """
@@ -89,7 +89,7 @@ class Hooking:
         self.server: Serving | None = None
         self._controller = controller
         self._sync = sync
-        self._launch = launch
+        self._start_update = start_update
         self._flow = flow
         self._marks = marks
         self._parts: _Parts | None = None
@@ -117,7 +117,7 @@ class Hooking:
             await asyncio.to_thread(_import, ("proxy.frontends.hookserver.service",))
             from proxy.frontends.hookserver.service import Serving
 
-            self.server = Serving(self.config.serve, self._controller, self._launch, self._flow)
+            self.server = Serving(self.config.serve, self._controller, self._start_update, self._flow)
         await self.server.run()
 
     async def run(self) -> None:
@@ -162,7 +162,7 @@ class Hooking:
         from proxy.hooks.registry import HookRegistry
 
         controller, config, owned = self._controller, self.config, self.config.owned_cpus
-        updates = Updates(controller, self._launch, owned_cpus=owned)
+        updates = Updates(controller, self._start_update, owned_cpus=owned)
         engine = HookEngine(controller.telemetry.problem, updates.take)
         learning = Backfill(controller, engine)
         following = LifecycleEvents(controller, engine, learning.resumed, learning.later, owned_cpus=owned)

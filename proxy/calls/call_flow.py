@@ -34,18 +34,18 @@ class CallFlow:
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
-    def __init__(self, controller: NodeController, sync: Sync, launch: StartUpdate) -> None:
+    def __init__(self, controller: NodeController, sync: Sync, start_update: StartUpdate) -> None:
         """Prepare to decide.
 
         Args:
             controller: The node.
             sync: Looks up containers that a call names and that are not known.
-            launch: Follows starts and updates.
+            start_update: Follows starts and updates.
         """
         self.controller = controller
         self.awaited: asyncio.Event | None = None
         pods, creates = PodCalls(controller, self.hold), CreateCalls(controller, self.hold)
-        containers = ContainerCalls(controller, sync, launch, self.hold)
+        containers = ContainerCalls(controller, sync, start_update, self.hold)
         self._parts = (pods, creates, containers)
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}

@@ -21,11 +21,11 @@ from proxy.model.workload import Container, Phase
 class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
-    def __init__(self, controller: NodeController, sync: Sync, launch: StartUpdate, hold: Hold) -> None:
+    def __init__(self, controller: NodeController, sync: Sync, start_update: StartUpdate, hold: Hold) -> None:
         self.controller = controller
         self.hooked: HookGateway = NO_HOOKS
         self.sync = sync
-        self.launch = launch
+        self.start_update = start_update
         self._hold = hold
         self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
@@ -49,8 +49,8 @@ class ContainerCalls:
     def _start_now(self, call: HeldCall) -> None:
         container_id = call.target()
         container = self.controller.state.containers.get(container_id)
-        wary = container is not None and self.controller.lasting.fencing.is_wary(container)
-        if container is not None and self.launch.is_ready(container) and not wary:
+        wary = container is not None and self.controller.unit_properties.fencing.is_wary(container)
+        if container is not None and self.start_update.is_ready(container) and not wary:
             self._go_start(call, container_id, None)
         else:
             self._hold(call, self._start_later(call, container_id))
@@ -61,7 +61,7 @@ class ContainerCalls:
             container_id
         ):
             try:
-                obstacle, fence = await self.launch.make_ready_fenced(container_id)
+                obstacle, fence = await self.start_update.make_ready_fenced(container_id)
             except (UnavailableError, RuntimeCallError) as error:
                 obstacle = str(error)
             if obstacle:
@@ -75,14 +75,14 @@ class ContainerCalls:
         if not call.done:
             self._go_start(call, container_id, fence)
         else:
-            await self.controller.lasting.fencing.drop(fence)
+            await self.controller.unit_properties.fencing.drop(fence)
 
     def _go_start(self, call: HeldCall, container_id: str, fence: Fence | None) -> None:
         container = self.controller.state.containers.get(container_id)
         if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
-            call.state = Trip(container_id, flight=self.launch.start(container_id, fence))
+            call.state = Trip(container_id, flight=self.start_update.start(container_id, fence))
         else:
-            self.controller.spawn(self.controller.lasting.fencing.drop(fence))
+            self.controller.spawn(self.controller.unit_properties.fencing.drop(fence))
         # Of any other the runtime will say what is wrong with that.
         call.release()
 
@@ -90,9 +90,9 @@ class ContainerCalls:
         if trip.flight is None:
             return
         if status is None:
-            self.launch.stray(trip.flight)
+            self.start_update.stray(trip.flight)
         else:
-            self.launch.started(trip.flight, ok=status == GrpcStatus.OK)
+            self.start_update.started(trip.flight, ok=status == GrpcStatus.OK)
 
     def _update(self, call: HeldCall) -> None:
         if "pre_update_container_resources" in self.hooked.points:
@@ -103,7 +103,7 @@ class ContainerCalls:
     def _update_now(self, call: HeldCall) -> None:
         asked = call.resource_update()
         container = self.controller.state.containers.get(asked.container_id)
-        if container is not None and not self.controller.lasting.fencing.is_wary(container):
+        if container is not None and not self.controller.unit_properties.fencing.is_wary(container):
             self._go_update(call, asked, None)
         else:
             self._hold(call, self._update_later(call, asked))
@@ -111,7 +111,7 @@ class ContainerCalls:
     async def _update_later(self, call: HeldCall, asked: ResourceUpdate) -> None:
         containers, fencing, container_id = (
             self.sync.adoption,
-            self.controller.lasting.fencing,
+            self.controller.unit_properties.fencing,
             asked.container_id,
         )
         known = container_id in self.controller.state.containers or await containers.adopt_one(container_id)
@@ -128,12 +128,12 @@ class ContainerCalls:
         container = self.controller.state.containers[asked.container_id]
         if not self.controller.store.mode.enforces or container.phase is Phase.EXITED:
             call.release()
-            self.controller.spawn(self.controller.lasting.fencing.drop(fence))
+            self.controller.spawn(self.controller.unit_properties.fencing.drop(fence))
             return
         want = self.controller.state.wanted(container)
         self._note_asked(container, asked)
         flight = self.controller.calls.depart(container.id, want)
-        self.controller.lasting.fencing.bind(flight, fence)
+        self.controller.unit_properties.fencing.bind(flight, fence)
         call.state = Trip(container.id, flight=flight)
         quota = self.controller.quotas.requested(container, asked.cpu_quota)
         cpus = None if self.controller.state.node.erases(container.placement) else want
@@ -158,9 +158,9 @@ class ContainerCalls:
             return
         self.controller.drift.hint("kubelet", (trip.flight.container_id,))
         if status is None:
-            self.launch.stray(trip.flight)
+            self.start_update.stray(trip.flight)
         else:
-            self.launch.landed(trip.flight, trip.flight.carries if status == GrpcStatus.OK else None)
+            self.start_update.landed(trip.flight, trip.flight.carries if status == GrpcStatus.OK else None)
             if status == GrpcStatus.OK and self.hooked.active:
                 self.hooked.updated(trip.target, call)
 

@@ -37,9 +37,11 @@ class CreateCalls:
             pod = self._renewed(pod, asked)
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
-        node, scout = controller.state.node, controller.scout
-        given = asked.devices() if scout.devices_matter(node, pod) else NO_DEVICES
-        asks = scout.pod_matters(node, pod) or (given is not NO_DEVICES and scout.knows_devices(given))
+        node, fact_lookup = controller.state.node, controller.fact_lookup
+        given = asked.devices() if fact_lookup.devices_matter(node, pod) else NO_DEVICES
+        asks = fact_lookup.pod_matters(node, pod) or (
+            given is not NO_DEVICES and fact_lookup.knows_devices(given)
+        )
         if asks or holders(controller.state, pod) or controller.beside.matters(pod, asked.resources):
             self._hold(call, self._find_out(call, pod, asked, given))
         else:
@@ -70,18 +72,18 @@ class CreateCalls:
     async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
         """Ask for what the call does not carry, then decide."""
         controller, node = self.controller, self.controller.state.node
-        if controller.scout.pod_matters(node, pod):
-            found = await controller.scout.pod(pod)
+        if controller.fact_lookup.pod_matters(node, pod):
+            found = await controller.fact_lookup.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = controller.state.pods.get(pod.sandbox_id) or pod
             if found.asks is not None:
                 pod = structs.replace(pod, asks=found.asks, source=found.source)
             if pod.sandbox_id in controller.state.pods:
                 controller.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
-        if given is not NO_DEVICES and controller.scout.knows_devices(given):
-            asked.resources = await controller.scout.devices(pod, asked.name, given, asked.resources)
+        if given is not NO_DEVICES and controller.fact_lookup.knows_devices(given):
+            asked.resources = await controller.fact_lookup.devices(pod, asked.name, given, asked.resources)
             pod = controller.state.pods.get(pod.sandbox_id) or pod
-        await see_ended(controller, controller.lifecycle, controller.scout.worker, pod)
+        await see_ended(controller, controller.lifecycle, controller.fact_lookup.worker, pod)
         if controller.beside.matters(pod, asked.resources):
             await controller.beside.look()
         if not call.done:

@@ -40,7 +40,7 @@ class PodCalls:
 
     def _go_run_pod(self, call: HeldCall, pod: Pod) -> None:
         controller, node = self.controller, self.controller.state.node
-        if decides_pod(node, pod) or controller.scout.pod_matters(node, pod):
+        if decides_pod(node, pod) or controller.fact_lookup.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod))
         else:
             call.state = Trip(pod=pod)
@@ -49,10 +49,10 @@ class PodCalls:
     async def _admit(self, call: HeldCall, pod: Pod) -> None:
         """Ask for what the call does not carry, then decide about the pod as a whole."""
         controller, node, total = self.controller, self.controller.state.node, call.sandbox_total()
-        if controller.scout.pod_matters(node, pod):
-            pod = await controller.scout.pod(pod)
+        if controller.fact_lookup.pod_matters(node, pod):
+            pod = await controller.fact_lookup.pod(pod)
         if decides_pod(node, pod):
-            total = await controller.scout.pod_devices(pod, total)
+            total = await controller.fact_lookup.pod_devices(pod, total)
             await controller.beside.look()
         if call.done:
             return

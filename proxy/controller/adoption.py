@@ -86,7 +86,7 @@ class Adoption:
         context: NodeContext,
         creates: Creates,
         beside: KubeletCpus,
-        watching: RuntimeEvents,
+        runtime_events: RuntimeEvents,
         worker: Worker,
         lookups: Worker,
     ) -> None:
@@ -96,14 +96,14 @@ class Adoption:
             context: Whose containers.
             creates: Keeps records of decisions.
             beside: Looks at what kubelet's CPU manager gave, before CPUs are taken.
-            watching: Corrects lists by the exits that it heard of.
+            runtime_events: Corrects lists by the exits that it heard of.
             worker: Who asks for comparisons.
             lookups: Who asks in the way of a call, which is not to wait for a comparison.
         """
         self._context = context
         self._creates = creates
         self._beside = beside
-        self._watching = watching
+        self._runtime_events = runtime_events
         self._worker = worker
         self._lookups = lookups
 
@@ -117,7 +117,7 @@ class Adoption:
         began = context.state.runtime.changes.number
         try:
             listing = await self._lookups.run(listed, context.runtime, container_id)
-            listing = self._watching.corrected(listing)
+            listing = self._runtime_events.corrected(listing)
             await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
         except (UnavailableError, RuntimeCallError) as error:
             context.telemetry.problem("cannot adopt a container", containerID=container_id, err=error)

@@ -140,13 +140,13 @@ class NodeController(NodeContext):
         self.overrides = HookOverrides(self, writes)
         subscribe(self.overrides)
         self.lifecycle = lifecycle = Lifecycle(self)
-        self.scout = FactLookup(others.kubelet, others.devices, self.broken)
-        self.health.watch(self.scout.worker)
-        self.entrusted = DelegatedCreates(self, lifecycle)
-        self.creates = creates = Creates(self, self.entrusted)
+        self.fact_lookup = FactLookup(others.kubelet, others.devices, self.broken)
+        self.health.watch(self.fact_lookup.worker)
+        self.delegated = DelegatedCreates(self, lifecycle)
+        self.creates = creates = Creates(self, self.delegated)
         self.sandboxes = Sandboxes(self, lifecycle, writes)
         self.beside = beside = KubeletCpus(self, others.beside)
-        self.prescriptions = NodePolicySync(self, beside, node, others.node_object, others.topology_options)
+        self.node_policy = NodePolicySync(self, beside, node, others.node_object, others.topology_options)
         self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
         subscribe(quotas)
         self.mems = mems = CpusetMems(self, others.memory)
@@ -154,9 +154,11 @@ class NodeController(NodeContext):
         if self.partitions is not None:
             subscribe(self.partitions)
         self.drift = drift = Drift(self, writes, beside, others.writes)
-        self.lasting = lasting = UnitProperties(self, writes, drift.suspect, others.units, others.fences)
+        self.unit_properties = unit_properties = UnitProperties(
+            self, writes, drift.suspect, others.units, others.fences
+        )
         self.where = CgroupLocator(self, writes, others.places)
-        self.confinement = Confinement(self, writes, drift, lasting.fencing)
+        self.confinement = Confinement(self, writes, drift, unit_properties.fencing)
         self.reservations = reservations = Reservations(
             self, writes, self.confinement, drift, lifecycle, creates
         )
@@ -164,35 +166,35 @@ class NodeController(NodeContext):
         self.hotplug = Hotplug(
             self, writes, mems, reservations, others.hardware, others.machine_events, others.displaced
         )
-        self.watching = RuntimeEvents(self, lifecycle, others.events)
-        self.launch = launch = StartUpdate(
+        self.runtime_events = RuntimeEvents(self, lifecycle, others.events)
+        self.start_update = start_update = StartUpdate(
             self,
             writes,
             quotas,
             mems,
             reservations,
             self.confinement,
-            lasting.fencing,
+            unit_properties.fencing,
         )
-        self.settler = Settler(self, launch, quotas, mems, lasting)
+        self.settler = Settler(self, start_update, quotas, mems, unit_properties)
         self.sync = Sync(
             self,
-            launch,
+            start_update,
             Compared(
                 writes,
                 lifecycle,
                 creates,
                 self.sandboxes,
                 beside,
-                self.prescriptions,
+                self.node_policy,
                 self.hotplug,
-                self.watching,
+                self.runtime_events,
                 self.where,
                 drift,
                 self.confinement,
                 quotas,
                 mems,
-                lasting,
+                unit_properties,
                 self.owner_moves,
                 self.partitions,
             ),
@@ -208,15 +210,15 @@ class NodeController(NodeContext):
     async def close(self, limit: float = CLOSE_S) -> None:
         """Write what waits and end the workers, in so many seconds; one that is stuck is left behind.
 
-        The parts that take calls (``launch``, ``sync``, ``settler``) have workers of their own.
+        The parts that take calls (``start_update``, ``sync``, ``settler``) have workers of their own.
         """
         ending = Ending(limit, self.telemetry.warning)
-        await ending.step("stop listening to the runtime", self.watching.close(), JOIN_S)
+        await ending.step("stop listening to the runtime", self.runtime_events.close(), JOIN_S)
         self.hotplug.close()
         await ending.step("end tasks", self.end_tasks())
         await ending.step("write the ledger", self.journal.close(), limit, least=1.0)
-        await ending.step("take fences away", self.lasting.close())
-        workers = (self.recorder, self.kernel, self.scout, self.prescriptions, self.beside, self.mems)
+        await ending.step("take fences away", self.unit_properties.close())
+        workers = (self.recorder, self.kernel, self.fact_lookup, self.node_policy, self.beside, self.mems)
         closing = (asyncio.to_thread(part.close) for part in workers)
         await ending.step("end the workers", asyncio.gather(*closing), limit)
         await ending.step("stop looking at writes", self.drift.close())

@@ -35,14 +35,14 @@ from proxy.telemetry.port import subject
 class Creates:
     """Decides creates."""
 
-    def __init__(self, context: NodeContext, entrusted: DelegatedCreates) -> None:
+    def __init__(self, context: NodeContext, delegated: DelegatedCreates) -> None:
         self._context = context
-        self._entrusted = entrusted
+        self._delegated = delegated
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
         """Decide a create and take the CPUs; ``reservations.create`` must follow for an owner."""
         context = self._context
-        request, again = self._entrusted.back(pod, name, attempt, request)
+        request, again = self._delegated.back(pod, name, attempt, request)
         began = time.perf_counter()
         plan = context.store.decide(CreateRequested(pod, name, attempt, request, context.token("call")))
         assert plan is not None

@@ -6,7 +6,7 @@ lost are resolved, and every live container's kernel value is compared with what
 after a start is the recovery: until it is done, calls that need a decision wait. Passes run on a timer, soon
 after something odd was seen, and as soon as a runtime that was gone is back.
 
-Where the runtime tells of ends by itself (``watching``), passes find them done already.
+Where the runtime tells of ends by itself (``runtime_events``), passes find them done already.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ class Compared(Struct, frozen=True):
     creates: Creates
     sandboxes: Sandboxes
     beside: KubeletCpus
-    prescriptions: NodePolicySync
+    node_policy: NodePolicySync
     hotplug: Hotplug
-    watching: RuntimeEvents
+    runtime_events: RuntimeEvents
     where: CgroupLocator
     drift: Drift
     confinement: Confinement
     quotas: OwnerQuotas
     mems: CpusetMems
-    lasting: UnitProperties
+    unit_properties: UnitProperties
     owner_moves: OwnerMoves
     partitions: PartitionSync | None = None
 
@@ -94,21 +94,21 @@ class Compared(Struct, frozen=True):
 class Sync:
     """Compares, repairs, and remembers how the runtime is."""
 
-    def __init__(self, context: NodeContext, launch: StartUpdate, parts: Compared) -> None:
+    def __init__(self, context: NodeContext, start_update: StartUpdate, parts: Compared) -> None:
         """Compare nothing yet.
 
         Args:
             context: Whose state it is.
-            launch: Knows which calls are in flight.
+            start_update: Knows which calls are in flight.
             parts: What a pass compares and keeps in step.
         """
         self._context = context
         self._parts = parts
-        self._launch = launch
+        self._start_update = start_update
         self._worker = Worker("sync", context.broken)
         context.health.watch(self._worker)
         self.adoption = Adoption(
-            context, parts.creates, parts.beside, parts.watching, self._worker, launch.lookups
+            context, parts.creates, parts.beside, parts.runtime_events, self._worker, start_update.lookups
         )
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
@@ -132,7 +132,7 @@ class Sync:
         read = LedgerRead(tuple(pods), tuple(containers), holds, tuple(lost), context.clock())
         context.store.handle(read)
         yield
-        yield from self._launch.suspect()
+        yield from self._start_update.suspect()
         for resource, (promised, there) in overcommitted_memory(context.state).items():
             context.telemetry.problem(
                 "cannot count all memory of the running containers: they were promised more than there is",
@@ -175,7 +175,7 @@ class Sync:
         """Compare for ever."""
         context = self._context
         self._parts.hotplug.start()
-        self._parts.watching.start()
+        self._parts.runtime_events.start()
         self._parts.drift.start()
         again = RetryDelays(AGAIN)
         while True:
@@ -230,8 +230,8 @@ class Sync:
             await self._parts.where.ask_driver(self._worker)
         await self._parts.hotplug.look()
         await self._parts.beside.refresh(self._worker)
-        await self._parts.prescriptions.follow(self._worker)
-        listing = self._parts.watching.corrected(await self._worker.run(listed, context.runtime))
+        await self._parts.node_policy.follow(self._worker)
+        listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
         self.connected, self._waits = True, False
         turns = TimeSlices()
         self._resolve(listing, began)
@@ -249,9 +249,9 @@ class Sync:
         await self.adoption.adopt(foreign, listing, began)
         await turns.now()
         if not context.synced.is_set():
-            await turns.through(self._launch.suspect())
+            await turns.through(self._start_update.suspect())
         await turns.turn()
-        self._parts.watching.caught_up()
+        self._parts.runtime_events.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
             context.store.handle(RuntimeListed(listing.pods, listing.containers, began))
         if context.store.mode.enforces:
@@ -274,7 +274,7 @@ class Sync:
         context = self._context
         running = [c.id for c in context.state.containers.values() if c.phase is Phase.RUNNING]
         context.settle_later(*running)
-        self._parts.lasting.changed(running)
+        self._parts.unit_properties.changed(running)
 
     async def _repair(self, listing: Listing, began: int) -> None:
         """Have the kernel hold what it should, everywhere."""
@@ -395,7 +395,7 @@ class Sync:
                 else None
             )
 
-        await turns.through(self._launch.end_strays(told, asked))
+        await turns.through(self._start_update.end_strays(told, asked))
         absent = [i for i in known if listing.lacks_container(i)]
         for at in range(0, len(absent), AT_ONCE):
             there = context.state.containers

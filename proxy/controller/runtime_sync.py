@@ -43,16 +43,16 @@ class Settler:
     def __init__(
         self,
         context: NodeContext,
-        launch: StartUpdate,
+        start_update: StartUpdate,
         quotas: OwnerQuotas,
         mems: CpusetMems,
-        lasting: UnitProperties,
+        unit_properties: UnitProperties,
     ) -> None:
         self._context = context
         self._quotas = quotas
         self._mems = mems
-        self._lasting = lasting
-        self._launch = launch
+        self._unit_properties = unit_properties
+        self._start_update = start_update
         self._worker = Worker("settle", context.broken)
         context.health.watch(self._worker)
         self._silent = RetryTimes[str](SILENT)
@@ -84,19 +84,19 @@ class Settler:
         if step in (SettleStep.AWAIT, SettleStep.NOTHING):
             return asked
         is_unsent = container_id in context.state.facts.quotas.unsent
-        if not is_unsent and self._lasting.is_instead(context.state.containers[container_id]):
+        if not is_unsent and self._unit_properties.is_instead(context.state.containers[container_id]):
             return asked
-        fence = await self._lasting.fencing.fitting(container_id)
+        fence = await self._unit_properties.fencing.fitting(container_id)
         container = context.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING:
-            await self._lasting.fencing.drop(fence)
+            await self._unit_properties.fencing.drop(fence)
             return asked
         want, quota = context.state.wanted(container), self._quotas.carried(container)
         flight = context.calls.depart(container_id, want)
-        self._lasting.fencing.bind(flight, fence)
+        self._unit_properties.fencing.bind(flight, fence)
         refused = ""
         try:
-            async with self._launch.under_way(flight):
+            async with self._start_update.under_way(flight):
                 mems = self._mems.renewed(container)
                 await self._worker.run(context.runtime.update_cpuset, container_id, want, mems, quota)
                 self._quotas.saved(container_id, quota)

@@ -126,7 +126,7 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
             await asyncio.gather(comparing, return_exceptions=True)
         await controller.close()
         sync.close()
-        controller.launch.close()
+        controller.start_update.close()
         controller.settler.close()
         going.close()
         if suppression is not None:

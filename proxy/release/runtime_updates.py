@@ -102,7 +102,7 @@ class Telling:
             if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
                 controller.store.handle(SavedCpusLearned(container_id, due.cpus))
                 self.progress.reported[container_id] = due
-                await controller.lasting.give(container_id, due.cpus, due.mems)
+                await controller.unit_properties.give(container_id, due.cpus, due.mems)
                 return False
         flight = controller.calls.depart(container_id, due.cpus)
         try:
@@ -110,7 +110,7 @@ class Telling:
             await self._worker.run(controller.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
             controller.store.handle(SavedCpusLearned(container_id, due.cpus))
             controller.quotas.saved(container_id, quota)
-            await controller.lasting.give(container_id, due.cpus, due.mems)
+            await controller.unit_properties.give(container_id, due.cpus, due.mems)
         finally:
             controller.calls.land(flight)
         self.progress.reported[container_id] = due

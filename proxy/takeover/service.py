@@ -153,9 +153,9 @@ class Takeover:
                 controller.state.node, static=static, alike=dict[object, Placement]()
             )
             controller.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
-        controller.prescriptions.kept = record.reserved
+        controller.node_policy.kept = record.reserved
         try:
-            controller.prescriptions.apply()
+            controller.node_policy.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
             controller.broken(error)
 

@@ -368,14 +368,16 @@ class World:
                 cpu_groups=self.cpu,
             ),
         )
-        self.launch, self.sync = self.controller.launch, self.controller.sync
+        self.start_update, self.sync = self.controller.start_update, self.controller.sync
         self.sync.recover(dict(self.ledger.entries))
-        self.wire = Interceptors(self.controller, self.sync, self.launch)
+        self.wire = Interceptors(self.controller, self.sync, self.start_update)
 
     def make_settler(self) -> Settler:
         """Make one more settler, which the test begins and ends."""
         controller = self.controller
-        return Settler(controller, self.launch, controller.quotas, controller.mems, controller.lasting)
+        return Settler(
+            controller, self.start_update, controller.quotas, controller.mems, controller.unit_properties
+        )
 
     def beside(self, port: Any) -> None:
         """Have the node look at what kubelet's CPU manager does, from now on."""
@@ -401,7 +403,7 @@ class World:
         for _ in range(3):
             await asyncio.sleep(0.02)
             await self.controller.kernel.run(lambda: None)
-            await self.launch.lookups.run(lambda: None)
+            await self.start_update.lookups.run(lambda: None)
 
     async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
         namespace = more.get("namespace", "ns")
@@ -532,7 +534,7 @@ class World:
     async def close(self) -> None:
         await self.controller.close()
         self.sync.close()
-        self.launch.close()
+        self.start_update.close()
 
 
 Day = Callable[[World], Coroutine[Any, Any, None]]

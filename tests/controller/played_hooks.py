@@ -21,7 +21,7 @@ class Hooks:
     def __init__(self, world: Any, *, owned_cpus: bool = False) -> None:
         self.world = world
         controller = world.controller
-        self.updates = Updates(controller, world.launch, owned_cpus=owned_cpus)
+        self.updates = Updates(controller, world.start_update, owned_cpus=owned_cpus)
         self.engine = HookEngine(controller.telemetry.problem, self.updates.take)
         self.resumed = 0
         self.lacked = 0

@@ -299,7 +299,7 @@ class Limits:
         self.lists: dict[str, CpuSet] = {}
         w.cgroups.version = 2
         w.cgroups.pod_group = lambda parent: parent.strip("/") or None
-        w.controller.lasting.fencing.fences = self
+        w.controller.unit_properties.fencing.fences = self
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:
         before = self.lists.get(path, CpuSet())
@@ -330,7 +330,7 @@ def test_on_v2_a_hanging_start_is_kept_off_by_its_pod(live: Callable[..., None],
         await w.until(lambda: str(limits.lists[pod]) == "0-15")
         await w.quiet()
         w.check()
-        assert not w.controller.lasting.fencing._standing
+        assert not w.controller.unit_properties.fencing._standing
         assert count(w)["creates_past_calls"] == 2
 
     live(day, call_timeout=2.0)
@@ -344,7 +344,7 @@ def test_on_v2_a_hanging_update_is_kept_off_by_its_pod(live: Callable[..., None]
         assert (await owner(w)).refused is None
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         assert str(limits.effective(w, ls, pod)) == "4-15"
-        w.launch.landed(flight, flight.carries)
+        w.start_update.landed(flight, flight.carries)
         await w.until(lambda: str(limits.lists[pod]) == "0-15")
         await w.quiet()
         w.check()
@@ -360,7 +360,7 @@ def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(live: Callable[...,
         assert (await owner(w)).refused is None
         w.controller.calls.land(flight)
         await w.until(lambda: str(limits.lists["kubepods/podls"]) == "0-15")
-        assert not w.controller.lasting.fencing._standing
+        assert not w.controller.unit_properties.fencing._standing
 
     live(day, call_timeout=2.0)
 
@@ -377,7 +377,7 @@ def test_on_v2_a_limit_with_the_owners_cpus_does_not_count(live: Callable[..., N
         start = HangingStart(w, ls, await w.call("StartContainer", pb.StartContainerRequest(container_id=ls)))
         call = await w.begin(sandbox, "own", **whole)
         assert call.refused is not None, "the group may be made with the old set at any time"
-        await w.until(lambda: not w.controller.lasting.fencing._standing)
+        await w.until(lambda: not w.controller.unit_properties.fencing._standing)
         start.write()
         call = await w.begin(sandbox, "own", **whole)
         assert call.refused is None

@@ -21,7 +21,7 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
         sandbox = await w.pod("b", "LSE", "", "2-3")
         controller, pod = w.controller, w.controller.state.pods[sandbox]
         first = controller.creates.place(pod, "c", 0, Request())
-        controller.entrusted.give(first.container.id, "2-3", "0", -1)
+        controller.delegated.give(first.container.id, "2-3", "0", -1)
         before = controller.telemetry.registry.page()
         assert before["creates_placed"] == 2
         again = controller.creates.place(changed_copy(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())

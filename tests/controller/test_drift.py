@@ -120,7 +120,7 @@ def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(live: Callable[
         await asyncio.sleep(0.1)
         await w.quiet()
         assert w.on(ls) == "0-15"
-        w.launch.landed(flight, flight.carries)
+        w.start_update.landed(flight, flight.carries)
         await w.until(lambda: w.on(ls) == "4-15")
 
     live(day)

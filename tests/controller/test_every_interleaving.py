@@ -3,9 +3,9 @@
 The controller and the interceptors are the real ones. Threads, clock and runtime are played by an explorer:
 what may happen next (a client's call, a job of a worker, the runtime doing what it was asked, its answer, a
 timer, a pass of the comparison, a fault) is a list of actions, and each of them is followed from each state
-that is reached. A state is rebuilt by living through its actions again; two states are one when everything that
-the future depends on is alike: what controller, kernel, runtime and ledger hold, which jobs, calls and timers
-wait, and where each coroutine is with what in its variables.
+that is reached. A state is rebuilt by living through its actions again; two states are one when everything
+that the future depends on is alike: what controller, kernel, runtime and ledger hold, which jobs, calls and
+timers wait, and where each coroutine is with what in its variables.
 
 Pod ``a`` shares CPUs: its container is started or updated. Pod ``b`` gets a container with a CPU of its own,
 which is started, or stopped; or those who were moved are made lasting meanwhile. On each way one fault may

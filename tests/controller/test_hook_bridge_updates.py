@@ -245,7 +245,7 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkey
             one = await w.run(await w.pod("ls", "LS"))
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 5
-            fencing, calls = w.controller.lasting.fencing, []
+            fencing, calls = w.controller.unit_properties.fencing, []
             prepare = fencing.fitting
 
             async def comes(container_id: str) -> Any:
@@ -281,7 +281,7 @@ def test_a_container_that_ends_during_an_update_is_not_notified(
     async def day(w) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))
-            fencing = w.controller.lasting.fencing
+            fencing = w.controller.unit_properties.fencing
             prepare = fencing.fitting
 
             async def ends(container_id: str) -> Any:

@@ -62,7 +62,7 @@ def folders(tmp_path: Path) -> Folders:
 
 @contextlib.asynccontextmanager
 async def running(w: Any, folders: Folders) -> AsyncIterator[Hooking]:
-    made = Hooking(folders.config, w.controller, w.sync, w.launch, w.wire)
+    made = Hooking(folders.config, w.controller, w.sync, w.start_update, w.wire)
     task = asyncio.create_task(made.run())
     try:
         yield made

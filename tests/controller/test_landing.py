@@ -33,7 +33,7 @@ def test_updates_that_land_together_are_read_together(live: Callable[..., None])
             w.cgroups.sets[flight.container_id] = CpuSet.parse(
                 "0-3"
             )  # the runtime makes something else of it
-            w.launch.landed(flight, flight.carries)
+            w.start_update.landed(flight, flight.carries)
         await w.until(lambda: {str(w.on(i)) for i in ids} == {"0-15"})
         await w.quiet()
         assert {i for job in jobs for i in job} == set(ids)
@@ -51,11 +51,11 @@ def test_a_container_with_a_newer_set_does_not_wait(live: Callable[..., None]) -
         for carried in (CpuSet.parse("0-3"), None):
             flight = w.controller.calls.depart(ids[0], carried or CpuSet.parse("0-15"))
             w.cgroups.sets[ids[0]] = CpuSet.parse("0-3")
-            w.launch.landed(flight, carried)
+            w.start_update.landed(flight, carried)
             await w.until(lambda: str(w.on(ids[0])) == "0-15")
         assert jobs == [[ids[0]]] * 2
         flight = w.controller.calls.depart(ids[1], CpuSet.parse("0-15"))
-        w.launch.landed(flight, flight.carries)
+        w.start_update.landed(flight, flight.carries)
         await w.quiet()
         assert jobs == [[ids[0]]] * 2
         w.controller.drift._looks = False

@@ -52,8 +52,8 @@ async def scope(w: Any) -> tuple[str, PlayedUnits]:
     w.cgroups.version = 2
     w.cgroups.sets["ls.scope"] = w.cgroups.sets[ls]
     w.controller.enforcer._paths[ls] = "ls.scope"
-    w.controller.lasting.units = w.controller.lasting.fencing.fences = units
-    w.controller.lasting.connected = True
+    w.controller.unit_properties.units = w.controller.unit_properties.fencing.fences = units
+    w.controller.unit_properties.connected = True
     return ls, units
 
 
@@ -62,9 +62,9 @@ def test_a_unit_that_waits_for_a_call_is_compared_although_the_call_fails(live: 
         ls, units = await scope(w)
         call = await w.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls))
         units.cpus = CpuSet.parse("0-3")
-        w.controller.lasting.changed([ls])
-        w.controller.spawn(w.controller.lasting.run())
-        await w.until(lambda: not w.controller.lasting._dirty)
+        w.controller.unit_properties.changed([ls])
+        w.controller.spawn(w.controller.unit_properties.run())
+        await w.until(lambda: not w.controller.unit_properties._dirty)
         assert units.reads == 0
         w.wire.finished(call, 2)
         await w.until(lambda: units.cpus == ALL)
@@ -80,14 +80,14 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(live: Liv
         flight = w.controller.calls.depart(ls, REST)
         ours = w.controller.calls.depart(ls, REST)
         w.controller.calls.land(ours)
-        lasting = w.controller.lasting
-        lasting.begin()
-        await lasting.put_right(ls, "ls.scope", flight, REST)
-        assert lasting.page()["systemd"]["runtime_tells"] == "not known"
+        unit_properties = w.controller.unit_properties
+        unit_properties.begin()
+        await unit_properties.put_right(ls, "ls.scope", flight, REST)
+        assert unit_properties.page()["systemd"]["runtime_tells"] == "not known"
         w.controller.calls.land(flight)
         alone = w.controller.calls.depart(ls, REST)
-        await lasting.put_right(ls, "ls.scope", alone, REST)
-        assert lasting.page()["systemd"]["runtime_tells"] == "right"
+        await unit_properties.put_right(ls, "ls.scope", alone, REST)
+        assert unit_properties.page()["systemd"]["runtime_tells"] == "right"
         w.controller.calls.land(alone)
 
     live(day)
@@ -96,11 +96,11 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(live: Liv
 def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
-        fencing, flight = w.controller.lasting.fencing, w.controller.calls.depart(ls, ALL)
+        fencing, flight = w.controller.unit_properties.fencing, w.controller.calls.depart(ls, ALL)
         fencing._standing = {"slice": StandingFence(CpuSet())}
         fencing.bind(flight, Fence("slice", ALL))
         w.controller.enforcer.do_first(lambda: 1 / 0)
-        w.launch.landed(flight, ALL)
+        w.start_update.landed(flight, ALL)
         await w.until(lambda: not w.controller.state.inflight.of(ls))
         w.controller.enforcer.do_first(lambda: None)
         assert not fencing._standing
@@ -112,13 +112,13 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
 def test_units_of_gone_containers_do_not_accumulate(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
-        w.controller.lasting.connected = False
-        w.controller.lasting.changed([ls])
+        w.controller.unit_properties.connected = False
+        w.controller.unit_properties.changed([ls])
         await w.remove(ls)
         other, _ = await scope(w)
-        w.controller.lasting.connected = False
-        w.controller.lasting.changed([other])
-        assert list(w.controller.lasting._dirty) == [other]
+        w.controller.unit_properties.connected = False
+        w.controller.unit_properties.changed([other])
+        assert list(w.controller.unit_properties._dirty) == [other]
 
     live(day)
 
@@ -170,7 +170,7 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None
         flight = w.controller.calls.depart(ls, ALL)
 
         async def update() -> None:
-            async with w.launch.under_way(flight):
+            async with w.start_update.under_way(flight):
                 await asyncio.sleep(60)
 
         task = asyncio.create_task(update())

@@ -23,7 +23,7 @@ class Written:
         self.world = world
         self.path = directory / "node.json"
         file = NodeFile(self.path, lambda seconds: None)
-        world.controller.prescriptions._source = file
+        world.controller.node_policy._source = file
 
     async def say(self, labels: Any = None, **annotations: Any) -> None:
         texts = {key: json.dumps(value) for key, value in annotations.items()}
@@ -36,7 +36,7 @@ class Written:
         await self.world.quiet()
 
     def value(self, name: str) -> dict[str, Any]:
-        values = self.world.controller.prescriptions.page()["values"]
+        values = self.world.controller.node_policy.page()["values"]
         return next(each for each in values if each["name"] == name)
 
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
         node = Written(w, tmp_path)
         await node.follow()
         assert any("there is no such file" in what for what in problems_of(w))
-        assert w.controller.prescriptions.page()["read"] is False
+        assert w.controller.node_policy.page()["read"] is False
         ls = await w.run(await w.pod("ls", "LS"))
         await node.say(reservation={"reservedCPUs": "0"})
         assert w.on(ls) == "1-15"
@@ -145,7 +145,7 @@ def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> N
             pass
 
     async def day(w: Any) -> None:
-        w.controller.prescriptions._source = Broken()
+        w.controller.node_policy._source = Broken()
         passes = w.controller.telemetry.value(metrics.RECONCILES)
         await w.sync.once()
         await w.quiet()
@@ -163,7 +163,7 @@ def test_sharing_containers_follow_new_rules_without_a_reconcile(live, tmp_path:
         node.path.write_text(
             json.dumps({"metadata": {"annotations": {RESERVATION: json.dumps({"reservedCPUs": "0,2"})}}})
         )
-        await w.controller.prescriptions.follow(w.controller.kernel)
+        await w.controller.node_policy.follow(w.controller.kernel)
         await w.quiet()
         assert w.on(ls) == "1,3-15"
         assert w.controller.telemetry.value(metrics.RECONCILES) == passes

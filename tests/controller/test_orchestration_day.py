@@ -123,7 +123,7 @@ class Day:
             KubeletSettings(), str(self.folder), "", lambda: self.w.controller.state.node.topology
         )
         self.w.beside(port)
-        controller.prescriptions._source = self.node_object
+        controller.node_policy._source = self.node_object
 
     def write_state(self) -> None:
         write_text(self.folder, static_state(CpuSet(range(16)), self.held))

@@ -103,7 +103,7 @@ def test_the_runtime_gets_the_new_cpus_afterwards(live: Callable[..., None]) -> 
     async def day(w: Any) -> None:
         _, own, mine, target = await owner(w)
         settler = Settler(
-            w.controller, w.launch, w.controller.quotas, w.controller.mems, w.controller.lasting
+            w.controller, w.start_update, w.controller.quotas, w.controller.mems, w.controller.unit_properties
         )
         assert await w.controller.owner_moves.move(key(w, own), target) == ""
         assert w.runtime.specs[own] == str(mine)

@@ -58,13 +58,13 @@ class Hears:
     def __init__(self, world: Any, *, start: bool = True) -> None:
         self.world, self.controller = world, world.controller
         self.events = PlayedEvents()
-        self.watching = self.controller.watching
-        self.watching._events, self.watching.hearing = self.events, Hearing.WAITING
+        self.runtime_events = self.controller.runtime_events
+        self.runtime_events._events, self.runtime_events.hearing = self.events, Hearing.WAITING
         if start:
-            self.watching.start()
+            self.runtime_events.start()
 
     async def connected(self) -> None:
-        await self.world.until(lambda: self.watching.hearing is Hearing.CONNECTED)
+        await self.world.until(lambda: self.runtime_events.hearing is Hearing.CONNECTED)
         self.controller.attention.clear()
 
     async def tell(self, kind: str, who: str) -> None:
@@ -73,12 +73,12 @@ class Hears:
         # The thread takes one after the other, so that after the mark it has handed over what was before.
         mark = f"mark-{time.monotonic_ns()}"
         self.events.tell(EXIT, mark)
-        await self.world.until(lambda: mark in self.watching._exits)
+        await self.world.until(lambda: mark in self.runtime_events._exits)
         await self.world.quiet()
 
     async def moment(self) -> bool:
         """Wait until doubts are resolved; tells whether a comparison is asked for."""
-        await self.world.until(lambda: self.watching._doubtful is None)
+        await self.world.until(lambda: self.runtime_events._doubtful is None)
         return bool(self.controller.attention.is_set())
 
     def phase(self, container_id: str) -> Phase | None:
@@ -186,7 +186,7 @@ def test_after_a_while_the_list_is_right(live: Callable[..., None]) -> None:
         world.now += runtime_events.BEHIND_S + 1
         await world.sync.once()
         assert hears.phase(owner) is Phase.RUNNING
-        assert not hears.watching._exits
+        assert not hears.runtime_events._exits
 
     live(day)
 
@@ -205,7 +205,7 @@ def test_an_exit_during_adoption(live: Callable[..., None]) -> None:
         def ends(container_id: str) -> Any:
             hears.events.tell(EXIT, container_id)
             end = time.monotonic() + 30
-            while container_id not in hears.watching._exits and time.monotonic() < end:
+            while container_id not in hears.runtime_events._exits and time.monotonic() < end:
                 time.sleep(0.005)
             return detail(container_id)
 
@@ -259,7 +259,7 @@ def test_exits_of_strangers_are_forgotten(live: Callable[..., None], monkeypatch
         await hears.connected()
         for number in range(10):
             await hears.tell(EXIT, f"stranger-{number}")
-        assert len(hears.watching._exits) == 3
+        assert len(hears.runtime_events._exits) == 3
 
     live(day)
 
@@ -348,14 +348,14 @@ def test_more_in_doubt_than_are_remembered(
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
         for number in range(5):
-            hears.watching._handle(RuntimeEvent("start", f"stranger-{number}"))
-        assert len(hears.watching._doubts) == 2
-        hears.watching._doubts.clear()  # those who are remembered are in doubt no more
+            hears.runtime_events._handle(RuntimeEvent("start", f"stranger-{number}"))
+        assert len(hears.runtime_events._doubts) == 2
+        hears.runtime_events._doubts.clear()  # those who are remembered are in doubt no more
         assert await hears.moment()
         world.controller.attention.clear()
         await hears.tell(DELETE, owner)
         assert not world.controller.attention.is_set(), "just now everything was compared"
-        assert hears.watching._doubtful is not None
+        assert hears.runtime_events._doubtful is not None
 
     live(day)
 
@@ -366,9 +366,9 @@ def test_more_in_doubt_than_are_remembered(
 def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world, start=False)
-        assert hears.watching.hearing.value == "waiting"
+        assert hears.runtime_events.hearing.value == "waiting"
         runs = asyncio.ensure_future(world.sync.run())
-        await world.until(lambda: hears.watching.hearing is Hearing.CONNECTED)
+        await world.until(lambda: hears.runtime_events.hearing is Hearing.CONNECTED)
         passes = world.controller.telemetry.value(metrics.RECONCILES)
         world.controller.attention.clear()
         hears.events.told.put(UnavailableError("gone"))
@@ -393,7 +393,7 @@ def test_a_stream_that_ends_is_opened_again(
             RuntimeCallError("cannot listen: too much", 8),
             KeyError("a fault of ours"),
         ]
-        hears.watching.start()
+        hears.runtime_events.start()
         await hears.connected()
         assert hears.events.listens == 4
         assert [p["what"] for p in world.controller.telemetry.problems()] == [
@@ -428,13 +428,13 @@ def test_pauses_grow_and_are_bounded(live: Callable[..., None], monkeypatch: pyt
         def wait(seconds: float) -> bool:
             pauses.append(seconds)
             if len(pauses) == 10:
-                hears.watching._closing.set()
+                hears.runtime_events._closing.set()
                 enough.set()
             return False
 
         monkeypatch.setattr(hears.events, "listen", listens)
-        monkeypatch.setattr(hears.watching._closing, "wait", wait)
-        hears.watching.start()
+        monkeypatch.setattr(hears.runtime_events._closing, "wait", wait)
+        hears.runtime_events.start()
         await world.until(enough.is_set)
         assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 0.1, 0.2]
 
@@ -445,8 +445,8 @@ def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) ->
     async def day(world: Any) -> None:
         hears = Hears(world, start=False)
         hears.events.refusals = [RuntimeCallError("cannot listen: unknown service", 12)]
-        hears.watching.start()
-        await world.until(lambda: hears.watching.hearing is Hearing.NOT_OFFERED)
+        hears.runtime_events.start()
+        await world.until(lambda: hears.runtime_events.hearing is Hearing.NOT_OFFERED)
         await world.quiet()
         assert hears.events.listens == 1
         assert world.controller.telemetry.problems() == []
@@ -458,8 +458,8 @@ def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) ->
 def test_events_are_not_read_where_there_are_none(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         threads = threading.active_count()
-        world.controller.watching.start()
-        assert world.controller.watching.hearing is Hearing.OFF
+        world.controller.runtime_events.start()
+        assert world.controller.runtime_events.hearing is Hearing.OFF
         assert threading.active_count() == threads
 
     live(day)
@@ -496,7 +496,7 @@ def test_a_flood_leaves_the_loop_its_turns(live: Callable[..., None]) -> None:
         owner, sharer = await owner_and_sharer(world)
         count = runtime_events.QUEUE_LIMIT - 1
         for number in range(count):
-            hears.watching._put(RuntimeEvent("exit", f"stranger-{number}"))
+            hears.runtime_events._put(RuntimeEvent("exit", f"stranger-{number}"))
         hears.events.tell(EXIT, owner)
         turns = 0
         while hears.phase(owner) is not Phase.EXITED:
@@ -526,7 +526,7 @@ def test_what_the_queue_cannot_hold_is_compared(
             time.sleep(0.01)  # the loop has no turn until all of them have come
         await world.until(lambda: world.controller.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 1)
         assert world.controller.attention.is_set()
-        assert len(hears.watching._exits) == 4
+        assert len(hears.runtime_events._exits) == 4
         await hears.connected()
 
     live(day)
@@ -537,13 +537,13 @@ def test_close_ends_the_thread(live: Callable[..., None]) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
-        hears.watching._handle(RuntimeEvent("start", "stranger"))
-        await world.controller.watching.close()
-        thread = hears.watching._thread
+        hears.runtime_events._handle(RuntimeEvent("start", "stranger"))
+        await world.controller.runtime_events.close()
+        thread = hears.runtime_events._thread
         assert thread is not None
         assert not thread.is_alive()
-        assert hears.watching._doubtful is None or hears.watching._doubtful.cancelled()
-        hears.watching._put(RuntimeEvent("exit", owner))
+        assert hears.runtime_events._doubtful is None or hears.runtime_events._doubtful.cancelled()
+        hears.runtime_events._put(RuntimeEvent("exit", owner))
         await world.quiet()
         assert hears.phase(owner) is Phase.RUNNING
 

@@ -189,7 +189,7 @@ def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False
             else None
         )
         await join(world)
-        tasks = [asyncio.create_task(world.controller.lasting.run())]
+        tasks = [asyncio.create_task(world.controller.unit_properties.run())]
         if settles:
             settler = world.make_settler()
             tasks.append(asyncio.create_task(settler.run()))
@@ -211,8 +211,8 @@ async def join(world: Any) -> None:
     controller = world.controller
     controller.enforcer.cgroups = world.scopes
     controller.enforcer.sandboxes._cgroups = world.scopes
-    controller.lasting.units = world.systemd
-    controller.lasting.fencing.fences = world.scopes
+    controller.unit_properties.units = world.systemd
+    controller.unit_properties.fencing.fences = world.scopes
     await world.sync.once()
 
 
@@ -251,12 +251,12 @@ async def update(world: Any, container_id: str, **resources: Any) -> Any:
 async def calm(world: Any) -> None:
     """Nothing is in flight and nothing is to be compared."""
     await world.quiet()
-    lasting = world.controller.lasting
+    unit_properties = world.controller.unit_properties
     await world.until(
         lambda: (
-            not lasting._dirty
+            not unit_properties._dirty
             and not any(world.controller.state.inflight.of(i) for i in world.controller.state.containers)
-            and not lasting.fencing._standing
+            and not unit_properties.fencing._standing
         )
     )
     await world.quiet()
@@ -287,7 +287,7 @@ def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
 def test_wrong_masks_are_detected_corrected_and_reported_once(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.controller.lasting.order is MaskOrder.REVERSED
+        assert world.controller.unit_properties.order is MaskOrder.REVERSED
         await has(world, lse, cpus_of(OWNED))
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
@@ -324,7 +324,7 @@ def test_a_call_is_in_flight_until_all_is_right(live: Any) -> None:
         world.cgroups.sets[ls] = reversed_mask(REST)
         await world.until(lambda: not world.controller.state.inflight.of(ls))
         assert world.cgroups.sets[ls] == REST, "by a write of ours where systemd cannot be asked"
-        await world.until(lambda: not world.controller.lasting.fencing._standing)
+        await world.until(lambda: not world.controller.unit_properties.fencing._standing)
         systemd.away = False
         await calm(world)
         await has(world, ls, REST)
@@ -374,12 +374,12 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any)
 
 def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
-        lasting: Any = world.controller.lasting
+        unit_properties: Any = world.controller.unit_properties
         ls = await run(world, "ls", qos="LS")
-        assert lasting.order is MaskOrder.UNKNOWN, "all CPUs read the same in both orders"
+        assert unit_properties.order is MaskOrder.UNKNOWN, "all CPUs read the same in both orders"
         assert world.controller.telemetry.value(metrics.POD_CGROUPS_NARROWED) == 0
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.controller.lasting.order is MaskOrder.RIGHT
+        assert world.controller.unit_properties.order is MaskOrder.RIGHT
         fences = world.controller.telemetry.value(metrics.POD_CGROUPS_NARROWED)
         await calm(world)
         asked = len(systemd.asked)
@@ -396,7 +396,7 @@ def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
 def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         def order() -> Any:
-            return world.controller.lasting.order
+            return world.controller.unit_properties.order
 
         await run(world, "lse", qos="LSE", cpus=OWNED)
         assert order() is MaskOrder.RIGHT
@@ -413,7 +413,7 @@ def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(live: Any) ->
         ls = await run(world, "ls", qos="LS")
         await run(world, "lsr", qos="LSR", cpus="12-13")
         await has(world, ls, cpus_of("0-11,14-15"))
-        assert world.controller.lasting.order is MaskOrder.REVERSED
+        assert world.controller.unit_properties.order is MaskOrder.REVERSED
         del world.log[:]
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         await has(world, ls, REST - cpus_of("12-13"))
@@ -429,7 +429,7 @@ def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
         await world.create(sandbox, **SHARES)  # ls moves, and how the runtime is, is not known yet
-        await world.until(lambda: world.controller.lasting.order is not MaskOrder.UNKNOWN)
+        await world.until(lambda: world.controller.unit_properties.order is not MaskOrder.UNKNOWN)
         await calm(world)
         at = world.log.index(f"runtime {ls} {REST}")
         assert f"fence {slice_of('ls')} {REST}" in world.log[:at]
@@ -447,11 +447,11 @@ def test_units_are_read_when_systemd_is_available(live: Any) -> None:
         systemd.report(UnitNews.CONNECTED)
         await calm(world)
         await has(world, ls, REST)
-        shown = world.controller.lasting.page()["systemd"]
+        shown = world.controller.unit_properties.page()["systemd"]
         assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
         systemd.report(UnitNews.LOST)
         await world.quiet()
-        assert world.controller.lasting.page()["systemd"]["connected"] is False
+        assert world.controller.unit_properties.page()["systemd"]["connected"] is False
 
     on_systemd(live, day)
 
@@ -464,7 +464,7 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) 
         await calm(world)
         systemd.slow = []
         systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
-        world.controller.lasting.changed([shared])
+        world.controller.unit_properties.changed([shared])
         await world.until(lambda: systemd.slow)
         assert [flight.carries for flight in world.controller.state.inflight.of(shared)] == [cpus_of(ALL)]
 
@@ -512,7 +512,7 @@ def test_memory_nodes_last_as_the_kernel_has_them(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         assert systemd.units[unit_of(ls)].mems == Mask()
         world.cgroups.mems[ls] = Mask.parse("1")
-        world.controller.lasting.changed([ls])
+        world.controller.unit_properties.changed([ls])
         await calm(world)
         assert systemd.units[unit_of(ls)].mems == Mask.parse("1")
 
@@ -565,7 +565,7 @@ def test_fences_are_taken_at_the_end(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         await update(world, ls, cpu_shares=9)
         assert world.scopes.slices[slice_of("ls")] == REST
-        await world.controller.lasting.close()
+        await world.controller.unit_properties.close()
         assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
 
     on_systemd(live, day)
@@ -592,7 +592,7 @@ def test_without_scopes_systemd_is_not_asked(live: Any) -> None:
         world.wire.finished(call, 0)
         await world.quiet()
         assert systemd.heard is None
-        assert world.controller.lasting.page() == {}
+        assert world.controller.unit_properties.page() == {}
 
     on_systemd(live, day)
 
@@ -602,10 +602,10 @@ def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> Non
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
         world.controller.store.handle(ModeChanged(NodeMode.RELEASED))
-        await world.controller.lasting.give(ls, cpus_of(ALL), Mask.parse("0-1"))
+        await world.controller.unit_properties.give(ls, cpus_of(ALL), Mask.parse("0-1"))
         assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
         systemd.away = True
-        await world.controller.lasting.give(ls, REST, Mask.parse("0"))
+        await world.controller.unit_properties.give(ls, REST, Mask.parse("0"))
         assert "cannot ask systemd" in str(world.controller.telemetry.problems())
 
     on_systemd(live, day)

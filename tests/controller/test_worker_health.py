@@ -33,9 +33,9 @@ class Watch:
         self.now = 1000.0
         self.said: list[str] = []
         self.health = Health(telemetry(self.said), lambda: None, lambda: self.now)
-        self.kernel, self.scout = Played("kernel"), Played("scout")
+        self.kernel, self.fact_lookup = Played("kernel"), Played("scout")
         self.health.watch(self.kernel, 10, vital=True)
-        self.health.watch(self.scout, 60)
+        self.health.watch(self.fact_lookup, 60)
 
 
 def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
@@ -63,7 +63,7 @@ def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
 
 def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> None:
     w = Watch()
-    w.scout.seconds = 2 * RESTART_S
+    w.fact_lookup.seconds = 2 * RESTART_S
     w.now += 10 * RESTART_S
     w.health.look()
     assert w.said == ["a worker thread is stuck in one job worker=scout seconds=60"]

@@ -134,17 +134,17 @@ class Watch:
 
 
 @pytest.fixture(scope="module")
-def watching() -> Watch:
+def runtime_events() -> Watch:
     """Make it once and only here: what listens to a process cannot be taken off again."""
     return Watch()
 
 
 @pytest.fixture
-def watch(watching: Watch) -> Iterator[Watch]:
-    watching.seen.clear()
-    watching.on = True
-    yield watching
-    watching.on = False
+def watch(runtime_events: Watch) -> Iterator[Watch]:
+    runtime_events.seen.clear()
+    runtime_events.on = True
+    yield runtime_events
+    runtime_events.on = False
 
 
 def in_folder(path: Path, directory: Path) -> testing.Loaded:

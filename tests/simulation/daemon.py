@@ -66,7 +66,7 @@ class Daemon:
         self.files = SimulatedFiles(node.kernel, self.is_alive)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
         self.controller: NodeController = self.loop.enter(self._start)
-        self.wire = Interceptors(self.controller, self.controller.sync, self.controller.launch)
+        self.wire = Interceptors(self.controller, self.controller.sync, self.controller.start_update)
 
     def is_alive(self) -> bool:
         """Return whether the process lives."""
@@ -93,7 +93,7 @@ class Daemon:
         )
         entries = dict(self.ledger.entries)
         controller.sync.recover(entries)
-        for begin in (controller.sync.run, controller.settler.run, controller.lasting.run):
+        for begin in (controller.sync.run, controller.settler.run, controller.unit_properties.run):
             controller.tend(begin)
         self.release = Release(controller)
         record = entries.get(KEY)

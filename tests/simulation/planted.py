@@ -62,7 +62,7 @@ def abort_forgotten() -> Patches:
 
 def late_answer_ignored() -> Patches:
     """A call without an answer counts as over at once, although the runtime may carry it out."""
-    yield StartUpdate, "stray", lambda launch, call: launch._context.calls.land(call)
+    yield StartUpdate, "stray", lambda start_update, call: start_update._context.calls.land(call)
 
 
 def calls_in_flight_ignored() -> Patches:

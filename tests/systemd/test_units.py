@@ -191,8 +191,8 @@ def test_what_the_kernel_is_asked_for_is_allowed() -> None:
     service = read("topoproxy.service")["Service"]
     assert service["SystemCallFilter"] == ["@system-service", "~@privileged @resources"]
     allowed = syscalls("@system-service") - syscalls("@privileged") - syscalls("@resources")
-    watching = {"inotify_init1", "inotify_add_watch", "inotify_rm_watch", "epoll_create1", "epoll_ctl"}
-    assert watching | {"socket", "bind", "recvfrom", "pread64", "pwrite64", "flock", "fsync"} <= allowed
+    runtime_events = {"inotify_init1", "inotify_add_watch", "inotify_rm_watch", "epoll_create1", "epoll_ctl"}
+    assert runtime_events | {"socket", "bind", "recvfrom", "pread64", "pwrite64", "flock", "fsync"} <= allowed
     assert not {"reboot", "chown", "fchownat", "setuid", "chroot", "sched_setaffinity"} & allowed
 
 

@@ -74,19 +74,23 @@ class Fencing:
     """Puts up fences and takes them away."""
 
     def __init__(
-        self, context: NodeContext, writes: KernelWrites, lasting: UnitRepairs, fences: Fences | None = None
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        unit_properties: UnitRepairs,
+        fences: Fences | None = None,
     ) -> None:
         """Put up none.
 
         Args:
             context: Has the containers.
             writes: Takes note of what is written.
-            lasting: Knows what the runtime sends to systemd, and repairs it.
+            unit_properties: Knows what the runtime sends to systemd, and repairs it.
             fences: Writes the lists; None where nothing does.
         """
         self._context = context
         self._writes = writes
-        self._lasting = lasting
+        self._unit_properties = unit_properties
         self._fenced: dict[InflightCall, Fence] = {}
         self.fences = fences
         self._standing: StandingFences = {}
@@ -172,11 +176,11 @@ class Fencing:
 
     def is_wary(self, container: Container) -> bool:
         """Report whether a call that carries a container's set to the runtime is to wait for a fence."""
-        if not self._lasting.is_unit(container):
+        if not self._unit_properties.is_unit(container):
             return False
-        self._lasting.begin()
+        self._unit_properties.begin()
         want = self._context.state.wanted(container)
-        doubtful = self._lasting.connected and not self._lasting.is_trusted(want)
+        doubtful = self._unit_properties.connected and not self._unit_properties.is_trusted(want)
         return doubtful and self.can(container)
 
     async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
@@ -234,8 +238,8 @@ class Fencing:
             return
         then()
         if carried is not None:
-            self._lasting.sent(flight.container_id, carried)
-        self._lasting.landed(flight.container_id)
+            self._unit_properties.sent(flight.container_id, carried)
+        self._unit_properties.landed(flight.container_id)
 
     async def _mend(
         self, flight: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
@@ -248,9 +252,9 @@ class Fencing:
                 None if container is None else await context.kernel.run(context.enforcer.path_of, container)
             )
             if path is not None and path.endswith(".scope"):
-                await self._lasting.put_right(container_id, path, flight, carried)
+                await self._unit_properties.put_right(container_id, path, flight, carried)
         except (CgroupError, UnavailableError) as error:
-            self._lasting.failed(container_id, error)
+            self._unit_properties.failed(container_id, error)
             again.append(container_id)
         except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
             context.broken(error)
@@ -263,8 +267,8 @@ class Fencing:
             await self.take(fence)
         finally:
             then()
-            self._lasting.changed(again)
-            self._lasting.landed(container_id)
+            self._unit_properties.changed(again)
+            self._unit_properties.landed(container_id)
 
     # -- in the kernel worker -----------------------------------------------------------------------------
 

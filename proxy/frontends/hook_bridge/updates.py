@@ -70,16 +70,18 @@ class _Wanted:
 class Updates:
     """Carries out what hooks want of containers."""
 
-    def __init__(self, controller: NodeController, launch: StartUpdate, *, owned_cpus: bool = False) -> None:
+    def __init__(
+        self, controller: NodeController, start_update: StartUpdate, *, owned_cpus: bool = False
+    ) -> None:
         """Wait for updates.
 
         Args:
             controller: The node.
-            launch: Follows updates.
+            start_update: Follows updates.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._controller = controller
-        self._launch = launch
+        self._start_update = start_update
         self._owned_cpus = owned_cpus
         self._worker = Worker("hook-updates", controller.broken)
         self._waiting: dict[str, _Wanted] = {}
@@ -181,7 +183,7 @@ class Updates:
             UnavailableError, RuntimeCallError: It does not take it.
         """
         controller = self._controller
-        fencing = controller.lasting.fencing
+        fencing = controller.unit_properties.fencing
         fence = await fencing.fitting(container_id)
         container = controller.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED or controller.state.inflight.of(container_id):
@@ -191,7 +193,7 @@ class Updates:
         cpus: CpuSet | None = None if controller.state.node.erases(container.placement) else want
         flight = controller.calls.depart(container_id, want)
         fencing.bind(flight, fence)
-        async with self._launch.under_way(flight):
+        async with self._start_update.under_way(flight):
             mems = controller.mems.renewed(container)
             await self._worker.run(controller.runtime.update_limits, container_id, cpus, mems, limits)
             controller.telemetry.count(metrics.UPDATED_BY_HOOKS)

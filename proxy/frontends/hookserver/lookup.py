@@ -22,9 +22,9 @@ RETRY, TRIES = Backoff(0.1, 0.4), 4
 class RuntimeLookup:
     """Asks the runtime for what a request does not name."""
 
-    def __init__(self, controller: NodeController, launch: StartUpdate, pending: PendingCalls) -> None:
+    def __init__(self, controller: NodeController, start_update: StartUpdate, pending: PendingCalls) -> None:
         self._controller = controller
-        self._launch = launch
+        self._start_update = start_update
         self._pending = pending
 
     def sandboxes(self, uid: str) -> list[str]:
@@ -49,7 +49,7 @@ class RuntimeLookup:
         name = (meta.uid, meta.namespace, meta.name)
         pauses = RetryDelays(RETRY)
         for last in range(TRIES - 1, -1, -1):
-            listed = await self._launch.lookups.run(controller.runtime.list_pods)
+            listed = await self._start_update.lookups.run(controller.runtime.list_pods)
             there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
             if there:
                 newest = max(there, key=lambda pod: pod.attempt)
@@ -74,7 +74,7 @@ class RuntimeLookup:
         if container_id in controller.state.runtime.saved:
             return
         try:
-            detail = await self._launch.lookups.run(controller.runtime.detail, container_id)
+            detail = await self._start_update.lookups.run(controller.runtime.detail, container_id)
             saved = CpuSet.parse(detail.cpuset_cpus)
         except (UnavailableError, RuntimeCallError, ValueError):
             return  # the runtime gets the current set in any case
@@ -86,7 +86,9 @@ class RuntimeLookup:
         """Ask the runtime for one container: none, or one; None if it does not answer."""
         controller = self._controller
         try:
-            return list(await self._launch.lookups.run(controller.runtime.list_containers, container_id))
+            return list(
+                await self._start_update.lookups.run(controller.runtime.list_containers, container_id)
+            )
         except (UnavailableError, RuntimeCallError) as error:
             self.look_later(error)
             return None

@@ -104,9 +104,9 @@ class PendingCalls:
         starts: By container id: containers that are being started.
     """
 
-    def __init__(self, controller: NodeController, launch: StartUpdate) -> None:
+    def __init__(self, controller: NodeController, start_update: StartUpdate) -> None:
         self._controller = controller
-        self._launch = launch
+        self._start_update = start_update
         self.pods = Calls[str](POD_PATIENCE_S, controller.clock)
         self.creates = Calls[Creation](CREATE_PATIENCE_S, controller.clock)
         self.starts = Calls[str](START_PATIENCE_S, controller.clock)
@@ -139,7 +139,7 @@ class PendingCalls:
 
     async def look(self) -> None:
         """Ask the runtime for the outcome of pending calls; those past their timeout are lost."""
-        controller, ask = self._controller, self._launch.lookups.run
+        controller, ask = self._controller, self._start_update.lookups.run
         try:
             await self.settle_creates()
             if self.pods:
@@ -160,7 +160,7 @@ class PendingCalls:
             UnavailableError, RuntimeCallError: The runtime does not answer.
         """
         if self.creates:
-            for container in await self._launch.lookups.run(self._controller.runtime.list_containers):
+            for container in await self._start_update.lookups.run(self._controller.runtime.list_containers):
                 self.see_container(container)
 
     def see_pod(self, pod: RuntimePod) -> None:

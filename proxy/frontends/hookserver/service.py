@@ -25,19 +25,21 @@ RETRY: Final = Backoff(1.0, 15.0)
 class Serving:
     """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
-    def __init__(self, path: Path, controller: NodeController, launch: StartUpdate, flow: CallFlow) -> None:
+    def __init__(
+        self, path: Path, controller: NodeController, start_update: StartUpdate, flow: CallFlow
+    ) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             path: Where to listen.
             controller: The node.
-            launch: Makes calls to the runtime on behalf of a call.
+            start_update: Makes calls to the runtime on behalf of a call.
             flow: Decides calls: the same as for calls that pass through us, so that the same hooks are
                 called.
         """
         self.path = path
         self.listening = False
-        self.servicer = Servicer(controller, launch, flow)
+        self.servicer = Servicer(controller, start_update, flow)
         self._controller = controller
         self._server = Server(path, controller, self.servicer)
         self._task: asyncio.Task[None] | None = None

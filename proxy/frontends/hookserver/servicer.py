@@ -36,19 +36,19 @@ ContainerAnswer = pb.ContainerResourceHookResponse
 class Servicer:
     """Answers the requests; all methods on the loop."""
 
-    def __init__(self, controller: NodeController, launch: StartUpdate, flow: CallFlow) -> None:
+    def __init__(self, controller: NodeController, start_update: StartUpdate, flow: CallFlow) -> None:
         """Prepare to answer.
 
         Args:
             controller: The node.
-            launch: Makes calls to the runtime on behalf of a call.
+            start_update: Makes calls to the runtime on behalf of a call.
             flow: Decides calls.
         """
         self._controller = controller
-        self._launch = launch
+        self._start_update = start_update
         self._flow = flow
-        self.pending = PendingCalls(controller, launch)
-        self._find = RuntimeLookup(controller, launch, self.pending)
+        self.pending = PendingCalls(controller, start_update)
+        self._find = RuntimeLookup(controller, start_update, self.pending)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Servicer:
         ours = self._find.sandboxes(asked.pod_meta.uid)
         if ours:
             try:
-                listed = await self._launch.lookups.run(controller.runtime.list_pods)
+                listed = await self._start_update.lookups.run(controller.runtime.list_pods)
                 ready = {pod.id for pod in listed if pod.ready}
                 for sandbox_id in ours:
                     if sandbox_id not in ready:
@@ -116,7 +116,7 @@ class Servicer:
         """The create is the peer's from here on."""
         if isinstance(call.state, Trip):
             sent = answer.container_resources
-            self._controller.entrusted.give(
+            self._controller.delegated.give(
                 call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota
             )
             self.pending.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)

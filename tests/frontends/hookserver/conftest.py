@@ -210,12 +210,14 @@ hooks:
     async def start(self, text: str) -> None:
         self.daemon = Daemon(self.configured(text), machine=MACHINE, cgroups=self.cgroups)
         await self.daemon.start()
-        controller, sync, launch = self.daemon.controller, self.daemon.sync, self.daemon._launch
+        controller, sync, start_update = self.daemon.controller, self.daemon.sync, self.daemon._start_update
         assert controller is not None
         assert sync is not None
-        assert launch is not None
+        assert start_update is not None
         # The daemon itself serves nothing here: what is tried is what it would start.
-        self.serving = Serving(self.socket, controller, launch, CallFlow(controller, sync, launch))
+        self.serving = Serving(
+            self.socket, controller, start_update, CallFlow(controller, sync, start_update)
+        )
         await self.serving.run()
         self.peer = Peer(self.directory / "runtime.sock", self.socket)
 

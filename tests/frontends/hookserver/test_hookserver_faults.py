@@ -320,9 +320,9 @@ def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
         attention=asyncio.Event(),
         runtime=SimpleNamespace(list_containers=None),
     )
-    launch: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
+    start_update: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
-    assert asyncio.run(RuntimeLookup(controller, launch, nothing).seen("c")) is None
+    assert asyncio.run(RuntimeLookup(controller, start_update, nothing).seen("c")) is None
     assert said == ['cannot list what the runtime has err="cannot reach it"']
     assert controller.attention.is_set()
 

@@ -110,7 +110,7 @@ def test_it_says_why_it_cannot(directory: Path, bind: Any) -> None:
 def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None]) -> None:
     async def day(node: Any) -> None:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
-        again = type(node.serving)(node.socket, node.controller, node.daemon._launch, None)
+        again = type(node.serving)(node.socket, node.controller, node.daemon._start_update, None)
         with pytest.raises(CannotCreateError, match="another process answers there"):
             await again.start()
         trying = asyncio.create_task(again.run())
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
 
     async def day(node: Any) -> None:
         other = node.directory / "other.sock"
-        again = Serving(other, node.controller, node.daemon._launch, node.serving.servicer._flow)
+        again = Serving(other, node.controller, node.daemon._start_update, node.serving.servicer._flow)
         with monkeypatch.context() as patched:
             patched.setattr("grpc._server._Server.start", fails)
             with pytest.raises(RuntimeError, match="no more threads"):
