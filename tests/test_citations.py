@@ -102,3 +102,27 @@ def test_no_text_cites_a_page_outside_the_repository() -> None:
 )
 def test_the_old_forms_are_recognized(text: str) -> None:
     assert OUTSIDE.search(text)
+
+
+MODULE = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+)(?:\.py|/)?`")
+
+
+def is_module(path: Path) -> bool:
+    """Return whether a path is a package or, with its suffix, a module."""
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def test_modules_that_pages_name_exist() -> None:
+    """A path in a page, such as ``engine/handle``, is below ``proxy/`` or below the repository."""
+    packages = {path.name for path in (ROOT / "proxy").iterdir() if path.is_dir()}
+    unknown = {
+        f"{page.name}: {name}"
+        for page in (*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"))
+        if page.name != "CHANGELOG.md"
+        for name in MODULE.findall(page.read_text())
+        if name.split("/")[0] in packages
+        if not any(
+            at.is_dir() or at.with_suffix(".py").exists() for at in (ROOT / "proxy" / name, ROOT / name)
+        )
+    }
+    assert not unknown
