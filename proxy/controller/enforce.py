@@ -1,7 +1,7 @@
-"""Making the kernel say what the state says. Everything here runs in the kernel worker's thread.
+"""Writes to the kernel the cpusets that the state wants. Everything here runs in the kernel worker's thread.
 
-Each write asks for the newest state, not for the one that was planned when the job was queued: see
-``proxy.controller.worker``. Memory nodes of a live container are left alone, because its memory may be there.
+Each write uses the newest state, not the state from when the job was queued: see ``proxy.controller.worker``.
+The memory nodes of a live container are not changed, because its memory may be there.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from proxy.model.workload import Container, Phase, Pool
 
 LIVE = (Phase.STARTING, Phase.RUNNING)
 BULK = 8
-"""From so many on containers are written together, by set."""
+"""From this number on, containers with the same cpuset are written together."""
 
 
 @dataclass(slots=True)
 class Enforced:
-    """What an enforcement did.
+    """The results of an enforcement.
 
     Attributes:
-        written: Ids of containers whose set was changed.
-        drifted: Those of them that held the right set before, by our own account: somebody else wrote it.
+        written: Ids of containers whose cpuset was changed.
+        drifted: The containers in ``written`` that should have held the right cpuset already, by our own
+            records: another program wrote to their cgroups.
         absent: Ids of containers that should have a cgroup and have none.
-        lost: Those of them that had none the last time either.
-        errors: What could not be written, in words.
-        refused: Whose set that was, with what the kernel said.
-        notes: What could not be either, and holds up nobody.
-        found: What was in the groups of whom somebody else had written, where that was looked at.
-        left: Those of them that were left so.
-        seconds: How long it took.
+        lost: The containers in ``absent`` that had no cgroup the last time either.
+        errors: Messages about what could not be written.
+        refused: The kernel's error for each container whose cpuset could not be written, by id.
+        notes: Messages about what else could not be written; no call is refused or delayed for these.
+        found: The cpusets found in cgroups that another program had written to, by container id, where they
+            were read.
+        left: Those of them that were not overwritten.
+        seconds: How long the enforcement took.
     """
 
     written: list[str] = field(default_factory=list)
@@ -56,11 +58,11 @@ class Enforced:
 
 
 class Enforcer:
-    """Writes wanted sets to cgroups.
+    """Writes wanted cpusets to cgroups.
 
     Attributes:
-        cgroups: Where.
-        pauses: Writes the groups of sandboxes.
+        cgroups: The tree of cgroups.
+        sandboxes: Writes the cgroups of sandboxes.
     """
 
     def __init__(
@@ -75,14 +77,14 @@ class Enforcer:
         """Write nothing yet.
 
         Args:
-            cgroups: Where.
-            state: Gives the newest state; called in the kernel worker's thread, as all of this.
-            busy: Tells whether the runtime is at a call that brings a set to a container: what is found in
-                its group then is nobody's doing but ours.
-            confined: Tells whether a container has a group before its start has been answered
+            cgroups: The tree of cgroups.
+            state: Returns the newest state; called in the kernel worker's thread, as everything here.
+            busy: Returns whether the runtime is executing a call that writes a cpuset to a container. A
+                different value in its cgroup may then come from our own call, and does not count as drift.
+            confined: Returns whether a container may have a cgroup before its start has been answered
                 (``confinement``).
-            paused: Tells whether nothing is to be written; jobs that are queued already ask, too.
-            quirks: How the runtime names its groups.
+            paused: Returns whether nothing is to be written; jobs that are already queued ask, too.
+            quirks: How the runtime names its cgroups.
         """
         self.cgroups = cgroups
         self._busy = busy
@@ -99,24 +101,24 @@ class Enforcer:
         self._first: Callable[[], None] = lambda: None
 
     def do_first(self, job: Callable[[], None]) -> None:
-        """Have a job done before any container is written, each time, in the same thread."""
+        """Run a job before each enforcement writes any container, in the same thread."""
         self._first = job
 
     def is_live(self, container: Container) -> bool:
-        """Tell whether a container may have a group; callable from any thread."""
+        """Return whether a container may have a cgroup; callable from any thread."""
         return container.phase in LIVE or (container.phase is Phase.CREATED and self._confined(container.id))
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
-        """Write the sets of some containers.
+        """Write the cpusets of some containers.
 
-        Those that are not live are passed over; those that hold the right set are not written.
+        Containers that are not live are skipped; containers that hold the right cpuset are not written.
         """
         state = self._state()
         some = [c for i in ids if (c := state.containers.get(i)) is not None]
         return self._enforce(state, *_sharers_first(state, some))
 
     def _enforce(self, state: NodeState, *parts: list[Container]) -> Enforced:
-        """Write the sets of some containers, one part after the other."""
+        """Write the cpusets of some containers, one part after the other."""
         done = Enforced()
         if self._paused():
             return done
@@ -135,7 +137,7 @@ class Enforcer:
         return done
 
     def enforce_all(self, leave: Collection[str] = ()) -> Enforced:
-        """Write the sets of all containers but some."""
+        """Write the cpusets of all containers except those in ``leave``, and follow with the sandboxes."""
         state = self._state()
         there = state.containers
         self._passes += 1
@@ -150,7 +152,7 @@ class Enforcer:
         return done
 
     def enforce_pools(self) -> Enforced:
-        """Write the sets of all containers that share CPUs, and have sandboxes leave what is owned."""
+        """Write the cpusets of all containers that share CPUs, and move sandboxes off CPUs that are owned."""
         state, missed, own = self._state(), self._missed, Pool.OWN
         there = [c for c in state.containers.values() if c.placement.pool is not own or state.shares(c)]
         if missed:
@@ -160,18 +162,19 @@ class Enforcer:
         return done
 
     def enforce_sandboxes(self) -> Enforced:
-        """Have sandboxes leave CPUs that are owned."""
+        """Move sandboxes off CPUs that are owned."""
         return Enforced(notes=[] if self._paused() else self.sandboxes.leave(self._state()))
 
     def enforce_groups(self) -> Enforced:
-        """Give the groups of BestEffort what those in them are to have, also who is not started yet."""
+        """Write the cgroups of BestEffort pods, also for containers that are not started yet."""
         return Enforced(notes=[] if self._paused() else self._be_groups.follow(self._state(), self._paths))
 
     def make_room(self, container: Container) -> Enforced:
-        """Have the groups above a container that could not start hold its CPUs, whoever has narrowed them.
+        """Widen the cgroup of a pod whose container could not start, so that it holds the container's CPUs.
 
-        On cgroup v1 the kernel refuses a group more than the one above it has. The runtime makes a group and
-        fills it in one go, so we see it only when the start has failed.
+        On cgroup v1 the kernel refuses a cgroup any CPU that its parent does not have, and another program
+        may have narrowed the parent. The runtime creates the container's cgroup and writes its cpuset in one
+        step, so this shows only when the start has failed.
         """
         done = Enforced()
         path = self.cgroups.pod_group(container.pod.cgroup_parent)
@@ -186,28 +189,28 @@ class Enforcer:
         return done
 
     def _is_missing(self, container_id: str) -> bool:
-        """Tell whether a pass passes over a container that has no cgroup of its own (in a VM, say).
+        """Return whether a pass skips a container that has no cgroup of its own (in a VM, for example).
 
-        To look for it costs a search; it is looked for twice, and then seldom, and never before a create.
+        Finding a cgroup takes a search. So it is searched for twice, then seldom, and never before a create.
         """
         return self._missed.get(container_id, 0) >= TRIES and self._passes % SELDOM != 0
 
     def known_path(self, container: Container) -> str | None:
-        """Give a container's group if a write has found it; callable from any thread."""
+        """Return the path of a container's cgroup if it is known; callable from any thread."""
         known = self._paths.get(container.id) or container.cgroup
-        # A group that is gone says nothing of where the container is now.
+        # The path of a cgroup that is gone does not show where the container is now.
         return known if known and self._gone.get(container.id) != known else None
 
     def given(self, container_id: str) -> CpuSet | None:
-        """Give what a container was last given; None where a call in flight may bring it something else."""
+        """Return the cpuset last written for a container; None if a call in flight may write another one."""
         return None if self._busy(container_id) else self._held.get(container_id)
 
     def forget(self) -> None:
-        """Forget who had what: somebody else may have given them other sets, and be right."""
+        """Forget which cpusets containers hold: another program may have rightly written other ones."""
         self._held = {}
 
     def path_of(self, container: Container) -> str | None:
-        """Give a container's group; None where it has none that can be found. For the kernel worker."""
+        """Return the path of a container's cgroup; None if none can be found. For the kernel worker only."""
         path = self.known_path(container)
         if path is None:
             path = self.cgroups.find(container.pod.cgroup_parent, container.id)
@@ -216,12 +219,12 @@ class Enforcer:
         return path
 
     def _in_bulk(self, state: NodeState, some: list[Container], done: Enforced) -> list[str]:
-        """Write those whose groups are known, one set after the other.
+        """Write the containers whose cgroups are known, one cpuset after the other.
 
-        As soon as the state is another one, what is not written yet is left.
+        As soon as the state changes, the containers that are not written yet are left.
 
         Returns:
-            Ids of those who are left, to be written one by one.
+            Ids of the containers that are left, to be written one by one.
         """
         left: list[str] = []
         sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
@@ -237,7 +240,7 @@ class Enforcer:
             want, has = state.wanted(container), held.get(container_id)
             key = want.bits, has.bits if has is not None else 0
             same = sets.get(key)
-            if same is None:  # who holds the right set by our account is read: somebody else may have written
+            if same is None:  # a set that is right by our records is read: another program may have written
                 same = sets[key] = want, has if has != want else None, [], []
             same[2].append(container_id)
             same[3].append(path)
@@ -257,7 +260,7 @@ class Enforcer:
         return left
 
     def _holds(self, container_id: str, want: CpuSet, done: Enforced, *, written: bool) -> None:
-        """Take note that a group holds what it should."""
+        """Record that a container's cgroup holds the wanted cpuset."""
         busy = self._busy(container_id)
         if written:
             done.written.append(container_id)
@@ -288,7 +291,7 @@ class Enforcer:
                 return
             self._paths.pop(container.id, None)
             self._gone[container.id] = path
-            if again:  # it has left, or its group is another one now
+            if again:  # the container has exited, or has another cgroup now
                 self._one(container, done, again=False)
             else:
                 self._miss(container, done)
@@ -301,7 +304,7 @@ class Enforcer:
 
 
 def _sharers_first(state: NodeState, some: list[Container]) -> tuple[list[Container], ...]:
-    """Divide containers into those that share CPUs and those that own some: what is owned is left first."""
+    """Divide containers into those that share CPUs and owners, so that the former leave owned CPUs first."""
     owners = [c for c in some if c.placement.pool is Pool.OWN and not state.shares(c)]
     if not owners or len(owners) == len(some):
         return (some,)

@@ -1,23 +1,24 @@
-"""Ends that the runtime tells of by itself: CPUs are back at once instead of at the next comparison.
+"""Events of the runtime: the CPUs of a container that exits are free at once, before the next reconcile pass.
 
-One thread reads the runtime's events and puts them into a bounded queue; the loop takes some at a time. What
-an event means:
+A thread reads the runtime's events into a bounded queue, and the event loop handles a few at a time. What an
+event means:
 
-- exit of a container that we know: it has exited. That is final: the CRI never starts a container twice. Its
-  CPUs go back to the pools, and the kernel follows.
-- exit of a sandbox's own process: a comparison, where something in it is left to be freed.
-- start of somebody unknown, deletion of somebody known: mostly the other half of a call on its way through
-  us, whose answer comes in a moment. So they wait for a moment; who is still in doubt then is looked up, all
-  of them by one comparison.
-- exit of somebody unknown: he holds nothing. He may be about to be known (the answer to his create was lost,
-  or a comparison is just taking him in), so exits are remembered, and each comparison ends with them.
+- Exit of a known container: the container has exited. This is final, because the CRI never starts a container
+  twice. Its CPUs go back to the pools, and the kernel follows.
+- Exit of a sandbox's own process: a reconcile pass is requested if the sandbox still has something to free.
+- Start of an unknown container or sandbox, deletion of a known one: usually this belongs to a call that is
+  passing through the proxy and whose answer is about to arrive. So such an event waits for a moment. If the
+  state still disagrees with any of these events then, one reconcile pass is requested for all of them.
+- Exit of an unknown container: it holds no CPUs. It may become known soon (the answer to its create was lost,
+  or a reconcile pass is adopting it at this moment). So exits are remembered, and each reconcile pass applies
+  them at its end.
 
-An event is faster than the runtime's own books: a list that is asked for after it may still say "running".
-Such a list must not bring a container back to life, so lists are corrected by the exits that are remembered;
-after a while the list is right.
+An event may be ahead of the runtime's own lists: a list that is requested after an exit may still report the
+container as running. Such a list must not revive the container, so lists are corrected by the exits that are
+remembered. After a while the list is right.
 
-What happened before somebody listened is told to nobody, and a queue that overflows loses something. After
-both a comparison is asked for, and the comparisons on the timer stay what holds if all this fails.
+Events from before the subscription are never delivered, and an overflow of the queue loses events. In both
+cases a reconcile pass is requested. If all of this fails, the passes on the timer still find every change.
 """
 
 from __future__ import annotations
@@ -45,24 +46,24 @@ if TYPE_CHECKING:
     from proxy.controller.listing import Listing
 
 QUEUE_LIMIT = 1024
-"""Events that may wait for the loop; more are forgotten, and everything is compared instead."""
+"""Events that may wait for the event loop. Further ones are dropped, and a reconcile pass is requested."""
 AT_ONCE = 16
-"""Events that are handled before others get their turn."""
+"""Events that are handled in one turn of the event loop."""
 MOMENT_S, LATER_S = 0.5, 3.0
-"""How long a call's answer may come after its event; the second where doubts led to a comparison just now."""
+"""Seconds to wait for a call's answer after its event; the second if doubts caused a pass just before."""
 DOUBTS_LIMIT = 256
 BEHIND_S = 60.0
-"""How long the runtime's list may be behind its events."""
+"""Seconds for which the runtime's list may be behind its events."""
 EXITS_LIMIT = 2048
 PAUSES = Backoff(0.1, 2.0, steady=10.0)
-"""Seconds before listening again after the runtime went."""
+"""Seconds before the next subscription after the stream has ended."""
 REFUSED_S, NOT_OFFERED_S = 30.0, 300.0
-"""The same after a refusal, and where the runtime has no events."""
+"""The same after an error, and if the runtime does not offer events."""
 JOIN_S = 2.0
 
 
 class Hearing(Enum):
-    """How the runtime's events reach us."""
+    """The state of the stream of the runtime's events."""
 
     OFF = "off"
     WAITING = "waiting"
@@ -71,15 +72,15 @@ class Hearing(Enum):
 
 
 class RuntimeEvents:
-    """Listens to the runtime, and tells the controller."""
+    """Receives the runtime's events and updates the controller's state."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
-        """Prepare; nobody listens before ``run``.
+        """Prepare; the subscription begins with ``start``.
 
         Args:
             context: The node.
-            lifecycle: Is told which containers have exited.
-            events: The runtime's side; None where nobody listens.
+            lifecycle: Records which containers have exited.
+            events: The source of the runtime's events; None if they are not used.
         """
         self._context = context
         self._lifecycle = lifecycle
@@ -96,13 +97,13 @@ class RuntimeEvents:
         self._exits: dict[str, float] = {}
         self._doubts: dict[str, RuntimeEvent] = {}
         self._doubtful: asyncio.TimerHandle | None = None
-        self._crowd = False  # more are in doubt than are remembered
+        self._crowd = False  # there are more doubtful events than are remembered
         self._asked = float("-inf")
 
     # -- the thread ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread that receives events."""
         if self._events is not None and self._thread is None:
             self._thread = threading.Thread(
                 target=self._listen, args=(self._events,), name="events", daemon=True
@@ -110,7 +111,7 @@ class RuntimeEvents:
             self._thread.start()
 
     def _listen(self, events: Events) -> None:
-        """Listen for ever; runs in the thread."""
+        """Receive events until ``close``; runs in the thread."""
         pauses = RetryDelays(PAUSES)
         while not self._closing.is_set():
             began = self._context.clock()
@@ -119,10 +120,10 @@ class RuntimeEvents:
             self._closing.wait(refused or pause)
 
     def _hear_out(self, events: Events) -> float:
-        """Listen until the stream ends.
+        """Receive events until the stream ends.
 
         Returns:
-            Seconds for which there is no use in trying again; 0 where it may work soon.
+            Seconds to wait because an earlier attempt would be of no use; 0 if one may succeed soon.
         """
         try:
             stream = events.listen()
@@ -130,7 +131,7 @@ class RuntimeEvents:
             for event in stream:
                 self._put(event)
         except UnavailableError:
-            pass  # who compares says that the runtime is away
+            pass  # the reconcile pass reports that the runtime cannot be reached
         except RuntimeCallError as error:
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._put(Hearing.NOT_OFFERED)
@@ -138,7 +139,7 @@ class RuntimeEvents:
             self._put(Hearing.WAITING)
             self._context.telemetry.problem("cannot receive the runtime's events", err=error)
             return REFUSED_S
-        except Exception as error:  # noqa: BLE001  whatever it is, the comparisons go on
+        except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes go on
             self._put(Hearing.WAITING)
             self._context.broken(error)
             return REFUSED_S
@@ -146,7 +147,7 @@ class RuntimeEvents:
         return 0
 
     def missed(self, what: str) -> None:
-        """Note an event that cannot be read, and have everything compared instead; called from the thread."""
+        """Report an event that cannot be read, and request a reconcile pass; called from the thread."""
         self._context.unreadable(what)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._context.attention.set)
@@ -170,7 +171,7 @@ class RuntimeEvents:
     # -- the loop -----------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Handle what waits, a little at a time: calls of clients go on in between."""
+        """Handle queued events, a few in each turn of the loop, so that calls of clients go on in between."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -188,7 +189,7 @@ class RuntimeEvents:
                     self._hear(what)
                 else:
                     self._handle(what)
-            except Exception as error:  # noqa: BLE001  one event must not cost the others
+            except Exception as error:  # noqa: BLE001  a fault in one event must not affect the others
                 self._context.broken(error)
                 self._context.attention.set()
 
@@ -196,7 +197,7 @@ class RuntimeEvents:
         context = self._context
         if now is Hearing.CONNECTED:
             context.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
-            context.attention.set()  # what happened before was told to nobody
+            context.attention.set()  # events from before the subscription were not delivered
         if now is not self.hearing:
             self.hearing = now
             context.telemetry.debug("the runtime's event stream changed", state=now.value)
@@ -221,7 +222,7 @@ class RuntimeEvents:
             self._lifecycle.phase(container_id, Phase.EXITED)
 
     def _is_odd(self, event: RuntimeEvent) -> bool:
-        """Tell whether an event says something else than the state, as it is now."""
+        """Return whether an event disagrees with the current state."""
         who, state = event.container_id, self._context.state
         if event.kind == "exit":
             pod = state.pods.get(who)
@@ -240,7 +241,7 @@ class RuntimeEvents:
             self._doubtful = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
 
     def _resolve(self) -> None:
-        """A moment has passed: who is still in doubt?"""
+        """Request a reconcile pass if some event still disagrees with the state after the wait."""
         self._doubtful = None
         doubts, self._doubts = self._doubts, {}
         crowd, self._crowd = self._crowd, False
@@ -248,10 +249,10 @@ class RuntimeEvents:
             self._asked = self._loop.time()
             self._context.attention.set()
 
-    # -- for the comparison -------------------------------------------------------------------------------
+    # -- for the reconcile pass ---------------------------------------------------------------------------
 
     def corrected(self, listing: Listing) -> Listing:
-        """Give a list in which nobody runs of whom an event has told that he has exited."""
+        """Return the list with each container marked as exited for which an exit event has arrived."""
         oldest = self._context.clock() - BEHIND_S
         while self._exits and next(iter(self._exits.values())) < oldest:
             del self._exits[next(iter(self._exits))]
@@ -264,14 +265,14 @@ class RuntimeEvents:
         return structs.replace(listing, containers={**listing.containers, **ended})
 
     def caught_up(self) -> None:
-        """A comparison has brought in who was unknown: those who had exited already have exited."""
+        """Apply the remembered exits to containers that a reconcile pass has just adopted."""
         for container_id in self._exits:
             self._exited(container_id)
 
     # -- the end ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Listen no more."""
+        """End the subscription and the thread."""
         with self._lock:
             self._closing.set()
             self._queue.clear()
