@@ -1,12 +1,13 @@
-"""Keeping the state true to the runtime and to the kernel.
+"""Reconciles the state with the runtime and with the kernel.
 
-One pass lists what the runtime has and compares: containers that we do not know are taken in (made behind our
-back, or before we came), those that have exited or vanished give their CPUs back, creates whose answer was
-lost are resolved, and every live container's kernel value is compared with what it should be. The first pass
-after a start is the recovery: until it is done, calls that need a decision wait. Passes run on a timer, soon
-after something odd was seen, and as soon as a runtime that was gone is back.
+A reconcile pass lists what the runtime has and compares it with the state. Unknown containers are adopted
+(they were created without passing through the proxy, or before it started). Containers that have exited or
+vanished give their CPUs back. Creates whose answer was lost are resolved. The cpuset of every live container
+in the kernel is compared with the wanted one. The first pass after a start of the daemon is the recovery:
+until it is done, calls that need a decision wait. Passes run on a timer, soon after an inconsistency was
+noticed, and as soon as the runtime can be reached again.
 
-Where the runtime tells of ends by itself (``runtime_events``), passes find them done already.
+If the runtime sends events (``runtime_events``), a pass usually finds exits already handled.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ if TYPE_CHECKING:
     from proxy.controller.partitions.owners import PartitionSync
 
 GRACE_S = 2.0
-"""How long a create whose answer was lost may still turn up in the runtime's list."""
+"""Seconds for which a create whose answer was lost may still turn up in the runtime's list."""
 ALSO_S = 30.0
-"""How long what a pass does besides may take."""
+"""Seconds that each additional job of a pass may take (quotas, memory nodes, partitions)."""
 GAP_S = 0.2
 AGAIN = Backoff(0.05, 1.0)
 """Seconds before the next pass after one that failed."""
 AT_ONCE = 64
-"""Containers that are removed without a turn of the loop."""
+"""Containers that are removed in one turn of the event loop."""
 MANY = 5
-"""More of a kind are not named one by one."""
+"""More problems of one kind than this are not reported one by one."""
 
 
 NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
@@ -71,7 +72,7 @@ UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
 
 
 class Compared(Struct, frozen=True):
-    """What a pass compares and keeps in step, part by part."""
+    """The parts of the controller that a reconcile pass uses."""
 
     writes: KernelWrites
     lifecycle: Lifecycle
@@ -92,15 +93,15 @@ class Compared(Struct, frozen=True):
 
 
 class Sync:
-    """Compares, repairs, and remembers how the runtime is."""
+    """Makes reconcile passes, and remembers whether the runtime can be reached."""
 
     def __init__(self, context: NodeContext, start_update: StartUpdate, parts: Compared) -> None:
-        """Compare nothing yet.
+        """Prepare; the first pass begins with ``run`` or ``once``.
 
         Args:
-            context: Whose state it is.
+            context: The node whose state is reconciled.
             start_update: Knows which calls are in flight.
-            parts: What a pass compares and keeps in step.
+            parts: The other parts of the controller that a pass uses.
         """
         self._context = context
         self._parts = parts
@@ -112,16 +113,16 @@ class Sync:
         )
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
-        self._waits = False  # somebody was told that the runtime is not there
+        self._waits = False  # it was reported that the runtime cannot be reached
         self.runtime_version = ""
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Load what the ledger holds; the first pass then compares it with what is there."""
+        """Load the ledger's records; the first pass then compares them with the runtime and the kernel."""
         for _ in self.recovering(entries):
             pass
 
     def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
-        """Do what ``recover`` does, in steps; the controller must not be used before the last of them."""
+        """Do what ``recover`` does, in steps; the controller must not be used before the last step."""
         context = self._context
         self._parts.quotas.load(entries)
         if self._parts.partitions is not None:
@@ -152,7 +153,7 @@ class Sync:
         containers: list[Container],
         lost: list[str],
     ) -> Iterator[None]:
-        """Read the ledger's records into lists, in steps, and report which cannot be used."""
+        """Read the ledger's records into lists, in steps, and report those that cannot be used."""
         context, bounds = self._context, self._context.state.node.machine.bounds
         for key, value in entries.items():
             yield
@@ -172,7 +173,7 @@ class Sync:
             context.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
 
     async def run(self) -> None:
-        """Compare for ever."""
+        """Start the other parts, then make passes until cancelled."""
         context = self._context
         self._parts.hotplug.start()
         self._parts.runtime_events.start()
@@ -183,7 +184,7 @@ class Sync:
             try:
                 await self.once()
                 again.reset()
-            except Exception as error:  # noqa: BLE001  whatever it is, the next pass must come
+            except Exception as error:  # noqa: BLE001  whatever the error, the next pass must come
                 self._failed(error)
                 wait = min(wait, again.next())
             if context.state.runtime.lost or context.state.inflight.strays():
@@ -198,7 +199,7 @@ class Sync:
             context.attention.clear()
 
     def _in_step(self) -> None:
-        """All running containers are known: what was put off is done."""
+        """Do what was put off until all running containers are known."""
         self._parts.writes.in_step()
         self._parts.owner_moves.resume()
 
@@ -211,7 +212,7 @@ class Sync:
         elif isinstance(error, RuntimeCallError):
             context.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
-                self._in_step()  # there is nothing to wait for
+                self._in_step()  # the runtime lacks a method that a pass needs: waiting is of no use
         else:
             context.broken(error)
 
@@ -219,7 +220,8 @@ class Sync:
         """Make one pass.
 
         Raises:
-            UnavailableError, RuntimeCallError: The runtime did not answer, or not well.
+            UnavailableError: The runtime cannot be reached, or did not answer in time.
+            RuntimeCallError: The runtime answered with an error.
         """
         context = self._context
         began, asked = context.state.runtime.changes.number, context.clock()
@@ -270,14 +272,14 @@ class Sync:
             )
 
     def _settle_all(self) -> None:
-        """Have everybody settled once: what was saved and set before we came may be older than the kernel."""
+        """Settle each running container once: the runtime and systemd may hold older sets than the kernel."""
         context = self._context
         running = [c.id for c in context.state.containers.values() if c.phase is Phase.RUNNING]
         context.settle_later(*running)
         self._parts.unit_properties.changed(running)
 
     async def _repair(self, listing: Listing, began: int) -> None:
-        """Have the kernel hold what it should, everywhere."""
+        """Write what differs in the kernel, and report running containers without a cgroup."""
         context = self._context
         done = await self._compared()
         if done is None:
@@ -294,10 +296,10 @@ class Sync:
             await self._also(self._parts.partitions.once())
 
     async def _compared(self) -> Enforced | None:
-        """Have the kernel compared; None where that takes too long: then the next pass has what came of it.
+        """Compare all containers with the kernel; None if that takes too long: the next pass has the result.
 
-        A pass does not wait for a kernel that does not answer: what the runtime tells is what calls wait for
-        after a start.
+        A pass does not wait for a kernel that hangs: calls that wait after a start of the daemon need only
+        what the runtime reports.
         """
         late, self._comparing = self._comparing, None
         comparing = late or asyncio.ensure_future(self._parts.drift.compare_all())
@@ -309,7 +311,7 @@ class Sync:
         return comparing.result()
 
     async def _also(self, work: Awaitable[None]) -> None:
-        """Do what a pass does besides: a fault in it must not keep the node from being in step."""
+        """Do an additional job of a pass: a fault in it must not keep the node from being in step."""
         try:
             async with asyncio.timeout(ALSO_S):
                 await work
@@ -319,7 +321,7 @@ class Sync:
             self._context.broken(error)
 
     def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
-        """Tell who runs, by the runtime's word, and has no cgroup that we could write (in a VM, say)."""
+        """Report containers that run, by the runtime's list, but have no cgroup to write (in a VM, say)."""
         context = self._context
         lost: list[Container] = []
         for container_id in ids:
@@ -357,14 +359,15 @@ class Sync:
             if found is not None and found not in context.state.containers:
                 self._parts.lifecycle.created(token, found)
             elif listing.unread_containers:
-                continue  # it may be one of those
+                continue  # it may be one of the entries that could not be read
             elif context.clock() - since > GRACE_S or self._is_over(container, listing):
                 self._parts.lifecycle.failed(token)
 
     def _is_over(self, container: Container, listing: Listing) -> bool:
-        """Tell whether a create that the ledger has from before a crash can come to nothing any more.
+        """Return whether a create that was recorded before a crash can no longer succeed.
 
-        A list that is made later may be older than a create's sandbox.
+        That is so if its sandbox has ended or is gone. It is known only in the first pass: later, a list may
+        be older than the sandbox of a create.
         """
         sandbox_id = container.pod.sandbox_id
         pod = listing.pods.get(sandbox_id)
@@ -380,10 +383,10 @@ class Sync:
         asked: float,
         turns: TimeSlices,
     ) -> None:
-        """Let our phases follow the list, with turns of the loop in between.
+        """Update the phases in the state from the list, with turns of the event loop in between.
 
-        A list is old when it arrives: it says nothing about containers to which something happened since it
-        was asked for, and only what was known then can have vanished.
+        A list is already old when it arrives. So it is ignored for containers that have changed since it was
+        requested, and only a container that was known at that time can have vanished.
         """
         context = self._context
         phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
@@ -414,11 +417,11 @@ class Sync:
             if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
                 self._parts.lifecycle.removed(
                     [container_id]
-                )  # it lives after all: taken in as one that we do not know
+                )  # the container lives after all: it is adopted like an unknown one
                 context.store.handle(ContainerIsBack(container_id))
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
                 self._parts.lifecycle.phase(container_id, phase)
-        # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.
+        # A sandbox's own process may die before its containers, which keep their CPUs until they end.
         alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
         for sandbox_id in known_pods - context.state.runtime.arriving:
             await turns.turn()
@@ -430,5 +433,5 @@ class Sync:
                 self._parts.sandboxes.stopped(sandbox_id)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker's threads."""
         self._worker.close()

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from proxy.model.idset import CpuSet, Mask
 
 SOURCE = "kubernetes.io/config.source"
-"""Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
+"""Annotation in which kubelet records where a pod comes from; ``file`` for static pods."""
 
 
 _Entry = TypeVar("_Entry")
@@ -21,7 +21,7 @@ class Listed(list[_Entry]):
 
     Attributes:
         unread: Ids of the other entries; an empty id stands for entries whose id could not be read either.
-            Nothing may be concluded from the absence of these from the list.
+            That these ids are missing from the list says nothing about whether they exist.
     """
 
     def __init__(self, entries: Iterable[_Entry], unread: Iterable[str] = ()) -> None:
@@ -31,7 +31,7 @@ class Listed(list[_Entry]):
 
 
 def unread_in(entries: Sequence[object]) -> frozenset[str]:
-    """Give the ids of the entries of a list that could not be read."""
+    """Return the ids of the entries of a list that could not be read."""
     return entries.unread if isinstance(entries, Listed) else frozenset()
 
 
@@ -48,7 +48,7 @@ def _none(container_id: str) -> str:
 
 
 class RuntimeQuirks(Struct, frozen=True):
-    """How runtimes differ, as far as the controller has to know; by default they do not.
+    """How runtimes differ, as far as the controller has to know; by default, they do not.
 
     Attributes:
         has_monitors: Returns whether the containers of a sandbox have monitors in groups of their own, by
@@ -92,14 +92,15 @@ class RuntimeContainer(Struct, frozen=True):
 
 
 class RuntimeDetail(Struct, frozen=True):
-    """What the runtime tells of one container beyond the list.
+    """What the runtime reports about one container beyond the list.
 
     Attributes:
         cgroups_path: ``linux.cgroupsPath`` of the OCI spec (``/kubepods/podX/ID`` or ``slice:prefix:ID``);
-            empty where the runtime does not tell it.
-        cpu_shares, cpu_quota, cpu_period, memory_limit: As in LinuxContainerResources, 0 where not told.
-        cpuset_cpus, cpuset_mems: What the runtime has saved for it.
-        pid: Its first process, as the runtime counts; 0 where there is none or it is not told.
+            empty if the runtime does not report it.
+        cpu_shares, cpu_quota, cpu_period, memory_limit: As in LinuxContainerResources, 0 if not reported.
+        cpuset_cpus, cpuset_mems: The CPUs and memory nodes that the runtime has saved for the container.
+        pid: The container's first process, in the runtime's PID namespace; 0 if there is none or it is not
+            reported.
     """
 
     cgroups_path: str = ""
@@ -113,7 +114,7 @@ class RuntimeDetail(Struct, frozen=True):
 
 
 class Limits(Struct, frozen=True):
-    """What an update may say beside CPUs and memory nodes, as in LinuxContainerResources; 0 to leave it."""
+    """Fields of an update besides CPUs and memory nodes, as in LinuxContainerResources; 0 leaves a field."""
 
     cpu_period: int = 0
     cpu_quota: int = 0
@@ -125,53 +126,53 @@ class Limits(Struct, frozen=True):
 
 
 class Runtime(Protocol):
-    """Calls that we make ourselves at the container runtime.
+    """Calls to the container runtime that the controller makes itself.
 
     Every method raises UnavailableError when the runtime cannot be reached or does not answer in time, and
     RuntimeCallError when it answers with an error.
     """
 
     def version(self) -> str:
-        """Ask ``name version``, as ``containerd 1.6.20``."""
+        """Return the runtime's name and version, for example ``containerd 1.6.20``."""
 
     def cgroup_driver(self) -> str:
-        """Ask who makes its cgroups: ``cgroupfs`` or ``systemd``; empty where it does not tell."""
+        """Return the runtime's cgroup driver, ``cgroupfs`` or ``systemd``; empty if it does not report it."""
 
     def list_pods(self) -> Sequence[RuntimePod]:
-        """List all sandboxes; a ``Listed`` where some entries could not be read."""
+        """List all sandboxes; a ``Listed`` if some entries could not be read."""
 
     def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
-        """List all containers, or the one with the id; a ``Listed`` where some entries could not be read."""
+        """List all containers, or the one with the id; a ``Listed`` if some entries could not be read."""
 
     def detail(self, container_id: str) -> RuntimeDetail:
-        """Ask for one container's status, verbose."""
+        """Return the verbose status of one container."""
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
-        """Make a cpuset lasting: UpdateContainerResources with nothing else set.
+        """Have the runtime save a cpuset: UpdateContainerResources with no other field set.
 
         Args:
-            container_id: Which container.
+            container_id: The container.
             cpus: The CPUs.
-            mems: The memory nodes; None to leave them.
-            cpu_quota: A CFS quota that goes with it (-1 for none); 0 to leave it.
+            mems: The memory nodes; None leaves them unchanged.
+            cpu_quota: A CFS quota to set in the same call (-1 for no limit); 0 leaves it unchanged.
         """
 
     def update_limits(
         self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
     ) -> None:
-        """Change what a container may use: UpdateContainerResources; what is None or 0 is left."""
+        """Change a container's resources: UpdateContainerResources; None or 0 leaves a field unchanged."""
 
     def raw_lists(self) -> tuple[bytes, bytes]:
-        """List all sandboxes and containers; the runtime's answers to ListPodSandbox and ListContainers."""
+        """List all sandboxes and containers; returns the answers to ListPodSandbox and ListContainers."""
 
     def close(self) -> None:
         """Close the channel."""
 
 
 class RuntimeEvent(Struct, frozen=True):
-    """What a runtime tells by itself of a container or of a sandbox; the id tells neither which.
+    """An event from the runtime about a container or a sandbox; the id does not show which of the two.
 
-    ``exit``: its first process has ended, and so the others; ``start``: it runs; ``delete``: it is gone.
+    ``exit``: its first process has ended, and so have the others; ``start``: it runs; ``delete``: it is gone.
     """
 
     kind: Literal["exit", "start", "delete"]
@@ -179,7 +180,7 @@ class RuntimeEvent(Struct, frozen=True):
 
 
 class Events(Protocol):
-    """What the runtime tells by itself.
+    """The stream of the runtime's events.
 
     Attributes:
         unread: Called with each event that cannot be read, in any thread.
@@ -188,14 +189,15 @@ class Events(Protocol):
     unread: Callable[[str], None]
 
     def listen(self) -> Iterator[RuntimeEvent]:
-        """Subscribe; returns when the subscription stands, so that what happens from then on is told.
+        """Subscribe; returns once the subscription is established, so that every later event is delivered.
 
-        The iterator blocks until there is something, and ends when the runtime ends it.
+        The iterator blocks until there is an event, and ends when the runtime ends the stream.
 
         Raises:
-            UnavailableError: The runtime cannot be reached, or has gone (by the iterator), or ``close`` came.
-            RuntimeCallError: It refuses; with code UNIMPLEMENTED it tells no events.
+            UnavailableError: The runtime cannot be reached, or ``close`` was called; also raised by the
+                iterator, if the connection is lost.
+            RuntimeCallError: The runtime refuses; the code is UNIMPLEMENTED if it does not offer events.
         """
 
     def close(self) -> None:
-        """End all listening, from any thread."""
+        """End all subscriptions; callable from any thread."""
