@@ -13,11 +13,11 @@ from proxy.model.idset import CpuSet, Mask
 
 
 class CpusetValue(Struct, frozen=True):
-    """What the kernel holds for one cgroup.
+    """The cpuset of a cgroup in the kernel.
 
     Attributes:
-        cpus, mems: As configured; empty on v2 means "as the parent".
-        effective_cpus, effective_mems: What tasks really get.
+        cpus, mems: CPUs and memory nodes as configured; empty on v2 means "as the parent".
+        effective_cpus, effective_mems: The CPUs and memory nodes that tasks really get.
     """
 
     cpus: CpuSet
@@ -41,14 +41,14 @@ class Cgroups(Protocol):
             container_id: The runtime's id.
 
         Returns:
-            The path, or None where the container has no cgroup (not started, or gone).
+            The path, or None if the container has no cgroup (not started, or gone).
         """
 
     def pod_group(self, parent: str) -> str | None:
-        """Give the path of the group that ``cgroup_parent`` names; None where it is not there."""
+        """Return the path of the cgroup that ``cgroup_parent`` names; None if it does not exist."""
 
     def children(self, path: str) -> Sequence[str]:
-        """Give the names of the groups right below a group; none where it is gone."""
+        """Return the names of the direct children of a cgroup; empty if it is gone."""
 
     def read(self, path: str) -> CpusetValue:
         """Read a cgroup's cpuset.
@@ -58,7 +58,7 @@ class Cgroups(Protocol):
         """
 
     def cpus(self, path: str) -> CpuSet:
-        """Read the CPUs in force in a cgroup: on v1 as configured, on v2 the effective ones. One file.
+        """Read the CPUs in effect in a cgroup, from one file: on v1 as configured, on v2 the effective ones.
 
         Raises:
             CgroupError: It is gone (errno ENOENT) or cannot be read.
@@ -72,21 +72,23 @@ class Cgroups(Protocol):
         """
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
-        """Set a cgroup's CPUs and memory nodes (None: leave) and read them back.
+        """Set a cgroup's CPUs and memory nodes (None: leave unchanged) and read them back.
 
         Files that hold the value already are not written. Parents that are too narrow (v1: EACCES; v2: the
-        value would not take effect) are widened first, from the top, never narrowed, and never the root.
+        value would not take effect) are widened first, from the top. Parents are never narrowed, and the root
+        is never written.
 
         Args:
-            path: Which.
+            path: The cgroup.
             cpus: The CPUs.
             mems: The memory nodes.
-            inner: Whether groups below are the cgroup's own, as they are in a container: on v1 those that
-                would stick out are narrowed first, and those that had all of the set have all again after it
-                has grown. Else they are others' (a pod's containers), and stay as they are.
+            inner: Whether the cgroups below belong to the cgroup itself, as those in a container do. Then, on
+                v1, children that would have more than the new set are narrowed first, and children that had
+                the whole set get the whole set again after it has grown. Otherwise they belong to others (a
+                pod's containers) and are not changed.
 
         Returns:
-            True when something was written.
+            True if something was written.
 
         Raises:
             CgroupError: An empty set was given, the cgroup is gone (ENOENT), the kernel refused, or the value
@@ -100,63 +102,64 @@ class Cgroups(Protocol):
         known: CpuSet | None = None,
         going_on: Callable[[], bool] = ...,
     ) -> Sequence[bool | None]:
-        """Set the CPUs of many cgroups to one set, in the quick way; read back as with ``write``.
+        """Set the CPUs of many cgroups to one set, faster than with ``write``; they are read back, too.
 
         Args:
-            paths: Which, in this order.
+            paths: The cgroups, in the order of the writes.
             cpus: The CPUs.
-            known: What all of them hold, and it is something else: they are written without being read first.
-            going_on: Asked before each; once it says no, the rest is left.
+            known: The set that all these cgroups hold now, if it is known and differs from ``cpus``: they are
+                written without being read first.
+            going_on: Called before each write; once it returns False, the other cgroups are left.
 
         Returns:
-            For each cgroup True where it was written, False where it held the set already, and None where it
-            was left or ``write`` is needed: to see to groups above or below, or to tell what is wrong.
+            For each cgroup: True if it was written, False if it held the set already, and None if it was left
+            or needs ``write``, to write cgroups above or below it or to find out what is wrong.
         """
 
 
 class UsageSource(Protocol):
-    """Counters of CPU time."""
+    """Reads counters of CPU time."""
 
     def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:
-        """Read the counters of the node and of some groups; those without one are left out.
+        """Read the counters of the node and of some cgroups; cgroups without a counter are left out.
 
         Raises:
             CgroupError: They cannot be read.
         """
 
     def best_effort(self, parents: Iterable[str]) -> str:
-        """Find the group above all BestEffort pods.
+        """Find the cgroup above all BestEffort pods.
 
         Args:
             parents: ``cgroup_parent`` of such pods.
 
         Returns:
-            Its path below the hierarchy's root; empty where these parents tell none.
+            Its path below the hierarchy's root; empty if it cannot be derived from these parents.
         """
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open files."""
 
 
 class GroupQuotas(Protocol):
-    """CFS quotas of groups. Paths are relative to the hierarchy's root, without a leading slash."""
+    """CFS quotas of cgroups. Paths are relative to the hierarchy's root, without a leading slash."""
 
     def quota(self, path: str) -> int:
-        """Read a CFS quota: microseconds, -1 for none.
+        """Read a CFS quota, in microseconds; -1 for none.
 
         Raises:
-            CgroupError: The group is gone (errno ENOENT) or cannot be read.
+            CgroupError: The cgroup is gone (errno ENOENT) or cannot be read.
         """
 
     def set_quota(self, path: str, quota: int) -> bool:
-        """Set a CFS quota and read it back; the period stays. One that is so already is not written.
+        """Set a CFS quota and read it back; the period is unchanged. A quota that is right is not written.
 
         Returns:
-            True when something was written.
+            True if something was written.
 
         Raises:
-            CgroupError: The group is gone (ENOENT), or the kernel refused: on v1 with EINVAL where the quota
-                does not go with those above and below.
+            CgroupError: The cgroup is gone (ENOENT), or the kernel refused the quota: on v1 with EINVAL if it
+                conflicts with the quotas above and below.
         """
 
 
@@ -173,15 +176,15 @@ class CpuGroups(GroupQuotas, Protocol):
             parent: ``cgroup_parent`` as the CRI gives it.
 
         Returns:
-            The path; None where there is none, or where its name is not that of one pod.
+            The path; None if there is none, or if its name is not that of a single pod.
         """
 
 
 class MemoryUse(Struct, frozen=True):
-    """Where the memory of a container is: bytes by NUMA node, without nodes that have none.
+    """Where the memory of a container is: bytes by NUMA node, without nodes that hold none.
 
     Attributes:
-        anon: Anonymous memory, locked memory with it.
+        anon: Anonymous memory, including locked memory.
         file: Page cache.
         huge: Huge pages.
     """
@@ -191,7 +194,7 @@ class MemoryUse(Struct, frozen=True):
     huge: Mapping[int, int]
 
     def outside(self, nodes: Mask) -> tuple[int, int]:
-        """Give the bytes on other nodes: of anonymous and huge pages, and of page cache."""
+        """Return the bytes outside ``nodes``: of anonymous and huge pages together, and of page cache."""
         there = [{n: size for n, size in each.items() if n not in nodes} for each in (self.anon, self.huge)]
         cache = sum(size for n, size in self.file.items() if n not in nodes)
         return sum(sum(each.values()) for each in there), cache
@@ -201,26 +204,26 @@ class MemoryTree(Protocol):
     """The memory controller's tree."""
 
     def use(self, parent: str, container_id: str) -> MemoryUse | None:
-        """Tell where a container's memory is; None where it has no group.
+        """Return where a container's memory is; None if it has no cgroup.
 
         Raises:
-            CgroupError: It cannot be read.
+            CgroupError: The cgroup's statistics cannot be read.
         """
 
     def migrates(self, path: str) -> bool:
-        """Tell whether a change of a group's memory nodes moves the pages that are there.
+        """Return whether a change of a cgroup's memory nodes moves the pages that are already allocated.
 
         Args:
-            path: The group in the cpuset controller's tree.
+            path: The cgroup in the cpuset controller's tree.
         """
 
 
 class Located(Struct, frozen=True):
-    """Where a container's group is.
+    """Where a container's cgroup is.
 
     Attributes:
-        path: Below the root of the cpuset controller's hierarchy; empty where it was not found.
-        why: Why not, in words.
+        path: Its path below the root of the cpuset controller's hierarchy; empty if it was not found.
+        why: Why it was not found, in words.
     """
 
     path: str = ""
@@ -228,10 +231,10 @@ class Located(Struct, frozen=True):
 
 
 class GroupLocator(Protocol):
-    """Finds the groups of containers whose names do not tell where they are."""
+    """Finds the cgroups of containers that cannot be found by name."""
 
     def locate(self, container_id: str, told: RuntimeDetail) -> Located:
-        """Find a container's group from what the runtime tells of it; what is found is remembered."""
+        """Find a container's cgroup from what the runtime reports about it; the path is remembered."""
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
-        """Take note of where a container's group is, as somebody found it before."""
+        """Remember the path of a container's cgroup that was found before."""

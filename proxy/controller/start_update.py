@@ -1,7 +1,7 @@
-"""Starts and updates: calls that bring a set to a container through the runtime.
+"""Starts and updates: calls with which the runtime writes a cpuset to a container.
 
-Which calls are in flight, and what they leave behind, is in the state (``engine.inflight``,
-``engine.call_ends``). Here they are made ready, made, and followed.
+The state holds the calls in flight and their results (``engine.inflight``, ``engine.call_ends``). This module
+prepares these calls, makes them, and records how they end.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from proxy.telemetry.port import subject
 BUSY = "the runtime is still busy with an update of it"
 ROUNDS = 5
 STEPS = 3 * ROUNDS
-"""So many steps are made before a start; they are more only where the pools change all the time."""
+"""Most steps that are made before a start; more are needed only if the pools change all the time."""
 
 _MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
 
 
 class StartUpdate:
-    """The starts and updates of a controller's containers.
+    """Prepares and follows the starts and updates of containers.
 
     Attributes:
-        lookups: Who asks and tells the runtime in the way of a call.
+        lookups: The worker for requests to the runtime that a client's call waits for.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class StartUpdate:
         """Begin with no call in flight.
 
         Args:
-            context: Whose containers.
-            writes: Has the kernel follow.
-            quotas: Knows which CFS quotas go with an update.
-            mems: Knows which memory nodes go with an update.
-            reservations: Has containers leave the CPUs of an owner that starts.
-            confinement: Knows which starts may go on by themselves.
-            fencing: Puts fences up for calls.
+            context: The node whose containers are started and updated.
+            writes: Writes the wanted cpusets to the kernel.
+            quotas: Knows which CFS quotas are sent with an update.
+            mems: Knows which memory nodes are sent with an update.
+            reservations: Moves containers off the CPUs of an owner that starts.
+            confinement: Knows which starts without a waiting client are not over by time alone.
+            fencing: Sets up fences for calls.
         """
         self._context = context
         self._writes = writes
@@ -84,7 +84,7 @@ class StartUpdate:
         context.health.watch(self.lookups)
 
     def is_ready(self, container: Container) -> bool:
-        """Report whether a container may start at once: the runtime has saved the right CPUs for it."""
+        """Return whether a container may start at once: the runtime has saved the right CPUs for it."""
         context = self._context
         if not context.store.mode.enforces:
             return True
@@ -92,13 +92,13 @@ class StartUpdate:
         return is_ready and not is_below_class(context.state, container)
 
     async def make_ready(self, container_id: str) -> str:
-        """Have a created container start with the right CPUs, and with its own CPUs free.
+        """Prepare the start of a created container: it has the right CPUs, and its own CPUs are free.
 
         Returns:
-            Empty when it may start; else why not.
+            Empty if it may start; else the reason why not.
 
         Raises:
-            UnavailableError, RuntimeCallError: The runtime did not take the CPUs.
+            UnavailableError, RuntimeCallError: The runtime did not accept the CPUs.
         """
         context = self._context
         if not context.store.mode.enforces:
@@ -123,7 +123,7 @@ class StartUpdate:
         return "the pools change faster than the runtime can be told"
 
     async def _clear(self, container: Container) -> str:
-        """Have other containers leave the CPUs of an owner; returns why they do not, empty where they do."""
+        """Move other containers off the CPUs of an owner; returns why that fails, empty if it succeeds."""
         await self._quotas.before_start(container)
         reason = (await self._reservations.start(container)).reason
         if reason is None:
@@ -134,9 +134,9 @@ class StartUpdate:
         return self._reservations.answer(reason)
 
     async def _see_to_groups(self, container: Container) -> None:
-        """Give the groups above a container what it needs: on v1 no container can have more than they do.
+        """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
 
-        What cannot be written in time is told; the container starts with what is there then.
+        If they cannot be written in time, that is reported, and the container starts with what they hold.
         """
         context = self._context
         try:
@@ -148,10 +148,10 @@ class StartUpdate:
             )
 
     async def _send(self, container: Container) -> None:
-        """Send the runtime the CPUs of a container that is created.
+        """Send the CPUs of a created container to the runtime.
 
         Raises:
-            UnavailableError, RuntimeCallError: It did not take it, or not in time.
+            UnavailableError, RuntimeCallError: The runtime did not accept them, or not in time.
         """
         context = self._context
         want, quota = context.state.wanted(container), self._quotas.carried(container)
@@ -164,7 +164,7 @@ class StartUpdate:
                 self._quotas.saved(container.id, quota)
                 context.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)
 
-        # If it takes too long the caller gives up, but the call stays in flight until it has ended.
+        # If this takes too long, the caller gives up, but the call stays in flight until it has ended.
         job = asyncio.ensure_future(sent())
         done, _ = await asyncio.wait([job], timeout=context.options.call_timeout)
         if not done:
@@ -173,10 +173,12 @@ class StartUpdate:
         await job
 
     async def make_ready_fenced(self, container_id: str) -> tuple[str, Fence | None]:
-        """Do as ``make_ready``, in a fence where the start needs one; nothing has changed when this returns.
+        """Do the same as ``make_ready``, and set up a fence if the start needs one.
+
+        The state has not changed since the last check when this returns.
 
         Returns:
-            As ``make_ready``, and the fence, which is for ``start``.
+            The result of ``make_ready``, and the fence, to be passed to ``start``.
         """
         fencing, fence, obstacle = self._fencing, None, ""
         try:
@@ -194,7 +196,7 @@ class StartUpdate:
         return obstacle, fence
 
     def start(self, container_id: str, fence: Fence | None = None) -> InflightCall:
-        """A start leaves for the runtime."""
+        """Record that a start is about to be forwarded to the runtime; returns the call in flight."""
         context = self._context
         container = context.state.containers[container_id]
         carries = context.state.runtime.saved.get(container_id) or context.state.wanted(container)
@@ -204,11 +206,11 @@ class StartUpdate:
 
     @contextlib.asynccontextmanager
     async def under_way(self, flight: InflightCall) -> AsyncIterator[None]:
-        """An update of ours is made within this; how it ends is how its flight does."""
+        """Make an update inside this context; how the block ends determines how the call in flight ends."""
         try:
             yield
         except (UnavailableError, asyncio.CancelledError):
-            self.stray(flight)  # nobody waits any more; the runtime may be at it
+            self.stray(flight)  # no caller waits any more; the runtime may still execute it
             raise
         except BaseException:
             self.landed(flight, None)
@@ -216,7 +218,7 @@ class StartUpdate:
         self.landed(flight, flight.carries)
 
     def started(self, flight: InflightCall, *, ok: bool) -> None:
-        """A start has been answered."""
+        """Record that a start has been answered."""
         context, landed, handle = self._context, self._fencing.landed, self._context.store.handle
         container = context.state.containers.get(flight.container_id)
         if ok:
@@ -229,24 +231,25 @@ class StartUpdate:
             context.spawn(self._make_room(container))
 
     async def _make_room(self, container: Container) -> None:
-        """Have the next start of a container find groups above it that are wide enough."""
+        """Widen the cgroup above a container whose start failed, so that the next start can succeed."""
         self._writes.moved(await self._context.kernel.run(self._context.enforcer.make_room, container))
 
     def landed(self, flight: InflightCall, carried: CpuSet | None) -> None:
-        """An update has been answered; ``carried`` is the set that the runtime has saved by it, if any."""
+        """Record that an update was answered; ``carried`` is the set that the runtime has saved, if any."""
         then = functools.partial(self._context.store.handle, UpdateEnded(flight, carried))
         self._fencing.landed(flight, carried, then)
 
     def stray(self, flight: InflightCall) -> None:
-        """Nobody waits for a start's or an update's answer any more; the runtime may still execute it."""
+        """Record that no caller waits for a start or update any more; the runtime may still execute it."""
         self._context.store.handle(CallStrayed(flight, self._context.clock()))
 
     def suspect(self) -> Iterator[None]:
-        """After a start of ours: the runtime may be at calls that a daemon before us let go.
+        """Record calls that the runtime may still execute for an earlier daemon; for a start of the daemon.
 
-        Nobody knows which, nor with what sets, so any container may be at one. Those that have been
-        suspected are passed over. It costs a create that comes at once and gives CPUs away a wait of
-        ``STRAY_GRACE_S``; to have each update in the ledger before it leaves would cost all of them.
+        It is not known which calls these are or which sets they carry, so one is assumed for every container
+        that may be changed. Containers that have a call in flight already are skipped. The cost is that a
+        create that arrives at once and gives CPUs away waits for ``STRAY_GRACE_S``. Writing each update to
+        the ledger before it is sent would slow down all updates.
 
         A generator of steps, after each of which the state may have changed.
         """
@@ -264,13 +267,13 @@ class StartUpdate:
                 context.calls.depart(container.id, anywhere, is_start=is_start, suspected_at=now)
 
     def end_strays(self, phase_of: Callable[[str], Phase | None], asked: float) -> Iterator[None]:
-        """Let strays land that the runtime's list, or the time, tells to be over.
+        """End calls without a waiting caller that are over, by the runtime's list or by the time passed.
 
         A generator of steps, after each of which the state may have changed.
 
         Args:
-            phase_of: Gives what the runtime says of a container now; None where it says nothing.
-            asked: When it was asked.
+            phase_of: Returns a container's phase in the runtime's list; None if the list does not show it.
+            asked: When the list was requested, in seconds of the controller's clock.
         """
         context, now = self._context, self._context.clock()
         for call in context.state.inflight.strays():
@@ -281,12 +284,12 @@ class StartUpdate:
                     self._end(effect)
 
     def _end(self, stray: StrayOver) -> None:
-        """A stray is over, once systemd has what is right for its container."""
+        """End a call without a waiting caller, once systemd has the right set for its container."""
         call, phase = stray.call, stray.phase
         sent = call.carries if call.is_start and phase is Phase.RUNNING else None
         then = functools.partial(self._context.store.handle, StrayEnded(call, phase))
         self._fencing.landed(call, sent, then)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers' threads."""
         self.lookups.close()
