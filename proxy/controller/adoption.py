@@ -1,7 +1,8 @@
-"""Taking in containers that we do not know: made behind our back, or before we came.
+"""Adopts unknown containers: created without passing through the proxy, or before it started.
 
-What the list says of them is not enough (it has neither CPUs nor a cgroup), so each is asked about, some
-at a time; then ``engine.adoption`` lets them have what they run on, and the journal keeps it.
+The runtime's list does not contain enough about them (neither CPUs nor a cgroup). So the runtime is asked for
+the status of each, for a number of containers at a time. Then ``engine.adoption`` lets them have the CPUs
+that they run on, and the journal records it.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 SILENT_LIMIT = 3
-"""When so many status calls in a row get no answer, it is the runtime that does not answer."""
+"""After this many status calls in a row without an answer, the runtime counts as unreachable."""
 ADOPT_AT_ONCE = 64
-"""So many containers are looked at, taken in and recorded together; the loop turns in between."""
+"""Containers that are looked up, adopted and recorded together, before the event loop gets a turn."""
 PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 
 
 @functools.lru_cache(maxsize=64)
 def saved_cpus(text: str) -> CpuSet | None:
-    """Read what the runtime has saved; None where that is no list. Most containers have the same."""
+    """Parse the CPUs that the runtime has saved; None if invalid. Cached: most containers have the same."""
     try:
         return CpuSet.parse(text)
     except ValueError:
@@ -48,7 +49,7 @@ def saved_cpus(text: str) -> CpuSet | None:
 
 
 def by_pod(found: list[RuntimeContainer]) -> Iterator[list[RuntimeContainer]]:
-    """Give containers some at a time, those of one sandbox together."""
+    """Yield containers in batches; the containers of one sandbox are in the same batch."""
     sandboxes: dict[str, list[RuntimeContainer]] = {}
     for container in found:
         sandboxes.setdefault(container.sandbox_id, []).append(container)
@@ -63,7 +64,7 @@ def by_pod(found: list[RuntimeContainer]) -> Iterator[list[RuntimeContainer]]:
 
 
 def request_in(detail: RuntimeDetail) -> Request:
-    """Give what a container asked for, as the runtime reports it."""
+    """Return a container's requests and limits, as the runtime reports them."""
     return Request(
         detail.cpu_shares,
         detail.cpu_quota,
@@ -79,7 +80,7 @@ def _shares(request: Request) -> int:
 
 
 class Adoption:
-    """Asks the runtime about containers and takes them in."""
+    """Asks the runtime about unknown containers and adopts them."""
 
     def __init__(
         self,
@@ -90,15 +91,16 @@ class Adoption:
         worker: Worker,
         lookups: Worker,
     ) -> None:
-        """Prepare to ask.
+        """Prepare; nothing is asked yet.
 
         Args:
-            context: Whose containers.
+            context: The node whose containers are adopted.
             creates: Keeps records of decisions.
-            beside: Looks at what kubelet's CPU manager gave, before CPUs are taken.
-            runtime_events: Corrects lists by the exits that it heard of.
-            worker: Who asks for comparisons.
-            lookups: Who asks in the way of a call, which is not to wait for a comparison.
+            beside: Reads the assignments of kubelet's CPU manager, before CPUs are taken.
+            runtime_events: Corrects lists by the exit events that have arrived.
+            worker: Makes the requests of reconcile passes.
+            lookups: Makes the requests that a client's call waits for, so that the call does not wait for a
+                reconcile pass.
         """
         self._context = context
         self._creates = creates
@@ -108,10 +110,10 @@ class Adoption:
         self._lookups = lookups
 
     async def adopt_one(self, container_id: str) -> bool:
-        """Take in one container that a call names and that we do not know.
+        """Adopt one unknown container that a call names.
 
         Returns:
-            True when it is known now.
+            True if it is known now.
         """
         context = self._context
         began = context.state.runtime.changes.number
@@ -124,12 +126,13 @@ class Adoption:
         return container_id in context.state.containers
 
     async def adopt(self, found: list[RuntimeContainer], listing: Listing, began: int) -> None:
-        """Take in containers of a list, those whose pod is in it and of which the runtime tells more.
+        """Adopt those of some containers whose pod is in the list and whose status the runtime returns.
 
         Args:
-            found: Whom.
+            found: The containers, from the list.
             listing: The list.
-            began: The news' number when it was asked for: who has ended since is not taken in.
+            began: The number of the last change when the list was requested: a container that has changed
+                since, for example ended, is not adopted.
 
         Raises:
             UnavailableError: The runtime does not answer any more.
@@ -167,8 +170,9 @@ class Adoption:
     ) -> dict[str, Request]:
         """Add up what the containers of each sandbox request, as far as the runtime reports it.
 
-        Of those that have ended only the largest counts: it may be one that crashes again and again beside
-        the others, or an init container, and then the scheduler has counted the larger of both.
+        Of the containers that have ended only the largest counts. It may be a container that crashes again
+        and again beside the others, or an init container; for the latter, the scheduler has counted the
+        larger of both.
         """
         known = {c.id: c.request for c in self._context.state.containers.values()}
         known.update({i: request_in(detail) for i, detail in details.items()})
@@ -184,14 +188,17 @@ class Adoption:
         }
 
     def _ended_beside(self, some: list[RuntimeContainer], listing: Listing) -> list[str]:
-        """Name the containers that have ended in sandboxes whose annotation names CPUs."""
+        """Return the ids of the ended containers in sandboxes with an annotation that names CPUs."""
         here = {c.sandbox_id for c in some}
         named = {i for i in here if (pod := listing.pods.get(i)) and RESOURCE_STATUS in pod.annotations}
         containers = listing.containers.values() if named else ()
         return [c.id for c in containers if c.sandbox_id in named and c.state == "EXITED"]
 
     def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
-        """Runs in the worker. A container that has just gone, or that hangs, is left for the next pass."""
+        """Return the verbose status of containers by id; runs in the worker.
+
+        A container that has just gone, or whose status call hangs, is left for the next pass.
+        """
         found: dict[str, RuntimeDetail] = {}
         silent = 0
         for container_id in ids:
@@ -223,14 +230,14 @@ class Adoption:
             self._context.state.node.machine.bounds,
         )
         if not detail.cgroups_path:
-            # Without a cgroup parent Kubernetes' class is not known, and "Guaranteed" would be a claim.
+            # Without a cgroup parent the Kubernetes QoS class is unknown, and "Guaranteed" might be wrong.
             pod = structs.replace(pod, kube_qos=KubeQos.BURSTABLE)
         return pod
 
     def _try_take_in(
         self, seen: RuntimeContainer, pod: RuntimePod, detail: RuntimeDetail, total: Request | None
     ) -> None:
-        """Take in a container; a fault that one container causes must not cost the others."""
+        """Adopt a container; a fault that one container causes must not affect the others."""
         try:
             known = self._pod(pod, detail)
             if known.cpuset is not None and known.total is None:

@@ -1,35 +1,36 @@
-"""Starts that hang: the container is confined, and owners of CPUs can be created meanwhile.
+"""Confines the containers of starts that hang, so that owners of CPUs can be created meanwhile.
 
-Theory. A start that has left for the runtime carries the set that was right when it left. A create that gives
-some of these CPUs away waits for it (``engine.inflight``): the runtime may write that set at any moment. An
-ordinary start lands within ``PATIENCE_S``. One that does not may hang for minutes, for example in a mount
-whose server does not answer, and must not hold up every owner of the node. What can be done about it follows
-from when runc writes a cpuset (opencontainers/runc, libcontainer/process_linux.go, ``initProcess.start``):
+Theory. A start that has been forwarded to the runtime carries the cpuset that was right at that time. The
+runtime may write this set at any moment, so a create that gives some of these CPUs away waits for the start
+(``engine.inflight``). An ordinary start ends within ``PATIENCE_S``. A start that does not may hang for
+minutes, for example in a mount whose server does not answer, and must not delay every owner of the node. What
+can be done about it follows from when runc writes a cpuset (opencontainers/runc,
+libcontainer/process_linux.go, ``initProcess.start``):
 
-* ``manager.Apply`` makes the container's group, on cgroup v1 with the set of the spec
-  (``CpusetGroup.ApplyDir``), and moves ``runc init`` into it. Only then ``runc init`` mounts.
+* ``manager.Apply`` creates the container's cgroup, on cgroup v1 with the set of the spec
+  (``CpusetGroup.ApplyDir``), and moves ``runc init`` into it. Only after that does ``runc init`` mount.
 * ``manager.Set`` writes the set of the spec at ``procHooks``: after the mounts, before ``pivot_root``.
 * The container's own program is executed by ``runc start``, a process that the runtime starts after
   ``runc create`` has ended.
 
-So a group that exists is narrowed at once. If runc writes again, the kernel reports the write
-(``drift.watch``) and the group is narrowed again, before the program is executed: until then only ``runc
-init`` is in the group, and it waits. The flight stays registered, and when it lands the group is compared as
-after any start.
+So a cgroup that exists is narrowed at once. If runc writes again, the kernel reports the write
+(``drift.watch``) and the cgroup is narrowed again before the program is executed: until then only ``runc
+init`` is in the cgroup, and it waits. The call stays registered as in flight. When it ends, the cgroup is
+compared as after any start.
 
-* On cgroup v2 the limit of a group above bounds what takes effect. There the pod's group gets such a limit
-  (``systemd.fencing``) until the call has landed. It needs no group of the container, it leaves no moment in
-  which runc's write is in effect, and so it serves updates too.
-* On cgroup v1 the kernel refuses a set that the group above does not have: with such a limit the start would
-  fail. There only the container's group is narrowed.
-* Where there is no group yet the create waits, and looks again. A start that is not past ``manager.Apply``
-  makes its group with the old set, without any notice of it.
-* An update is waited for on cgroup v1: the container's program runs, and would run on owned CPUs between the
-  runtime's write and ours.
+* On cgroup v2 the limit of a parent bounds the set that takes effect. There the pod's cgroup gets such a
+  limit (``systemd.fencing``) until the call has ended. This does not need the container's cgroup to exist,
+  and there is no moment in which runc's write is in effect, so it works for updates too.
+* On cgroup v1 the kernel refuses a set that the parent does not have: with such a limit the start would fail.
+  There only the container's cgroup is narrowed.
+* Where the cgroup does not exist yet, the create waits and looks again. A start that is not past
+  ``manager.Apply`` will create the cgroup with the old set, and nothing reports that.
+* On cgroup v1 a create waits for an update: the container's program is running, and would run on owned CPUs
+  between the runtime's write and ours.
 
-After a restart of the daemon a container that is created and has a group may be one whose start hangs: the
-daemon before us may have let an owner go past it. It is confined too, until the runtime's list says what
-became of it, or its group is gone (``recall``).
+After a restart of the daemon, the start of a created container that has a cgroup may hang: the earlier daemon
+may have admitted an owner in spite of it. Such a container is confined, too, until the runtime's list shows
+how the start ended, or its cgroup is gone (``recall``).
 """
 
 from __future__ import annotations
@@ -54,23 +55,24 @@ if TYPE_CHECKING:
     from proxy.engine.inflight import InflightCall
 
 PATIENCE_S = 0.5
-"""A start that has been in flight for so long is not waited for where that can be avoided."""
+"""Seconds in flight after which a create no longer waits for a call, if the container can be confined."""
 LOOK_S = 0.1
-"""Seconds until the group of a start is looked for again."""
+"""Seconds until the cgroup of a start is looked for again."""
 WATCHED_S, UNWATCHED_S = 1.0, 0.02
-"""Seconds between two looks at confined containers; the second where the kernel does not report writes."""
+"""Seconds between two checks of confined containers; the second if the kernel does not report writes."""
 BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
 MANY = 3
-"""More calls than these are not named one by one."""
+"""More calls than this are not named one by one."""
 
 
 class Wait(Struct, frozen=True):
     """How a wait for calls in flight ended.
 
     Attributes:
-        late: Calls that are still in the way.
-        seconds: How long it took; None where no call was in the way.
-        passed: How many calls are still in flight and are not in the way, as their containers are confined.
+        late: Calls that still prevent the create.
+        seconds: How long the wait took; None if no call prevented the create.
+        passed: The number of calls that are still in flight but do not prevent the create, because their
+            containers are confined.
     """
 
     late: tuple[InflightCall, ...] = ()
@@ -79,7 +81,7 @@ class Wait(Struct, frozen=True):
 
     @property
     def cpus(self) -> CpuSet:
-        """All CPUs that late calls carry."""
+        """All CPUs that the late calls carry."""
         return CpuSet.from_bits(union(flight.carries.bits for flight in self.late))
 
 
@@ -97,15 +99,15 @@ class Confinement:
         drift.watch.report_first(self.written)
         self._attends = False
         self._absent = set[str]()
-        """Confined containers that have no group yet: a limit of their pod's group keeps them off."""
+        """Confined containers that have no cgroup yet: a limit on their pod's cgroup confines them."""
 
-    # -- on the way of a create ---------------------------------------------------------------------------
+    # -- while a create is held ---------------------------------------------------------------------------
 
     async def wait(self, mine: CpuSet) -> Wait:
-        """Wait until no call in flight can bring CPUs to a container that is not to have them.
+        """Wait until no call in flight can give some CPUs to a container that must not have them.
 
         Args:
-            mine: The CPUs that it is about.
+            mine: These CPUs.
         """
         context = self._context
         state, seconds = context.state, context.options.call_timeout
@@ -125,17 +127,17 @@ class Confinement:
             await context.calls.wait(left, self._next(left, began + seconds))
 
     def _next(self, left: list[InflightCall], deadline: float) -> float:
-        """Give the seconds until calls are to be looked at again, in whole milliseconds."""
+        """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
         now = asyncio.get_running_loop().time()
         ages = [now - flight.departed for flight in left if self._can_confine(flight)]
         due = [PATIENCE_S - age if age < PATIENCE_S else LOOK_S for age in ages]
         return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
 
     def _can_confine(self, flight: InflightCall) -> bool:
-        """Report whether there is a way to confine the container of a call."""
+        """Return whether the container of a call can be confined."""
         call = self._context.state.inflight.current(flight)
         if call is None or (call.suspected and not call.confined):
-            return False  # most of those that are suspected do not exist: they are over soon
+            return False  # most suspected calls do not exist: they are over soon
         return flight.is_start or self._has_fence(flight.container_id)
 
     def _has_fence(self, container_id: str) -> bool:
@@ -145,12 +147,16 @@ class Confinement:
         return v2 and container is not None and self._fencing.can_confine(container)
 
     async def confine(self, flights: Collection[InflightCall], mine: CpuSet) -> set[InflightCall]:
-        """Confine the containers of some calls in flight to what they are to have now.
+        """Confine the containers of some calls in flight to the CPUs that they should have now.
 
-        A container that is confined already is confined again: it may be entitled to less by now.
+        A container that is confined already is confined again: it may be entitled to fewer CPUs by now.
+
+        Args:
+            flights: The calls.
+            mine: The CPUs that an owner is to have.
 
         Returns:
-            The calls that are not in the way of an owner of the CPUs any more.
+            The calls that no longer prevent an owner from having these CPUs.
         """
         if not flights or self._context.store.mode.is_leaving:
             return set()
@@ -164,7 +170,7 @@ class Confinement:
         return done
 
     async def _fence(self, flight: InflightCall, mine: CpuSet) -> bool:
-        """Limit the group of a container's pod while a call is in flight, where that is possible."""
+        """Limit the cgroup of a container's pod while a call is in flight; returns whether that succeeded."""
         context = self._context
         container = context.state.containers.get(flight.container_id)
         if container is None or not self._has_fence(container.id):
@@ -172,7 +178,7 @@ class Confinement:
         return await self._fencing.confine(flight, container, mine)
 
     async def _narrow(self, flights: list[InflightCall]) -> set[InflightCall]:
-        """Narrow the groups of containers whose starts are in flight; gives those that have a group."""
+        """Narrow the cgroups of containers whose starts are in flight; returns starts that have a cgroup."""
         context, ids = self._context, [flight.container_id for flight in flights]
         there = await context.kernel.run(self._with_group, ids) if ids else set[str]()
         for flight in flights:
@@ -184,16 +190,16 @@ class Confinement:
         return {flight for flight in flights if flight.container_id in there}
 
     def _with_group(self, ids: Iterable[str]) -> set[str]:
-        """Find out which containers have a group; runs in the kernel worker."""
+        """Return the ids of those containers that have a cgroup; runs in the kernel worker."""
         state, enforcer = self._context.state, self._context.enforcer
         some = ((i, state.containers.get(i)) for i in ids)
         return {i for i, container in some if container is not None and enforcer.path_of(container)}
 
     async def _follow(self, ids: Collection[str]) -> set[str]:
-        """Write the sets of confined containers; gives the ids of those that have no group.
+        """Write the cpusets of confined containers; returns the ids of those that have no cgroup.
 
-        A write that the kernel refuses is made again a few times, whatever the reason: what runc has written
-        stands meanwhile.
+        A write that the kernel refuses is repeated a few times, whatever the reason: until one succeeds, the
+        set that runc has written stays in effect.
         """
         context, absent = self._context, set[str]()
         for tried in range(1, TRIES + 1):
@@ -212,10 +218,10 @@ class Confinement:
     # -- while they are in flight -------------------------------------------------------------------------
 
     def written(self, ids: Iterable[str]) -> bool:
-        """The kernel reports writes to the sets of some containers: those that are confined are narrowed.
+        """Narrow confined containers again, after the kernel has reported writes to some cpusets.
 
         Returns:
-            Whether any container is confined: then the next reports must not wait.
+            Whether any container is confined: then further reports must not be delayed.
         """
         inflight = self._context.state.inflight
         confined = [i for i in ids if inflight.is_confined(i)]
@@ -227,7 +233,7 @@ class Confinement:
         await self._follow(ids)
 
     async def _attend(self) -> None:
-        """Look at confined containers until there are none: a group may be gone, a report may be missing."""
+        """Check confined containers until there are none: a cgroup may be gone, a report may be missing."""
         context = self._context
         try:
             while ids := context.state.inflight.confined:
@@ -240,7 +246,7 @@ class Confinement:
             self._attends = False
 
     async def _look(self, starts: list[InflightCall]) -> None:
-        """Narrow the groups of confined containers again, and confine none whose group is gone."""
+        """Narrow the cgroups of confined containers again; where one is gone, confine no longer."""
         context = self._context
         there = await self._narrow(starts)
         for flight in starts:
@@ -252,10 +258,10 @@ class Confinement:
     # -- calls without a waiting client --------------------------------------------------------------------
 
     async def recall(self) -> None:
-        """Confine created containers that have a group and may be at a start without a waiting client.
+        """Confine created containers that have a cgroup and may have a start without a waiting client.
 
-        When the node is taken over again (a release is undone), owners get their CPUs back without a wait for
-        calls in flight: then also those at a start whose client waits.
+        When the node is taken over again (a release is undone), owners get their CPUs back without waiting
+        for calls in flight. Then containers with a start whose client still waits are confined, too.
         """
         context = self._context
         there, inflight = context.state.containers, context.state.inflight
@@ -269,9 +275,9 @@ class Confinement:
             await self.confine(strays, CpuSet.from_bits(owned))
 
     def holds(self, flight: InflightCall) -> bool:
-        """Report whether a start without a waiting client is not over by time alone.
+        """Return whether the passing of time does not suffice to end a start without a waiting client.
 
-        As long as the group is there, the runtime may go on with the start.
+        As long as the container's cgroup exists, the runtime may go on with the start.
         """
         call = self._context.state.inflight.current(flight)
         is_confined = call is not None and call.confined
@@ -280,7 +286,7 @@ class Confinement:
     # -- words --------------------------------------------------------------------------------------------
 
     def words(self, wait: Wait) -> str:
-        """Say which calls are in the way, for the operator."""
+        """Return a message for the operator that names the late calls."""
         now = asyncio.get_running_loop().time()
         named = [self._named(flight, now) for flight in wait.late[:MANY]]
         more = f", and {len(wait.late) - MANY} more" if len(wait.late) > MANY else ""
@@ -296,7 +302,7 @@ class Confinement:
 
     @staticmethod
     def public_words(wait: Wait) -> str:
-        """Say the same without the names of containers, for the client of the call that is refused."""
+        """Return the message without names of containers, for the client of the call that is refused."""
         starts = any(flight.is_start for flight in wait.late)
         what = "started" if starts else "updated"
         return f"the runtime is still busy with calls for containers that must move: one is being {what}"

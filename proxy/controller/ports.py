@@ -1,4 +1,4 @@
-"""What the controller needs beside the kernel and the runtime. Every call may block: a worker makes it."""
+"""What the controller needs besides the kernel and the runtime. Every call may block: a worker makes it."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ class Ledger(Protocol):
 
     @property
     def entries(self) -> Mapping[str, Mapping[str, object]]:
-        """Everything that is stored, by key."""
+        """All stored values, by key."""
 
     def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
         """Store values (None: delete) in one atomic step; a crash leaves all of them or none.
 
         Raises:
             CannotCreateError: The state cannot be written.
-            RecordError: Some of the values cannot be stored, whenever that is tried: they are deleted in the
-                same step, and the others are stored.
+            RecordError: Some of the values can never be stored, however often that is tried: they are deleted
+                in the same step, and the others are stored.
         """
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close the ledger."""
 
 
 class MachineEvents(Protocol):
-    """What the kernel tells by itself of CPUs and memory that come and go."""
+    """Events that the kernel sends when CPUs or memory come or go."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is something."""
+        """Return a file descriptor that is readable when events have arrived."""
 
     def heard(self) -> bool:
-        """Take what is there, without waiting; True where the machine may be another one now.
+        """Read the events that have arrived, without waiting; True if the machine may have changed.
 
         Raises:
-            OSError: Nothing more can be heard.
+            OSError: No further events can be received.
         """
 
     def close(self) -> None:
-        """Listen no more."""
+        """End the subscription."""
 
 
 class Displaced(Protocol):
-    """Tasks that the kernel has moved out of a cgroup whose last CPU or memory node went (v1 does so)."""
+    """Tasks that the kernel has moved out of a cgroup that lost its last CPU or memory node (only on v1)."""
 
     def bring_back(self, path: str) -> int:
-        """Move them back into a group that holds none and has CPUs and memory nodes again.
+        """Move a cgroup's tasks back into it, if it is empty and has CPUs and memory nodes again.
 
         Returns:
-            How many processes were moved.
+            The number of processes that were moved.
 
         Raises:
-            CgroupError: We may not move them.
+            CgroupError: The kernel does not permit the move.
         """
 
 
 class DeviceFacts(Struct, frozen=True):
-    """What a CreateContainer request shows of devices that kubelet's device manager gave.
+    """The traces in a CreateContainer request of devices that kubelet's device manager assigned.
 
     Attributes:
-        paths: Device files of the host, as ``/dev/nvidia0``.
-        cdi: CDI device names, as ``vendor.com/class=name``.
+        paths: Device files of the host, for example ``/dev/nvidia0``.
+        cdi: CDI device names, of the form ``vendor.com/class=name``.
         mounts: Host paths of mounts that lie below /dev or /sys.
     """
 
@@ -82,72 +82,72 @@ class DeviceFacts(Struct, frozen=True):
 
 
 class Kubelet(Protocol):
-    """What kubelet knows and the CRI does not carry. What cannot be had is None or empty, never an error."""
+    """What kubelet knows and the CRI does not carry. Missing data is None or empty, never an error."""
 
     @property
     def knows_pods(self) -> bool:
-        """True where ``asks`` can give an answer."""
+        """True if ``asks`` can return an answer."""
 
     @property
     def knows_devices(self) -> bool:
-        """True where ``devices`` can give an answer."""
+        """True if ``devices`` can return an answer."""
 
     def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
-        """Ask for a pod's requests and limits.
+        """Ask kubelet for a pod's requests and limits.
 
         Returns:
-            What its containers ask for, and where that came from, in words; None where kubelet does not know
-            the pod, or does not answer in time.
+            The requests and limits of its containers, and their source, in words; None if kubelet does not
+            know the pod or does not answer in time.
         """
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
-        """Ask which devices kubelet gave to a container, and where they are (the pod-resources API).
+        """Ask kubelet which devices it assigned to a container, and where they are (the pod-resources API).
 
         Returns:
-            One entry a device; None where kubelet does not answer or does not know the container.
+            One entry per device; None if kubelet does not answer or does not know the container.
         """
 
     def allocatable(self) -> Mapping[str, Mapping[str, Mask | None]]:
-        """Ask for all devices that there are: resource to id to NUMA nodes; empty where nobody tells."""
+        """Ask kubelet for all devices: resource to id to NUMA nodes; empty if kubelet does not answer."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the connections."""
 
 
 class KubeletCpuManager(Protocol):
-    """What kubelet's CPU manager does. What cannot be found out is told in the answer, never an error."""
+    """Settings and assignments of kubelet's CPU manager. Failures are part of the answer, never raised."""
 
     def look(self) -> CpuManager:
-        """Look at what it holds, and give that with the settings that are known.
+        """Return the current assignments, with the settings that are known.
 
-        Quick: a ``stat`` while nothing has changed, at most a tenth of a second where a file is not whole.
-        The same object is given as long as nothing has changed.
+        This is quick: a ``stat`` while nothing has changed, at most 0.1 seconds if a file is incomplete.
+        As long as nothing has changed, the same object is returned.
         """
 
     def refresh(self) -> None:
-        """Find out its settings again, if that is due; takes as long as one question to kubelet."""
+        """Read the settings again, if that is due; takes as long as one request to kubelet."""
 
 
 class NodeObject(Protocol):
-    """The Node object of this node, wherever somebody tells of it: a file, an API server."""
+    """The Node object of this node, from a file or from an API server."""
 
     @property
     def source(self) -> str:
-        """Where it is read, for people."""
+        """Where the object is read from, for people."""
 
     @property
     def problem(self) -> str:
-        """Why it could not be read the last time; empty if it could."""
+        """Why the last attempt to read it failed; empty if it succeeded."""
 
     def read(self) -> NodeMeta | None:
-        """Give what it says: what it said last where it cannot be read now, None where it never could be."""
+        """Return its content: the last known one if it cannot be read now, None if it never could be read."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open files and connections."""
 
 
 class Hardware(Protocol):
-    """Where devices are, from sysfs. Blocking, but quick."""
+    """Locates devices by sysfs. Blocking, but quick."""
 
     def near(self, given: DeviceFacts) -> tuple[Near, ...]:
-        """Find the NUMA nodes of devices; one entry a device, ``nodes`` None where nothing tells."""
+        """Find the NUMA nodes of devices; one entry per device, ``nodes`` is None if they are unknown."""

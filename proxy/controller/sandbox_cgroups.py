@@ -1,26 +1,28 @@
-"""The groups of sandboxes: the process that holds a pod's namespaces stays off CPUs that are owned.
+"""The cgroups of sandboxes: the process that holds a pod's namespaces stays off CPUs that are owned.
 
-Theory of operation. The runtime gives a sandbox a group of its own beside those of the pod's containers, and
-no CPUs: it may run wherever its pod may, on CPUs of owners too. All it does is to sleep and, in a pod that
-shares its process namespace, to reap processes. So it is moved with as little effort as can be:
+Theory of operation. The runtime gives a sandbox a cgroup of its own beside those of the pod's containers, and
+sets no CPUs: the sandbox may run wherever its pod may, also on CPUs of owners. Its process only sleeps and,
+in a pod that shares its process namespace, reaps processes. So it is moved with as little effort as possible:
 
-* It belongs to the pool of its pod's class: the BE pool for BE pods, else the shared pool (SYSTEM: the CPUs
-  kept for that). That of an owner, too: what is owned is for the containers that asked for it.
-* Before CPUs are given away, sandboxes that have some of them leave them, by what was read or written last;
-  one that has none of them costs nothing. A new sandbox is read when it has been made, and before the next
-  owner comes.
-* A sandbox that leaves goes to the CPUs that are reserved for the system, as far as it may: no owner comes
-  there, so it need not be moved again. Where none are reserved, it keeps what is left of its set.
-* As long as there is an owner, being within the pool is enough. When there is none, all have their pools
-  again; that is done when all is compared, never on the way of a call. No group above is widened for that.
-* What cannot be written is reported; a sleeping process is no reason to refuse a container.
+* A sandbox belongs to the pool of its pod's class: the BE pool for BE pods, else the shared pool (SYSTEM: the
+  CPUs kept for that class). This includes the sandbox of an owner: owned CPUs are for the containers that
+  requested them.
+* Before CPUs are given away, sandboxes that have some of them leave them, as far as the last read or write
+  shows. A sandbox that has none of them costs nothing. A new sandbox is read after it has been created, and
+  before the next owner is admitted.
+* A sandbox that leaves CPUs goes to the CPUs reserved for the system, as far as its set and its pool permit:
+  no owner is placed there, so it need not be moved again. Without such CPUs it keeps the rest of its set.
+* As long as there is an owner, a sandbox need only be within its pool. Once there is none, all sandboxes get
+  their whole pools again. That is done by a reconcile pass, never while a call waits, and no cgroup above is
+  widened for it.
+* A failed write is reported; no container is refused because of a sleeping process.
 
-A runtime may run a monitor for each container, in a group beside it (``RuntimeQuirks``): it is treated as
-the sandbox is. Monitors are searched for only in pods whose sandbox shows that the runtime has them.
+A runtime may run a monitor for each container, in a cgroup beside the container's (``RuntimeQuirks``). It is
+treated like the sandbox. Monitors are searched for only in pods whose sandbox shows that there are monitors.
 
-Where requests of BE containers are erased, the groups of BestEffort are those of ``be.groups``. A runtime may
-give a sandbox no group (a virtual machine needs none): it is looked for twice, and then seldom. Runs in the
-kernel worker's thread.
+Where requests of BE containers are erased, ``be.groups`` writes the cgroups of BestEffort pods. A runtime may
+give a sandbox no cgroup (a virtual machine needs none): it is searched for twice, and then seldom. Everything
+here runs in the kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass
 from proxy.pools.claims import pool_of
 
 TRIES, SELDOM = 2, 32
-"""So often a group that is not there is looked for; then once in so many passes."""
+"""Searches for a missing cgroup; after these, one search in this many passes."""
 _NO_MONITOR = (Phase.CREATING, Phase.EXITED)
 
 
 class SandboxCgroups:
-    """Keeps sandboxes where their pods' classes belong.
+    """Keeps sandboxes on the pools of their pods' classes.
 
     Attributes:
-        written: How many were written so far.
+        written: The number of writes to cgroups of sandboxes and monitors so far.
     """
 
     def __init__(self, cgroups: Cgroups, quirks: RuntimeQuirks) -> None:
@@ -60,18 +62,18 @@ class SandboxCgroups:
         self.written = 0
 
     def has_monitors(self, pod: Pod) -> bool:
-        """Report whether a pod's containers have monitors in groups of their own."""
+        """Return whether a pod's containers have monitors in cgroups of their own."""
         return pod.sandbox_id in self._monitored
 
     def leave(self, state: NodeState) -> list[str]:
-        """Have sandboxes leave CPUs that are outside of their pools.
+        """Move sandboxes off CPUs that are outside of their pools.
 
         Returns:
-            What could not be written, in words.
+            Messages about what could not be written.
         """
         errors: list[str] = []
         if not state.owners:
-            return errors  # the pools are all that there is
+            return errors  # the pools have all CPUs
         for key, pod, pool in self._ours(state):
             known = self._seen.get(key)
             if known is None and self._missed.get(key, 0) < TRIES:
@@ -81,10 +83,10 @@ class SandboxCgroups:
         return errors
 
     def follow(self, state: NodeState) -> list[str]:
-        """Compare all with what they should have, and write what differs.
+        """Compare all sandboxes and monitors with the CPUs that they should have, and write what differs.
 
         Returns:
-            What could not be written, in words.
+            Messages about what could not be written.
         """
         self._passes += 1
         self._monitored &= state.pods.keys()
@@ -105,7 +107,7 @@ class SandboxCgroups:
         return errors
 
     def _ours(self, state: NodeState) -> Iterator[tuple[str, Pod, CpuSet]]:
-        """Give sandboxes and monitors: the name to find each by, its pod, its pool.
+        """Yield sandboxes and monitors: the name by which each is found, its pod, its pool.
 
         Sandboxes come first: they show which pods have monitors.
         """
@@ -121,7 +123,7 @@ class SandboxCgroups:
                         yield self._quirks.monitor(container.id), pod, pool
 
     def _pools(self, state: NodeState) -> Iterator[tuple[str, CpuSet]]:
-        """Give the pools of sandboxes, by id."""
+        """Yield the id and the pool of each sandbox."""
         erased = state.node.be_cpuset is BeCpuset.ERASE
         pools: dict[tuple[QosClass, KubeQos], CpuSet] = {}
         for pod in state.pods.values():
@@ -129,13 +131,13 @@ class SandboxCgroups:
             pool = pools.get(key)
             if pool is None:
                 name = pool_of(pod)[0]
-                # Suppression changes every second, and what sleeps need not follow it.
+                # The suppressed BE set changes every second, and a sleeping process need not follow it.
                 pool = pools[key] = state.pools.be if name is Pool.BE else state.pools.of(name)
             if pod.cgroup_parent and not (erased and pod.kube_qos is KubeQos.BEST_EFFORT):
                 yield pod.sandbox_id, pool
 
     def _look(self, key: str, pod: Pod, errors: list[str]) -> tuple[str, CpuSet] | None:
-        """Read what a sandbox or a monitor has now; None where it has no group."""
+        """Read the path and CPUs of the cgroup of a sandbox or a monitor; None if it has no cgroup."""
         known = self._seen.get(key)
         missed = self._missed.get(key, 0)
         if known is None and missed >= TRIES and self._passes % SELDOM:
@@ -175,7 +177,7 @@ class SandboxCgroups:
             errors.append(f"cannot move the {what} of {pod.ref}: {error}")
 
     def groups(self, state: NodeState) -> Iterator[str]:
-        """Return the groups of all sandboxes, and of all monitors, that exist."""
+        """Yield the cgroups of all sandboxes and monitors that exist."""
         find, quirks = self._cgroups.find, self._quirks
         monitored = set[str]()
         for pod in state.pods.values():
@@ -192,6 +194,6 @@ class SandboxCgroups:
 
 
 def _rest(has: CpuSet, pool: CpuSet, reserved: CpuSet) -> CpuSet:
-    """Give the CPUs of its pool to which a sandbox goes that has to leave others."""
+    """Return the CPUs of its pool that a sandbox keeps or gets when it has to leave others."""
     left = has & pool
     return left & reserved or left or pool
