@@ -94,7 +94,7 @@ class Adoption:
         """Prepare; nothing is asked yet.
 
         Args:
-            context: The node whose containers are adopted.
+            context: The node with the containers to adopt.
             creates: Keeps records of decisions.
             beside: Reads the assignments of kubelet's CPU manager, before CPUs are taken.
             runtime_events: Corrects lists by the exit events that have arrived.
@@ -126,7 +126,7 @@ class Adoption:
         return container_id in context.state.containers
 
     async def adopt(self, found: list[RuntimeContainer], listing: Listing, began: int) -> None:
-        """Adopt those of some containers whose pod is in the list and whose status the runtime returns.
+        """Adopt containers, if their pod is in the list and the runtime returns their status.
 
         Args:
             found: The containers, from the list.
@@ -197,7 +197,7 @@ class Adoption:
     def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
         """Return the verbose status of containers by id; runs in the worker.
 
-        A container that has just gone, or whose status call hangs, is left for the next pass.
+        A container that has just gone, or with a status call that hangs, is left for the next pass.
         """
         found: dict[str, RuntimeDetail] = {}
         silent = 0

@@ -3,8 +3,8 @@
 Theory. A start that has been forwarded to the runtime carries the cpuset that was right at that time. The
 runtime may write this set at any moment, so a create that gives some of these CPUs away waits for the start
 (``engine.inflight``). An ordinary start ends within ``PATIENCE_S``. A start that does not may hang for
-minutes, for example in a mount whose server does not answer, and must not delay every owner of the node. What
-can be done about it follows from when runc writes a cpuset (opencontainers/runc,
+minutes, for example in a mount from a server that does not answer, and must not delay every owner of the
+node. What can be done about it follows from when runc writes a cpuset (opencontainers/runc,
 libcontainer/process_linux.go, ``initProcess.start``):
 
 * ``manager.Apply`` creates the container's cgroup, on cgroup v1 with the set of the spec
@@ -178,7 +178,7 @@ class Confinement:
         return await self._fencing.confine(flight, container, mine)
 
     async def _narrow(self, flights: list[InflightCall]) -> set[InflightCall]:
-        """Narrow the cgroups of containers whose starts are in flight; returns starts that have a cgroup."""
+        """Narrow the cgroups of containers with a start in flight; returns the starts with a cgroup."""
         context, ids = self._context, [flight.container_id for flight in flights]
         there = await context.kernel.run(self._with_group, ids) if ids else set[str]()
         for flight in flights:
@@ -246,7 +246,7 @@ class Confinement:
             self._attends = False
 
     async def _look(self, starts: list[InflightCall]) -> None:
-        """Narrow the cgroups of confined containers again; where one is gone, confine no longer."""
+        """Narrow confined containers again; a start without a cgroup stays confined only if it is fenced."""
         context = self._context
         there = await self._narrow(starts)
         for flight in starts:
@@ -261,7 +261,7 @@ class Confinement:
         """Confine created containers that have a cgroup and may have a start without a waiting client.
 
         When the node is taken over again (a release is undone), owners get their CPUs back without waiting
-        for calls in flight. Then containers with a start whose client still waits are confined, too.
+        for calls in flight. Then containers are confined, too, if the client of their start still waits.
         """
         context = self._context
         there, inflight = context.state.containers, context.state.inflight
@@ -275,7 +275,7 @@ class Confinement:
             await self.confine(strays, CpuSet.from_bits(owned))
 
     def holds(self, flight: InflightCall) -> bool:
-        """Return whether the passing of time does not suffice to end a start without a waiting client.
+        """Return whether a start without a waiting client must not be ended by the passing of time alone.
 
         As long as the container's cgroup exists, the runtime may go on with the start.
         """

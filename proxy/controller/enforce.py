@@ -31,13 +31,13 @@ class Enforced:
     """The results of an enforcement.
 
     Attributes:
-        written: Ids of containers whose cpuset was changed.
+        written: Ids of containers with a cpuset that was changed.
         drifted: The containers in ``written`` that should have held the right cpuset already, by our own
             records: another program wrote to their cgroups.
         absent: Ids of containers that should have a cgroup and have none.
         lost: The containers in ``absent`` that had no cgroup the last time either.
         errors: Messages about what could not be written.
-        refused: The kernel's error for each container whose cpuset could not be written, by id.
+        refused: The kernel's error for each cpuset that could not be written, by container id.
         notes: Messages about what else could not be written; no call is refused or delayed for these.
         found: The cpusets found in cgroups that another program had written to, by container id, where they
             were read.
@@ -170,7 +170,7 @@ class Enforcer:
         return Enforced(notes=[] if self._paused() else self._be_groups.follow(self._state(), self._paths))
 
     def make_room(self, container: Container) -> Enforced:
-        """Widen the cgroup of a pod whose container could not start, so that it holds the container's CPUs.
+        """Widen a pod's cgroup so that it holds the CPUs of a container that could not start.
 
         On cgroup v1 the kernel refuses a cgroup any CPU that its parent does not have, and another program
         may have narrowed the parent. The runtime creates the container's cgroup and writes its cpuset in one
@@ -219,7 +219,7 @@ class Enforcer:
         return path
 
     def _in_bulk(self, state: NodeState, some: list[Container], done: Enforced) -> list[str]:
-        """Write the containers whose cgroups are known, one cpuset after the other.
+        """Write the containers with known cgroups, one cpuset after the other.
 
         As soon as the state changes, the containers that are not written yet are left.
 

@@ -37,7 +37,7 @@ class Cgroups(Protocol):
         """Find a container's cgroup.
 
         Args:
-            parent: ``cgroup_parent`` as the CRI gives it (cgroupfs path or systemd slice name; may be empty).
+            parent: ``cgroup_parent`` as in the CRI (cgroupfs path or systemd slice name; may be empty).
             container_id: The runtime's id.
 
         Returns:
@@ -173,7 +173,7 @@ class CpuGroups(GroupQuotas, Protocol):
         """Find a pod's own cgroup.
 
         Args:
-            parent: ``cgroup_parent`` as the CRI gives it.
+            parent: ``cgroup_parent`` as in the CRI.
 
         Returns:
             The path; None if there is none, or if its name is not that of a single pod.

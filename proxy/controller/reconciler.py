@@ -2,7 +2,7 @@
 
 A reconcile pass lists what the runtime has and compares it with the state. Unknown containers are adopted
 (they were created without passing through the proxy, or before it started). Containers that have exited or
-vanished give their CPUs back. Creates whose answer was lost are resolved. The cpuset of every live container
+vanished give their CPUs back. Creates with a lost answer are resolved. The cpuset of every live container
 in the kernel is compared with the wanted one. The first pass after a start of the daemon is the recovery:
 until it is done, calls that need a decision wait. Passes run on a timer, soon after an inconsistency was
 noticed, and as soon as the runtime can be reached again.
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from proxy.controller.partitions.owners import PartitionSync
 
 GRACE_S = 2.0
-"""Seconds for which a create whose answer was lost may still turn up in the runtime's list."""
+"""Seconds for which a create with a lost answer may still turn up in the runtime's list."""
 ALSO_S = 30.0
 """Seconds that each additional job of a pass may take (quotas, memory nodes, partitions)."""
 GAP_S = 0.2
@@ -99,7 +99,7 @@ class Sync:
         """Prepare; the first pass begins with ``run`` or ``once``.
 
         Args:
-            context: The node whose state is reconciled.
+            context: The node with the state to reconcile.
             start_update: Knows which calls are in flight.
             parts: The other parts of the controller that a pass uses.
         """
@@ -345,7 +345,7 @@ class Sync:
     # -- parts of a pass ----------------------------------------------------------------------------------
 
     def _resolve(self, listing: Listing, began: int) -> None:
-        """Find out what became of creates whose answer was lost."""
+        """Find out how creates ended if their answer was lost."""
         context = self._context
         there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
         for token, since in context.state.runtime.lost.items():

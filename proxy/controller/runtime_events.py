@@ -7,7 +7,7 @@ event means:
   twice. Its CPUs go back to the pools, and the kernel follows.
 - Exit of a sandbox's own process: a reconcile pass is requested if the sandbox still has something to free.
 - Start of an unknown container or sandbox, deletion of a known one: usually this belongs to a call that is
-  passing through the proxy and whose answer is about to arrive. So such an event waits for a moment. If the
+  passing through the proxy, and its answer is about to arrive. So such an event waits for a moment. If the
   state still disagrees with any of these events then, one reconcile pass is requested for all of them.
 - Exit of an unknown container: it holds no CPUs. It may become known soon (the answer to its create was lost,
   or a reconcile pass is adopting it at this moment). So exits are remembered, and each reconcile pass applies
@@ -123,7 +123,7 @@ class RuntimeEvents:
         """Receive events until the stream ends.
 
         Returns:
-            Seconds to wait because an earlier attempt would be of no use; 0 if one may succeed soon.
+            Seconds during which another attempt is of no use; 0 if one may succeed soon.
         """
         try:
             stream = events.listen()

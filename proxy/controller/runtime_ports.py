@@ -20,7 +20,7 @@ class Listed(list[_Entry]):
     """The entries of one of the runtime's lists that could be read.
 
     Attributes:
-        unread: Ids of the other entries; an empty id stands for entries whose id could not be read either.
+        unread: Ids of the other entries; an empty id stands for entries with an unreadable id.
             That these ids are missing from the list says nothing about whether they exist.
     """
 
@@ -51,12 +51,12 @@ class RuntimeQuirks(Struct, frozen=True):
     """How runtimes differ, as far as the controller has to know; by default, they do not.
 
     Attributes:
-        has_monitors: Returns whether the containers of a sandbox have monitors in groups of their own, by
-            the path of the sandbox's group.
+        has_monitors: Returns whether the containers of a sandbox have monitors in cgroups of their own, by
+            the path of the sandbox's cgroup.
         monitor: Returns the name by which ``Cgroups.find`` finds the monitor of a container, by its id.
-        is_left_behind: Returns whether the group at a path may be a sandbox's that holds no process, so that
-            it has no controllers.
-        mask_as_sent: Returns the set that systemd reads where a runtime sends a set in the wrong byte order.
+        is_left_behind: Returns whether the cgroup at a path may be that of a sandbox without processes, so
+            that it has no controllers.
+        mask_as_sent: Returns the set that systemd reads if a runtime sends a set in the wrong byte order.
     """
 
     has_monitors: Callable[[str], bool] = _never

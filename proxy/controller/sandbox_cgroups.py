@@ -18,7 +18,7 @@ in a pod that shares its process namespace, reaps processes. So it is moved with
 * A failed write is reported; no container is refused because of a sleeping process.
 
 A runtime may run a monitor for each container, in a cgroup beside the container's (``RuntimeQuirks``). It is
-treated like the sandbox. Monitors are searched for only in pods whose sandbox shows that there are monitors.
+treated like the sandbox. Monitors are searched for only in pods where the sandbox shows that there are some.
 
 Where requests of BE containers are erased, ``be.groups`` writes the cgroups of BestEffort pods. A runtime may
 give a sandbox no cgroup (a virtual machine needs none): it is searched for twice, and then seldom. Everything

@@ -65,7 +65,7 @@ class StartUpdate:
         """Begin with no call in flight.
 
         Args:
-            context: The node whose containers are started and updated.
+            context: The node with the containers to start and update.
             writes: Writes the wanted cpusets to the kernel.
             quotas: Knows which CFS quotas are sent with an update.
             mems: Knows which memory nodes are sent with an update.
@@ -231,7 +231,7 @@ class StartUpdate:
             context.spawn(self._make_room(container))
 
     async def _make_room(self, container: Container) -> None:
-        """Widen the cgroup above a container whose start failed, so that the next start can succeed."""
+        """Widen the cgroup above a container after a failed start, so that the next start can succeed."""
         self._writes.moved(await self._context.kernel.run(self._context.enforcer.make_room, container))
 
     def landed(self, flight: InflightCall, carried: CpuSet | None) -> None:
@@ -244,7 +244,7 @@ class StartUpdate:
         self._context.store.handle(CallStrayed(flight, self._context.clock()))
 
     def suspect(self) -> Iterator[None]:
-        """Record calls that the runtime may still execute for an earlier daemon; for a start of the daemon.
+        """Record, when the daemon starts, calls that the runtime may still execute for an earlier one.
 
         It is not known which calls these are or which sets they carry, so one is assumed for every container
         that may be changed. Containers that have a call in flight already are skipped. The cost is that a
