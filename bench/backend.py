@@ -198,7 +198,7 @@ class Peer:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         try:
             answer = self.answers.answer(method, one_message(body))
-        except Exception as error:  # noqa: BLE001 - whatever the body was, the caller is told, as by a real runtime
+        except Exception as error:  # noqa: BLE001 - any bad body gets an error answer, as from a real runtime
             tail = b"\x88" + literal(b"content-type", b"application/grpc") + literal(b"grpc-status", b"3")
             tail += literal(b"grpc-message", type(error).__name__.encode())
             self.outbox.out.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, tail))

@@ -5,8 +5,8 @@
     .venv/bin/python bench/beside.py /path/to/a/checkout    beside a directory
 
 Both daemons run at the same time, on the same packages, each in front of a runtime of its own. A turn takes
-about a tenth of a second, of one kind of call; in each round every kind has a turn at every target, in a
-shuffled order. After some rounds all processes are started anew, because two processes of the same program
+about a tenth of a second and makes one kind of call; in each round every kind has a turn at every target, in
+a shuffled order. After some rounds all processes are started again, because two processes of the same program
 differ by a percent or two for as long as they live.
 
 A ratio is the median over the rounds of this checkout by the base, both measured within a second or two, and

@@ -4,9 +4,9 @@
     .venv/bin/python bench/churn.py --calls 2000    fewer
 
 Eight clients call the real daemon at the same time. The runtime (a stand-in) fails one call in twenty, and
-one kernel write in fifty is refused. It is looked at all the time whether a running container is on the CPUs
-of an owner who runs; in the end, whether everybody is where he belongs. The daemon's memory, its ledger and
-what all its objects hold are looked at after a tenth of the calls and after all of them.
+one kernel write in fifty is refused. All the time it is checked whether a running container is on the CPUs
+of a running owner; at the end, whether each container is on the CPUs where it belongs. The daemon's memory,
+its ledger and what all its objects hold are measured after a tenth of the calls and after all of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Hand(threading.Thread):
             with self.client() as client:
                 while self.left > 0:
                     self.pod(client)
-        except BaseException as error:  # noqa: BLE001 - told by whoever waits
+        except BaseException as error:  # noqa: BLE001 - reported by the thread that joins this one
             self.error = error
 
     def client(self) -> CriClient:
@@ -179,7 +179,7 @@ def kept(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 
 def clear(one: Node) -> None:
-    """End the pods whose end was refused."""
+    """End the pods that are still there because their end was refused."""
     with CriClient(str(one.socket)) as client:
         for pod_id in list(one.runtime.pods):
             with contextlib.suppress(TopoproxyError):

@@ -6,11 +6,11 @@
     .venv/bin/python bench/crash.py --jobs 1      one node after the other, not some at the same time
 
 The runtime and the cgroup tree are imitated (``faulty_node``), the daemon is the real one. After each end
-of a daemon another one is started on what is left. What is counted: containers that run on CPUs of an owner
-who runs (looked at all the time, also while no daemon runs), owners that the next daemon does not know,
-containers without CPUs, who is not where he belongs some seconds later (astray), and how long it takes from
-the start of the process until calls are decided again; less what its first thread waits for a CPU, where the
-kernel tells that: as long as others have them is nobody's figure.
+of a daemon another one is started on what is left. What is counted: containers that run on CPUs of a running
+owner (checked all the time, also while no daemon runs), owners that the next daemon does not know, containers
+without CPUs, containers that are not where they belong some seconds later (astray), and how long it takes
+from the start of the process until calls are decided again. The time for which the first thread waits for a
+CPU is subtracted where the kernel reports it: other processes cause that wait, not the daemon.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def story(one: Node, client: CriClient, shared: str) -> None:
 
 
 def move(one: Node, client: CriClient, container_id: str) -> None:
-    """Have an owner moved to other CPUs, and wait until it is there and the runtime has been told."""
+    """Have an owner moved to other CPUs, and wait until it is there and the runtime has the new set."""
     record = one.runtime.containers[container_id]
     before = one.cgroups.read(record.cgroup).cpus
     one.moved.add(container_id)
@@ -161,7 +161,7 @@ def move(one: Node, client: CriClient, container_id: str) -> None:
 
 
 def order(one: Node, **faults: object) -> None:
-    """Tell the daemon what is to go wrong from the next call on."""
+    """Order the faults that the daemon meets from the next call on."""
     new = one.folder / "orders.new"
     new.write_text(json.dumps(faults | {"number": next(one.numbers)}))
     new.replace(one.folder / "orders")
@@ -229,7 +229,7 @@ def hand(one: Node, seed: int, over: threading.Event) -> None:
             except UnavailableError:
                 return
             except (TopoproxyError, KeyError):
-                continue  # refused, or somebody else's
+                continue  # refused, or another client's
 
 
 def act(one: Node, client: CriClient, dice: random.Random, mine: int) -> None:

@@ -1,14 +1,14 @@
-"""How soon somebody else's write to a cpuset is put back: a command by itself, as root, a minute
+"""How soon another program's write to a cpuset is put back: a command by itself, as root, a minute
 
     .venv/bin/python bench/drift_figures.py
 
 A real containerd with real cgroups (the bed of the end-to-end tests), a real daemon with its defaults. Time
 is taken from when the writer has returned until the kernel holds what it should. Each container is written to
-once in each row: who writes again and again is fought more slowly, on purpose.
+once in each row: the daemon puts repeated writes back more slowly, on purpose.
 
 - direct write: one write to ``cpuset.cpus``, by this process;
 - runc update: ``UpdateContainerResources`` at the runtime's own socket, past the daemon;
-- by the clock: a direct write where the kernel does not tell of writes. For this the daemon is started with
+- by the clock: a direct write where the kernel does not report writes. For this the daemon is started with
   an inotify that refuses.
 """
 
@@ -50,7 +50,7 @@ from proxy.__main__ import main
 
 sys.exit(main())
 """
-"""The daemon's program, but nobody tells it of writes."""
+"""The daemon's program, but without reports of writes."""
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def last() -> daemon.CpuSet:
 
 
 def quiet(there: daemon.Daemon) -> None:
-    """Wait until nothing more is written or told to the runtime."""
+    """Wait until nothing more is written or sent to the runtime."""
 
     def still() -> bool:
         before = counts(there)

@@ -1,4 +1,4 @@
-"""A node to break: the stand-in runtime, a folder with the kernel's cpuset rules, the daemon as a process.
+"""A node to break: the stand-in runtime, a directory with the kernel's cpuset rules, the daemon as a process.
 
 What is promised is looked up where it counts, in the cgroup files and at the runtime, not at the daemon:
 ``overlaps`` holds at any moment, also while no daemon runs; ``unsettled`` must become nothing once a daemon
@@ -51,18 +51,18 @@ KINDS = (
 
 
 def owns(record: ContainerRecord) -> bool:
-    """Tell whether a container was promised CPUs of its own."""
+    """Return whether a container was promised CPUs of its own."""
     return record.config.annotations.get("owns") == "yes"
 
 
 @dataclass
 class Node:
-    """One node in a folder."""
+    """One node in a directory."""
 
     folder: Path
     version: int = 1
     moved: set[str] = field(default_factory=set)
-    """Ids of containers that are moved: they own what the kernel has, and the runtime is told afterwards."""
+    """Ids of containers that are moved: they own what the kernel has; the runtime is updated later."""
     popen: subprocess.Popen[bytes] | None = None
     faults: dict[str, object] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -136,7 +136,7 @@ class Node:
         return bool(page and page["ready"])
 
     def status(self) -> dict[str, Any] | None:
-        """Ask what ``topoproxy status`` shows; None where nobody answers."""
+        """Ask what ``topoproxy status`` shows; None where no daemon answers."""
         with contextlib.suppress(TopoproxyError, OSError), socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(self.admin))  # without the retries of a command that a person gives
             page = ask(self.admin, "/status")
@@ -216,7 +216,7 @@ class Node:
     def overlaps(self) -> list[str]:
         """Name running containers that are on CPUs of a running owner, or on none."""
         found = []
-        with self.runtime._engine.lock:  # nobody starts, ends or is updated while we look
+        with self.runtime._engine.lock:  # nothing starts, ends or is updated during the check
             running = [r for r in self._records() if r.state == pb.CONTAINER_RUNNING]
             sets = {record.id: self._on(record) for record in running}
         for record in running:
@@ -232,7 +232,7 @@ class Node:
         return found
 
     def unsettled(self) -> list[str]:
-        """Name owners that the daemon does not know, and who runs and is not where he belongs."""
+        """Name owners that the daemon does not know, and running containers that are on wrong CPUs."""
         page = self.status()
         if page is None:
             return ["nobody answers"]
@@ -244,7 +244,7 @@ class Node:
                 r
                 for r in self._records()
                 if r.state == pb.CONTAINER_RUNNING or (r.state == pb.CONTAINER_CREATED and r.pod_id in ready)
-            ]  # who is created in a sandbox that has ended will never start
+            ]  # a container created in a sandbox that has ended will never start
             sets = {r.id: self._on(r) for r in live if r.state == pb.CONTAINER_RUNNING}
         own = {r.id: CpuSet.parse(r.resources.cpuset_cpus) for r in live if owns(r)}
         for record in live:
@@ -287,7 +287,7 @@ class Node:
         return [what for what in self.unsettled() if what.endswith(("is lost", "nobody answers"))]
 
     def settled(self, seconds: float = 15.0) -> list[str]:
-        """Wait until everybody is where he belongs; gives what is not so when the time is over."""
+        """Wait until each container is where it belongs; gives what is not so when the time is over."""
         end = time.monotonic() + seconds
         while (found := self.unsettled()) and time.monotonic() < end:
             time.sleep(0.02)
@@ -296,7 +296,7 @@ class Node:
 
 @contextlib.contextmanager
 def node(folder: Path, version: int = 1) -> Iterator[Node]:
-    """Set a node up in an empty folder with a short path."""
+    """Set a node up in an empty directory with a short path."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     one = Node(folder, version)
     with one.runtime.start():

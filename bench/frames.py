@@ -194,7 +194,7 @@ class Inflow:
             self.due.add(stream)
 
     def grant(self) -> None:
-        """Give windows back; called before what is queued leaves: nobody can use what is not yet said."""
+        """Give windows back; called before queued frames leave: the peer cannot use a window before that."""
         if self.connection_used * 2 >= self.connection_limit:
             self.outbox.out.append(window_frame(0, self.connection_used))
             self.connection_used = 0

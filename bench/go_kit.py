@@ -54,7 +54,7 @@ def say(text: str) -> None:
 
 
 def build(kit: Path) -> Path | None:
-    """Build the kit in the user's cache; None, with the reason told, where that is not possible."""
+    """Build the kit in the user's cache; None, with the reason printed, where that is not possible."""
     sources = sorted(kit.glob("*.go"))
     if not sources:
         say(f"bench-go skipped: no Go sources in {kit}; name the kit's folder")
@@ -138,7 +138,7 @@ def answers(target: Path) -> bool:
 
 
 class Bench:
-    """One run: a folder, the kit's runtime, the targets, and the figures."""
+    """One run: a directory, the kit's runtime, the targets, and the figures."""
 
     def __init__(self, kit: Kit, folder: Path, targets: Sequence[Target], seed: int) -> None:
         self.kit, self.folder, self.targets = kit, folder, targets

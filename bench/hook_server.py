@@ -1,4 +1,4 @@
-"""A hook server as Koordinator's are: it answers with what it was told, and one resource changed.
+"""A hook server as Koordinator's are: it answers with what it received, and one resource changed.
 
 python bench/hook_server.py --listen /tmp/x/hooks.sock
 """

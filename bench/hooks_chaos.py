@@ -5,8 +5,8 @@
 
 Eight clients call the real daemon at the same time. Seven files of hooks and a hook server are asked at each
 call, and most of them misbehave now and then in ways that are drawn by chance. One behaves, and what it sets
-must be in every container that is made. It is looked at all the time whether a running container is on the
-CPUs of an owner who runs; in the end, whether everybody is where he belongs.
+must be in every container that is made. All the time it is checked whether a running container is on the
+CPUs of a running owner; at the end, whether each container is on the CPUs where it belongs.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class TimedClient(CriClient):
 
 
 class TimedHand(Hand):
-    """A client with pods of its own whose calls are timed."""
+    """A client with pods of its own; its calls are timed."""
 
     def __init__(self, one: Node, number: int, share: int, churn: Churn, calls: Calls) -> None:
         super().__init__(one, number, share, churn)

@@ -1,4 +1,4 @@
-"""Pods whose author wants to hurt the node or other tenants: what they write into labels and annotations.
+"""Pods of an author that wants to hurt the node or other tenants: what their labels and annotations say.
 
 Every pod here asks for a tenth of a CPU or for nothing, in a namespace that is not trusted with anything. So
 no CPU is due to it, whatever it writes, and a node is as it would be without these pods. Texts are as large

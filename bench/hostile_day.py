@@ -6,7 +6,7 @@
     .venv/bin/python bench/hostile_day.py --kinds greedy,sparse  attacks by name (``hostile.ATTACKS``)
 
 The same honest day is played twice, the second time with hostile pods between all its steps. Sandboxes run,
-and containers are created but not started, in a private containerd; the daemon is told of a machine of 64
+and containers are created but not started, in a private containerd; the daemon is given a machine of 64
 CPUs, so that there is something to own. Half way it is killed (SIGKILL) and started again. What counts:
 
 * placements: the CPUs in the OCI spec of each honest container, and all that ``topoproxy status`` says of it,
@@ -371,7 +371,7 @@ def play(
 
 
 def differences(quiet: Day, busy: Day) -> list[str]:
-    """Tell which honest pods are not as without the hostile ones."""
+    """Name the honest pods that are not as without the hostile ones."""
     found = []
     for name in sorted(quiet.honest.keys() | busy.honest.keys()):
         before, after = quiet.honest.get(name), busy.honest.get(name)
@@ -381,7 +381,7 @@ def differences(quiet: Day, busy: Day) -> list[str]:
 
 
 def failures(quiet: Day, busy: Day) -> list[str]:
-    """Tell what is not as it must be."""
+    """Name what is not as it must be."""
     found = [
         f"{name}: {seen} on the quiet day" for name, seen in quiet.honest.items() if isinstance(seen, str)
     ]

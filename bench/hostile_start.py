@@ -1,4 +1,4 @@
-"""What a start costs on a full node: 1,000 containers that nobody has recorded, 200 of them of hostile pods
+"""What a start costs on a full node: 1,000 unrecorded containers, 200 of them of hostile pods
 
     .venv/bin/python bench/hostile_start.py                two minutes
     .venv/bin/python bench/hostile_start.py b3705ac        beside another commit, in turn

@@ -2,12 +2,13 @@
 
     .venv/bin/python bench/moving_figures.py
 
-The bare loop opens each group's ``cpuset.cpus``, writes it and closes it: the least that anybody can do who
-knows the paths, and it reads nothing. What is compared with it is what a create waits for: who shares, what
-he is to have, the write, and the value read back. The loop with that read is shown too. In each round all are
-done once, in an order that changes, and the medians are compared. It is the thread's CPU time that counts:
-nobody sleeps in it, and where others run, the clock tells of them. Then nothing is to change: every group is
-read, and nothing is written. On cgroup v1; a group is made for it and removed.
+The bare loop opens each group's ``cpuset.cpus``, writes it and closes it: the least that a program can do if
+it knows the paths, and it reads nothing. What is compared with it is what a create waits for: to find the
+containers that share, to compute their CPUs, the write, and the value read back. The loop with that read is
+shown too. In each round all are done once, in an order that changes, and the medians are compared. It is the
+thread's CPU time that counts: nothing sleeps in it, and the time of other processes shows only by the clock.
+Then nothing is to change: every group is read, and nothing is written. On cgroup v1; a group is made for it
+and removed.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def groups(root: Path) -> Iterator[list[str]]:
 
 
 def states(online: CpuSet, paths: list[str]) -> tuple[NodeState, NodeState]:
-    """Give the node with everybody on all CPUs, and with one CPU owned by somebody without a group."""
+    """Give the node with all containers on all CPUs, and with one CPU owned by one that has no group."""
     machine = described(1, 1, max(online) + 1, 1)
     node = Node(machine, CpuTopology.of(machine))
     pod = Pod("s", "u", "bench", "p", kube_qos=KubeQos.BURSTABLE)

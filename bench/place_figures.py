@@ -4,7 +4,7 @@
 
 Everything runs in this process, without a runtime. Milliseconds belong to the machine; the ratio is to a bare
 loop of a million steps in the same run. A decision is all of what a CreateContainer needs: the hints of all
-providers, their merge, the allocation, who has to move, and the record that explains it. It waits for
+providers, their merge, the allocation, the containers to move, and the record that explains it. It waits for
 nothing, so its CPU time is measured: what else runs on the machine does not count.
 """
 

@@ -1,11 +1,12 @@
-"""How long it takes until pools are right again, and who moves: a section of ``make bench``, or by itself
+"""How long it takes until pools are right again, and what moves: a section of ``make bench``, or by itself
 
     .venv/bin/python bench/pools_figures.py
 
-A machine of 512 CPUs with a thousand containers of all classes. An owner comes or goes, or somebody who owns
-nothing does: the next state with its pools is made, and it is found out whose CPUs change. CPU time of this
-process, as in ``place_figures.py``. Beside it is counted: who is named, whose set is really another one, and
-how many kernel writes that comes to. Only changed sets may become steps, so the three numbers must be equal.
+A machine of 512 CPUs with a thousand containers of all classes. An owner comes or goes, or a container
+that owns nothing does: the next state with its pools is made, with the containers to move. CPU time of this
+process, as in ``place_figures.py``. Three counts stand beside it: the containers that are named, those with a
+set that really changes, and the kernel writes that follow. Only changed sets may become steps, so the three
+numbers must be equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measured processes: started in a folder of their own, watched through /proc, ended by their id."""
+"""Measured processes: started in a directory of their own, watched through /proc, ended by their id."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wait_until(probe: Callable[[], bool], seconds: float, what: str, running: Pr
 
 
 def connects(path: Path) -> bool:
-    """Whether somebody listens there."""
+    """Return whether a process listens there."""
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(str(path))
@@ -147,7 +147,7 @@ class Target:
 
     Attributes:
         name: As in the tables.
-        argv: Makes the command line from the folder, the socket to listen on and the runtime's socket.
+        argv: Makes the command line from the directory, the socket to listen on and the runtime's socket.
         malloc: Whether to set the malloc thresholds for it.
         more: Environment variables to add.
     """
@@ -158,7 +158,7 @@ class Target:
     more: Mapping[str, str] | None = None
 
     def start(self, folder: Path, runtime: Path, tag: str = "") -> Process:
-        """Start it with a folder of its own."""
+        """Start it with a directory of its own."""
         own = folder / f"{self.name.replace(' ', '-')}{tag}"
         own.mkdir(exist_ok=True)
         sock = own / "cri.sock"

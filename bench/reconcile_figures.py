@@ -8,7 +8,8 @@ every period, here every five seconds, one call after the other; later ones name
 at the start, then none. Both list pods and containers every second, ask for the status of some, and for the
 runtime's every five seconds. What counts is the CPU time of the daemon (all threads) in a span, less that of
 a span without a kubelet. The groups are the kernel's where it has cgroup v1 and lets us, and then the runtime
-writes what an update names, as runc does; else they are those of a folder with its rules, which costs more.
+writes what an update names, as runc does; else they are those of a directory with the kernel's rules, which
+costs more.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Node(Answers):
     """A runtime with containers that run and stay."""
 
     def __init__(self, root: Path | None, top: str, count: int = CONTAINERS) -> None:
-        """Have containers, whose groups are below one in a root, or are nobody's to write."""
+        """Have containers. Their groups are below ``top`` in ``root``; without a root nothing is written."""
         super().__init__()
         self.root, self.top = root, top
         pods = pb.ListPodSandboxResponse()
@@ -173,7 +174,7 @@ class Kubelet:
         time.sleep(max(0.0, begun + seconds - time.monotonic()))
 
     def reconcile(self) -> None:
-        """Name the CPUs of all, or of those that have not been told them."""
+        """Send the CPUs of all containers, or of those that have not been sent yet."""
         for number_ in range(CONTAINERS):
             container_id = identifier(number_)
             if self.always or container_id not in self.told:
@@ -190,7 +191,7 @@ def page(daemon: Process) -> dict[str, object]:
 
 
 def in_step(daemon: Process) -> bool:
-    """Tell whether the daemon knows all containers."""
+    """Return whether the daemon knows all containers."""
     try:
         return len(as_list(page(daemon).get("containers"))) == CONTAINERS
     except (TopoproxyError, OSError):

@@ -5,7 +5,7 @@
 
 Then what deciding costs where no call is involved, see ``place_figures.py`` and ``pools_figures.py``.
 
-The runtime, the proxies and the load are processes of their own in a temporary folder. In each round every
+The runtime, the proxies and the load are processes of their own in a temporary directory. In each round every
 target is measured in a shuffled order; the table gives medians over the rounds. "added" is the p50 through a
 proxy less the p50 of the direct connection. Absolute numbers belong to the machine, ratios travel better;
 the bars of calls are beside a proxy in Go (``go_kit.py``).
@@ -87,7 +87,7 @@ QUICK = Plan(rounds=2, share=0.25, seconds=0.5, starts=2, outages=1)
 
 
 def say(text: str) -> None:
-    """Tell of the progress."""
+    """Report progress."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -110,7 +110,7 @@ def answers(target: Path) -> bool:
 
 
 class Bench:
-    """One run: a folder, a runtime, the targets, and the figures."""
+    """One run: a directory, a runtime, the targets, and the figures."""
 
     def __init__(self, folder: Path, plan: Plan, seed: int) -> None:
         self.folder = folder
