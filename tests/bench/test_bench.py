@@ -239,7 +239,7 @@ def test_a_base_that_cannot_be_had_is_an_error_and_no_traceback(tmp_path: Path) 
 
 
 def test_a_slower_checkout_is_found_out(tmp_path: Path) -> None:
-    """A copy whose every call takes longer is the base's opposite: the limit reports."""
+    """Each call of the copy takes longer than the same call of the base: the run reports it as slower."""
     import shutil
 
     slow = tmp_path / "slow"

@@ -60,7 +60,7 @@ class MemoryCgroups:
     broken: set[str] = field(default_factory=set)
     version: int = 1
     mems: dict[str, Mask] = field(default_factory=dict)
-    """Memory nodes; who is not in it is not bound."""
+    """Memory nodes; a container that is not in it is not bound."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """A write finds its group and writes it with no end of the group in between, as in the kernel."""
 
@@ -344,7 +344,7 @@ class World:
         self.rules = rules or {}
         """More of what a node is: policy, scope, options, memory."""
         self.kubelet, self.hardware = told or (None, None)
-        """Ports that tell what the CRI does not carry."""
+        """Ports that report what the CRI does not carry."""
         self.serial = 0
         self.parents: dict[str, str] = {}
         self.machine = MACHINE
@@ -525,7 +525,7 @@ class World:
         return str(self.cgroups.sets[container_id])
 
     def check(self) -> None:
-        """Nothing is owned twice, nobody shares owned CPUs, and the kernel says what the state says."""
+        """Nothing is owned twice, no container shares owned CPUs, and the kernel agrees with the state."""
         state = self.controller.state
         assert violations(state) == []
         for container_id, cpus in self.cgroups.sets.items():

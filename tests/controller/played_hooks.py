@@ -16,7 +16,7 @@ from proxy.hooks.hook import Hook, HookFailurePolicy
 
 
 class Hooks:
-    """The hooks of a world, and what they were told."""
+    """The hooks of a world, and the notifications that they received."""
 
     def __init__(self, world: Any, *, owned_cpus: bool = False) -> None:
         self.world = world
@@ -73,14 +73,14 @@ class Hooks:
 
     @property
     def heard(self) -> list[str]:
-        """The points of what was told, with who it is about."""
+        """The points of the notifications, each with the container or sandbox that it is about."""
         return [
             f"{each.NAME} {each.container.id if hasattr(each, 'container') else each.pod.sandbox_id}"
             for each in self.told
         ]
 
     async def hears(self, *expected: str) -> None:
-        """Wait until this was told since the last time, in this order for each of those it is about."""
+        """Wait for these notifications since the last time, in this order for each container or sandbox."""
         await self.world.until(lambda: len(self.told) >= len(expected))
         await self.world.quiet()
         assert sorted(self.heard, key=_who) == sorted(expected, key=_who)

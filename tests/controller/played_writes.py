@@ -1,4 +1,4 @@
-"""A kernel that tells of writes, in memory; ``tests/controller/test_writes.py`` holds it to the real one."""
+"""A kernel that reports writes, in memory; ``tests/controller/test_writes.py`` holds it to the real one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PlayedWrites:
         self._told: set[str] = set()
 
     def write(self, path: str) -> None:
-        """Somebody writes a group's cpuset."""
+        """A process writes a group's cpuset."""
         if path in self._watched:
             self._told.add(path)
             os.eventfd_write(self._fd, 1)

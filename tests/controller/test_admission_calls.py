@@ -1,4 +1,4 @@
-"""Who may own CPUs, as calls come: what a pod's author can claim under the defaults of the configuration."""
+"""Which pods may own CPUs, as calls come: what a pod's author can claim under the default configuration."""
 
 from __future__ import annotations
 

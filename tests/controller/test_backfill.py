@@ -17,7 +17,7 @@ REST = "0-7,12-15"
 
 
 async def again(world: Any, then: Callable[[], Awaitable[None]]) -> list[str]:
-    """Start the daemon anew and have everybody settled; gives what the runtime was told."""
+    """Start the daemon again and have all containers settled; gives the updates that the runtime received."""
     await world.close()
     world.boot()
     del world.log[:]
@@ -96,7 +96,7 @@ def test_a_newer_update_wins(live: Any) -> None:
         def slow(container_id: str) -> RuntimeDetail:
             settles = threading.current_thread().name.startswith("settle")
             if container_id == shared and settles and not asked.is_set():
-                # To the end: who closes the settler waits for this thread, on the loop.
+                # To the end: closing the settler waits for this thread, on the loop.
                 asyncio.run_coroutine_threadsafe(passed(), loop).result(60)
                 loop.call_soon_threadsafe(asked.set)
                 return RuntimeDetail("/x", cpuset_cpus="0-15")

@@ -1,4 +1,4 @@
-"""Days on which something goes wrong: each test tells what a user would see."""
+"""Days on which something goes wrong: each test describes what a user would see."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_start_without_its_client_counts_until_the_runtime_reports(live) -> No
     """kubelet restarts while the runtime starts an LS container; the runtime finishes the start a bit later.
 
     Meanwhile an LSE pod is created: it is let go although the start may still make a cgroup with the old
-    set, and the pass has filed the container as created, so nobody writes its cgroup: the LS container runs
+    set, and the pass has filed the container as created, so nothing writes its cgroup: the LS container runs
     on the exclusive CPUs until the next periodic pass (10 s).
     """
 
@@ -130,8 +130,8 @@ def test_a_start_without_its_client_counts_until_the_runtime_reports(live) -> No
 def test_an_update_without_its_client_does_not_undo_a_shrink(live) -> None:
     """kubelet restarts during an update of an LS container, an LSE pod is made, then the update is executed.
 
-    The update counts as landed the moment its client is gone and nobody looks again: the LS container runs on
-    the exclusive CPUs until the next periodic pass (10 s).
+    The update counts as landed the moment its client is gone, and nothing checks again: the LS container runs
+    on the exclusive CPUs until the next periodic pass (10 s).
     """
 
     async def day(w: Any) -> None:
@@ -236,7 +236,7 @@ def test_a_second_container_of_a_pod_waits_for_the_barrier_too(live) -> None:
 
 
 def test_a_start_of_an_owner_fails_if_others_cannot_leave(live) -> None:
-    """An LS container cannot be moved when an LSE container starts: the start goes on and nobody says why.
+    """An LS container cannot be moved when an LSE container starts: the start goes on without a word.
 
     The errors of the check are dropped, so the container starts on CPUs that it shares; no problem is noted.
     """
@@ -316,7 +316,7 @@ def test_a_guaranteed_container_that_restarts_keeps_its_cpus(live) -> None:
 
 
 def test_pods_without_a_uid_are_not_one_pod(live) -> None:
-    """Two sandboxes whose metadata has no uid (not kubelet's): both containers get the same "own" CPUs."""
+    """Two sandboxes with no uid in the metadata (not kubelet's): both containers get the same "own" CPUs."""
 
     async def day(w: Any) -> None:
         cpus = []
@@ -338,7 +338,7 @@ def test_pods_without_a_uid_are_not_one_pod(live) -> None:
 
 
 def test_a_sandbox_removed_during_a_create_gives_the_cpus_back(live) -> None:
-    """RemovePodSandbox overtakes a create: the owner goes from the state, but nobody is moved back."""
+    """RemovePodSandbox overtakes a create: the owner goes from the state, but no container is moved back."""
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
@@ -371,7 +371,7 @@ def test_a_sandbox_removed_during_a_create_leaves_nothing_in_the_ledger(live) ->
 
 
 def test_a_new_sandbox_during_a_create_of_the_old_one(live) -> None:
-    """A new sandbox of the pod ends the old one's create in flight, whose late answer then brings it back.
+    """A new sandbox of the pod ends the old one's create in flight; the late answer then brings it back.
 
     It owns CPUs again that the others were moved back to, and they are not moved away.
     """
@@ -448,7 +448,7 @@ def test_settling_survives_an_unexpected_error(live) -> None:
 
 
 def test_a_container_that_ends_before_the_report_is_not_a_problem(live) -> None:
-    """The runtime refuses to update who has just ended, and lists him as running for another moment."""
+    """The runtime refuses to update a container that has just ended, and still lists it as running."""
 
     async def day(w: Any) -> None:
         settler = w.make_settler()
@@ -477,7 +477,7 @@ def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(live) -> Non
     """Node boot: containerd answers "server is not initialized yet" (UNKNOWN) for some seconds.
 
     That opens the gate although nothing was compared: with a lost or new ledger a static container gets CPUs
-    that somebody runs on, and the next pass comes only after a whole period.
+    that another one runs on, and the next pass comes only after a whole period.
     """
 
     async def day(w: Any) -> None:
@@ -512,7 +512,7 @@ def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(live) -> Non
 def test_one_slow_container_does_not_stop_the_first_comparison(live) -> None:
     """Taking in a node: one status call times out (UnavailableError), and the whole pass starts from zero.
 
-    With one container that the runtime cannot tell about in time, the proxy never gets in step.
+    If the runtime cannot return the status of one container in time, the proxy never gets in step.
     """
 
     async def day(w: Any) -> None:
@@ -642,7 +642,7 @@ def test_memory_nodes_of_a_running_container_that_is_adopted_stay(live) -> None:
 
 
 def test_a_container_with_an_unknown_cgroup_is_not_guaranteed(live) -> None:
-    """A runtime that does not tell the cgroup: a created Burstable container is taken in as Guaranteed.
+    """A runtime that does not report the cgroup: a created Burstable container is taken in as Guaranteed.
 
     It gets CPUs of its own (its shares are whole and it has no quota), and the pool shrinks for it.
     """
@@ -689,7 +689,7 @@ def test_starts_do_not_queue_behind_each_other_without_limit(live) -> None:
 def test_an_update_before_the_start_that_lands_out_of_order(live) -> None:
     """Two updates of a created container: the runtime executes the narrow one first and the wide one last.
 
-    We believe the one whose answer came last; the start goes on as fresh, and the container runs on exclusive
+    We believe the one that was answered last; the start goes on as fresh, and the container runs on exclusive
     CPUs until its start is answered.
     """
 

@@ -1,4 +1,4 @@
-"""Containers whose groups no name tells: the runtime is asked, once."""
+"""Containers with groups that cannot be found by name: the runtime is asked, once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.telemetry import metrics
 
 
 class Places:
-    """Finds by the pid that the runtime told."""
+    """Finds by the pid that the runtime reported."""
 
     def __init__(self, **paths: str) -> None:
         self.paths = paths
@@ -28,7 +28,7 @@ class Places:
 
 
 def hide(w: Any, container_id: str, path: str) -> Places:
-    """The group is elsewhere, under a name that tells nothing."""
+    """The group is elsewhere, under a name that says nothing."""
     w.cgroups.sets[path] = w.cgroups.sets.pop(container_id)
     w.controller.enforcer._paths.clear()
     w.runtime.details[container_id] = RuntimeDetail(pid=7)

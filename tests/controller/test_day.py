@@ -1,4 +1,4 @@
-"""The way of requests through interceptors and controller, told as a client's day."""
+"""The way of requests through interceptors and controller, as a client's day."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods")
 
 
 class Cgroups:
-    """Cgroups that count who is looked for."""
+    """Cgroups that record the containers that are looked for."""
 
     def __init__(self, **sets: str) -> None:
         self.sets = {key: CpuSet.parse(text) for key, text in sets.items()}

@@ -8,7 +8,7 @@ that the future depends on is alike: what controller, kernel, runtime and ledger
 timers wait, and where each coroutine is with what in its variables.
 
 Pod ``a`` shares CPUs: its container is started or updated. Pod ``b`` gets a container with a CPU of its own,
-which is started, or stopped; or those who were moved are made lasting meanwhile. On each way one fault may
+which is started, or stopped; or the moves are made lasting meanwhile. On each way one fault may
 happen: a kernel write is refused, the ledger cannot be written, a call fails at the runtime, or fails and is
 done all the same, a client goes away and the runtime does it later, an update of ours hits its deadline and
 is carried out later, or a pass of the comparison comes between. Timers fire when no job waits. And from every
@@ -21,8 +21,8 @@ promised is modelled as docs/applying.md has it: between the runtime's write and
 report only the runtime's own init is in the group, so a program is not executed before a living daemon has
 answered, and only a container whose program has begun can be on an owner's CPUs.
 
-What must hold in every state: nobody is on the CPU of an owner that runs, and nobody is without CPUs; after a
-crash no owner is lost, and everybody comes to be where he belongs.
+What must hold in every state: no other container is on the CPU of a running owner, and no container is
+without CPUs; after a crash no owner is lost, and each container gets to where it belongs.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ class Day:
             yield ("time",)
 
     def reports_answered(self) -> bool:
-        """Tell whether the daemon has done what reports of writes lead to."""
+        """Return whether the daemon has done what reports of writes lead to."""
         tasks = {getattr(task.get_coro(), "__name__", "") for task in asyncio.all_tasks(self.loop)}
         return "_narrow_again" not in tasks and not self.kernel.jobs
 
@@ -341,7 +341,7 @@ class Day:
             self.forwarded(trip)
 
     def unclear(self, what: str, who: str) -> None:
-        """Let something happen after which nobody knows what the runtime does."""
+        """Let something happen after which the daemon cannot know what the runtime does."""
         if what == "lie":
             self.go_on(self.trips[who])
             self.trips[who].status = 13
@@ -514,11 +514,11 @@ class Day:
         self.whole()
 
     def whole(self) -> None:
-        """Everybody is known and where he belongs."""
+        """Each container is known and where it belongs."""
         world, state = self.world, self.world.controller.state
         live = {c.id: c for c in world.runtime.containers.values() if c.state != "EXITED"}
         if "b-1" in live:
-            # The runtime is told of a move afterwards.
+            # The runtime is updated after the move.
             own = world.cgroups.sets["b-1"] if self.moves else CpuSet.parse(world.runtime.specs["b-1"])
             assert [owner.cpus for owner in state.owners.values()] == [own], "an owner is lost"
         else:
@@ -603,7 +603,7 @@ def where(coroutine: Any, now: float) -> str:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """A loop whose clock stands still until it is told."""
+    """A loop with a clock that stands still until it is set."""
 
     now = 0.0
 

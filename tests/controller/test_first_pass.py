@@ -1,4 +1,4 @@
-"""The first comparison after a start: nobody is moved before all who run are known."""
+"""The first comparison after a start: no container is moved before all running ones are known."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from proxy.model.idset import CpuSet
 
 
 def widest(log: list[str], container: str) -> CpuSet:
-    """Give all CPUs that the kernel was told for a container."""
+    """Give all CPUs that were written to the kernel for a container."""
     sets = [CpuSet.parse(line.split()[2]) for line in log if line.startswith(f"kernel {container} ")]
     return CpuSet(cpu for cpus in sets for cpu in cpus)
 
 
 async def restarted(w: Any, unknown: str) -> threading.Event:
-    """Start anew with a ledger that says nothing of an owner; who runs is told when the event is set."""
+    """Start again with a ledger that lacks an owner; the runtime returns details when the event is set."""
     await w.close()
     del w.ledger.entries[f"c/{unknown}"]
     w.runtime.details[unknown] = RuntimeDetail(f"/kubepods/podnew/{unknown}", cpuset_cpus="4-5")

@@ -632,7 +632,7 @@ def test_stops_and_removals_continue_whatever_hooks_do(live) -> None:
                 "pre_stop_pod_sandbox",
                 "pre_remove_pod_sandbox",
             )
-            for name in names:  # one alone would fail so often that nobody asks it any more
+            for name in names:  # one alone would fail so often that it is not asked any more
                 h.add(name, policy=HookFailurePolicy.FAIL, **{name: bad})
             sandbox = await w.pod("ls", "LS")
             one = await w.run(sandbox)

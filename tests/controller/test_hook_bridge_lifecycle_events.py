@@ -1,4 +1,4 @@
-"""What hooks are told after it has happened, once, whoever did it; and nothing stays of what is gone."""
+"""Hooks are notified once, after the event, whatever caused it; nothing stays of what is gone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_pods_whole_life(live) -> None:
 
 
 def test_hooks_are_notified_only_of_what_has_happened(live) -> None:
-    """Koordinator's proxy tells of failed calls, too."""
+    """Koordinator's proxy notifies of failed calls, too."""
 
     async def day(w) -> None:
         async with hooks(w) as h:

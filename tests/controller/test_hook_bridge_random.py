@@ -1,8 +1,8 @@
 """Random days with hooks that narrow, refuse, fail, dawdle and want things of others.
 
-The promise of the node is the same as without hooks (see ``test_random``): nobody who shares runs on a CPU
-of somebody who was let go to start with CPUs of his own; and at the end nothing is left, of hooks' memory
-neither.
+The promise of the node is the same as without hooks (see ``test_random``): no container that shares runs on
+a CPU of a container that was let go to start with CPUs of its own; and at the end nothing is left, not even
+in the hooks' memory.
 """
 
 from __future__ import annotations

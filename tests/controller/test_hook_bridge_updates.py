@@ -1,4 +1,4 @@
-"""What hooks want of other containers: done beside all calls, bounded, and told where it cannot be done."""
+"""What hooks want of other containers: done beside all calls, bounded, and reported where impossible."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_created_container_starts_with_the_cpus_of_an_update(live) -> None:
             assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-15", "2-3")
             assert not w.controller.telemetry.value(
                 metrics.CPUSETS_UPDATED_BEFORE_START
-            )  # the update has told the runtime already
+            )  # the update has brought them to the runtime already
             w.wire.finished(start, 0)
 
     live(day)

@@ -35,7 +35,7 @@ def tell(words):
 
 
 class Folders:
-    """Where hooks lie, and a file in which they tell what they saw."""
+    """Where hooks lie, and a file in which they write what they saw."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

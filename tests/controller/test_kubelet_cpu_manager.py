@@ -70,7 +70,7 @@ def kubelet(tmp_path: Path) -> Kubelet:
 
 @pytest.fixture
 def node(live: Callable[..., None], kubelet: Kubelet) -> Callable[..., None]:
-    """A day on a node whose kubelet has policy static and ours has none, unless settings say otherwise."""
+    """A day on a node where kubelet has policy static and we have none, unless settings say otherwise."""
 
     def run(day: Callable[[Any], Any], **more: Any) -> None:
         async def whole(w: Any) -> None:
@@ -282,7 +282,7 @@ def test_an_entry_with_the_last_shared_cpu_is_reported_and_ignored(node, kubelet
 
 
 def test_a_running_container_with_new_cpus_of_kubelet_stays(node, kubelet) -> None:
-    """A kubelet whose state file was deleted assigns CPUs again, also to those that run."""
+    """If its state file was deleted, kubelet assigns CPUs again, also to running containers."""
 
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")

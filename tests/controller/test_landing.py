@@ -11,7 +11,7 @@ MANY = 12
 
 
 def jobs_of(w: Any) -> list[list[str]]:
-    """Note who is compared in each job of the kernel's worker."""
+    """Note which containers are compared in each job of the kernel's worker."""
     jobs: list[list[str]] = []
     enforce = w.controller.drift.enforce
 

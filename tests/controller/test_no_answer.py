@@ -1,4 +1,4 @@
-"""Calls of which nobody knows whether the runtime carries them out: by a deadline, a refusal, or a crash."""
+"""Calls that the runtime may or may not carry out: after a deadline, a refusal, or a crash."""
 
 from __future__ import annotations
 

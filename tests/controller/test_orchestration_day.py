@@ -1,11 +1,11 @@
-"""Random days of a node with pods of all classes, and everybody who has a say in it.
+"""Random days of a node with pods of all classes, and all that changes its CPUs.
 
 Beside the calls of kubelet, which overlap: annotations good and bad, kubelet's state file (a real one), a
 Node object whose reservation changes, BE suppression, CPUs that go offline, containers that end by themselves
 or were made while the daemon was away, and the daemon's own restarts. Checked between any two steps, at the
 kernel: no container that shares is on the CPUs of an owner that was let go to start, and no BE container on
 those of an LSE pod. Checked when things have calmed down: the kernel says what the state says, kubelet's
-reconcile traffic moves nobody, and when all have left everything is as it was at first.
+reconcile traffic moves no container, and when all have left everything is as it was at first.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Day:
         """CPUs of containers that own some and were let go to start."""
         self.hard: set[str] = set()
         self.foreign: set[str] = set()
-        """Containers that were made while nobody looked, until they are taken in."""
+        """Containers that were made while the daemon was away, until they are taken in."""
         self.serial = 0
         self.busy: set[str] = set()
         self.attach()
@@ -273,7 +273,7 @@ class Day:
         self.w.wire.finished(call, self.dice.choice((0, 0, None)))
 
     async def exits(self, container_id: str) -> None:
-        """It ends by itself, and nobody says so."""
+        """It ends by itself, and nothing reports it."""
         if container_id in self.w.cgroups.sets:
             self.dies(container_id)
 
@@ -417,7 +417,7 @@ class Day:
         self.look()
 
     async def reconcile(self) -> None:
-        """kubelet's updates for everybody, and a comparison: nobody moves, and nothing is written."""
+        """kubelet's updates for all containers, and a comparison: none moves, and nothing is written."""
         before, written = self.w.cgroups.sets.copy(), len([line for line in self.w.log if "kernel " in line])
         for container_id in sorted(before):
             await self.updates(container_id)

@@ -101,7 +101,7 @@ def test_every_container_keeps_its_set(live: Callable[..., None], base: Path, st
 
 
 async def started(w: Any, container_id: str) -> None:
-    """Have a container run whose group is there already."""
+    """Have a container run that has its group already."""
     call = await w.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
     w._state(container_id, "RUNNING")
     w.wire.finished(call, 0)

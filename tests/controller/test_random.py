@@ -112,7 +112,7 @@ class Play:
         return call
 
     def look_at_asides(self) -> None:
-        """Nobody owns what is set aside for another pod, and what is carried along is what there is."""
+        """No pod owns what is set aside for another; the memory carried along is the memory counted again."""
         state = self.w.controller.state
         for pod in state.pods.values():
             for owner, held in state.owners.items():
@@ -274,7 +274,7 @@ class Play:
         self.w.wire.finished(call, 0)
 
     async def exit(self, container_id: str) -> None:
-        """It ends by itself, and nobody says so."""
+        """It ends by itself, and nothing reports it."""
         if container_id in self.w.cgroups.sets:
             self._dead(container_id)
 
@@ -360,7 +360,7 @@ class Play:
         assert self.faults == []
 
     def check_quotas(self) -> None:
-        """Who owns CPUs has no quota, nor has his pod; everybody else has his."""
+        """A container that owns CPUs has no quota, nor has its pod; all others have their own quota."""
         state, kernel = self.w.controller.state, self.w.cpu.quotas
         owning = {
             c.pod.sandbox_id for c in state.containers.values() if c.owner and c.phase.value != "exited"
@@ -444,7 +444,7 @@ def test_a_random_day_under_a_topology_policy(live, seed: int, rules: str, *, to
         play.faulty = told
         await play.day()
 
-    # A start whose client went away is waited for until a pass tells; here nobody passes on a timer.
+    # After its client went away, a start is waited for until a pass shows it; no pass comes by a timer here.
     live(day, rules=RULES[rules], told=(Told(seed), None) if told else None, call_timeout=0.3)
 
 

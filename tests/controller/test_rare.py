@@ -1,4 +1,4 @@
-"""Rare moments: each test tells what a user would see if one line of the controller were another."""
+"""Rare moments: each test describes what a user would see if one line of the controller were another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_lost_create_is_resolved_before_the_next_period(live, monkeypatch) -> 
         ls = await w.run(await w.pod("ls", "LS"))
         lost = await w.begin(await w.pod("lost", "LSE", "", "0-3"))
         w.wire.finished(lost, None)
-        w.controller.attention.clear()  # the pass that it asks for comes at once, and too early to tell
+        w.controller.attention.clear()  # the pass that it asks for comes at once, too early to know
         task = asyncio.create_task(w.sync.run())
         await asyncio.sleep(0.02)
         assert w.controller.state.runtime.lost

@@ -1,4 +1,4 @@
-"""Somebody cannot be moved out of CPUs that a new owner is to have."""
+"""A container cannot be moved out of CPUs that a new owner is to have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.testkit.cri import TWO_CPUS
 
 
 class Refusals:
-    """Has the kernel refuse writes to one container, as often as told."""
+    """Has the kernel refuse writes to one container, up to a number of times."""
 
     def __init__(self, w: Any, container_id: str, number: int, times: int = 1_000_000) -> None:
         self.left = times
@@ -56,7 +56,7 @@ def test_a_refusal_that_passes_is_tried_again(live: Callable[..., None], number:
 
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_named_cpus_that_cannot_be_freed_refuse_the_create(live: Callable[..., None], number: int) -> None:
-    """Whoever had moved already goes back to exactly what he had, and nothing of the create is left."""
+    """Containers that had moved already get exactly their old CPUs back; nothing of the create is left."""
 
     async def day(w: Any) -> None:
         ids = [await w.run(await w.pod(f"ls{i}", "LS")) for i in range(3)]

@@ -1,4 +1,4 @@
-"""What the runtime tells by itself, and what becomes of it."""
+"""What the runtime reports by itself, and what follows from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PlayedEvents:
 
 
 class Hears:
-    """A world whose runtime tells events."""
+    """A world with a runtime that sends events."""
 
     def __init__(self, world: Any, *, start: bool = True) -> None:
         self.world, self.controller = world, world.controller
@@ -77,7 +77,7 @@ class Hears:
         await self.world.quiet()
 
     async def moment(self) -> bool:
-        """Wait until doubts are resolved; tells whether a comparison is asked for."""
+        """Wait until doubts are resolved; returns whether a comparison is asked for."""
         await self.world.until(lambda: self.runtime_events._doubtful is None)
         return bool(self.controller.attention.is_set())
 
@@ -149,7 +149,7 @@ def test_the_next_container_may_have_the_cpus_at_once(live: Callable[..., None])
         await hears.tell(EXIT, first)
         second = await world.run(other)
         assert world.on(second) == OWN
-        await hears.tell(EXIT, first)  # told again, it is about the first still
+        await hears.tell(EXIT, first)  # sent again, it is about the first still
         assert hears.phase(second) is Phase.RUNNING
         world.check()
 
@@ -350,7 +350,7 @@ def test_more_in_doubt_than_are_remembered(
         for number in range(5):
             hears.runtime_events._handle(RuntimeEvent("start", f"stranger-{number}"))
         assert len(hears.runtime_events._doubts) == 2
-        hears.runtime_events._doubts.clear()  # those who are remembered are in doubt no more
+        hears.runtime_events._doubts.clear()  # the remembered ones are in doubt no more
         assert await hears.moment()
         world.controller.attention.clear()
         await hears.tell(DELETE, owner)

@@ -45,7 +45,7 @@ def kubelet_holds(w: Any, folder: Path, held: dict[str, dict[str, CpuSet]]) -> N
 
 
 async def create_unannounced(w: Any, uid: str, qos: str) -> Any:
-    """CreateContainer of a pod whose sandbox was made when no proxy ran."""
+    """CreateContainer of a pod with a sandbox that was made when no proxy ran."""
     request = pb.CreateContainerRequest(pod_sandbox_id=f"s-{uid}")
     request.config.metadata.name = "c"
     request.sandbox_config.metadata.uid = request.sandbox_config.metadata.name = uid
@@ -58,7 +58,7 @@ async def create_unannounced(w: Any, uid: str, qos: str) -> Any:
 def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
     live: Callable[..., None], tmp_path: Path
 ) -> None:
-    """kubelet's state file holds CPUs for a pod whose label, known with its create, says that it shares."""
+    """kubelet's state file holds CPUs for a pod; its label, known with the create, says that it shares."""
 
     async def day(w: Any) -> None:
         kubelet_holds(w, tmp_path, {"g": {"c": CpuSet([2, 3])}})

@@ -1,4 +1,4 @@
-"""BE suppression: pods of all classes on 16 CPUs, whose use of CPUs a test prescribes."""
+"""BE suppression: pods of all classes on 16 CPUs; a test prescribes their use of CPUs."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_cancelled_task_ends() -> None:
 
 
 def test_settling_continues_after_an_internal_fault(live: Callable[..., None]) -> None:
-    """One container whose state cannot be told must not keep the others from being made lasting."""
+    """One container that causes a fault must not keep the moves of others from being made lasting."""
 
     async def day(w: Any) -> None:
         odd, good = await w.run(await w.pod("odd", "LS")), await w.run(await w.pod("good", "LS"))

@@ -104,7 +104,7 @@ def asides(w: Any) -> dict[str, str]:
 
 
 def records(w: Any, query: str) -> list[tuple[str, bool, bool]]:
-    """Give what explain finds: whom it is about, admitted or not, there or gone."""
+    """Give what explain finds: the pod or container, admitted or not, there or gone."""
     found = w.controller.history.find(query)
     return [(r.explanation.ref, r.explanation.verdict.admitted, r.there) for r in found]
 
@@ -372,7 +372,7 @@ def test_a_record_with_a_damaged_part_is_built_again(live, where: str) -> None:
     live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}})
 
 
-# -- what kubelet tells -----------------------------------------------------------------------------------
+# -- what kubelet reports ---------------------------------------------------------------------------------
 
 
 def test_facts_of_kubelet_take_precedence_over_the_cri(live) -> None:
@@ -522,7 +522,7 @@ def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) 
 
 
 def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> None:
-    """Nobody tells when a container ends by itself, but kubelet asks for the next one only then."""
+    """Nothing reports that a container ends by itself, but kubelet asks for the next one only then."""
     kubelet = PlayedKubelet(ask("i", 6, ContainerKind.INIT), ask("c", 6))
 
     async def day(w: Any) -> None:

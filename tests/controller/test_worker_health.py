@@ -17,7 +17,7 @@ from tests.said import telemetry
 
 
 class Played:
-    """A worker whose time is told."""
+    """A worker with a running time that a test sets."""
 
     def __init__(self, name: str) -> None:
         self.name = name

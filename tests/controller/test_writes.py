@@ -23,7 +23,7 @@ BASE = "topoproxy-test-writes"
 
 
 class Bed(Protocol):
-    """Groups, and those who write them."""
+    """Groups, and ways to write them."""
 
     writes: Writes
 
@@ -63,7 +63,7 @@ class PlayedBed:
 
 
 class FolderBed:
-    """A folder with plain files: what the imitated tree is made of."""
+    """A directory with plain files: what the imitated tree is made of."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -210,7 +210,7 @@ def test_an_overflow_is_reported(tmp_path: Path) -> None:
         (tmp_path / name / "cpuset.cpus").write_text("0\n")
         assert writes.watch(name)
     one, two = (os.open(tmp_path / name / "cpuset.cpus", os.O_WRONLY) for name in ("one", "two"))
-    for _ in range(limit // 2 + 1):  # the same twice would be told once
+    for _ in range(limit // 2 + 1):  # the same event twice would be reported once
         os.pwrite(one, b"1\n", 0)
         os.pwrite(two, b"1\n", 0)
     os.close(one)
