@@ -82,7 +82,7 @@ def test_overcommitment_is_reported() -> None:
 
 
 def test_a_container_created_without_us_counts_whatever_its_pool() -> None:
-    """What we wrote into its request names nodes, and a request that names nodes is not decided anew."""
+    """What we wrote into its request names nodes, and a request that names nodes is not decided again."""
     before = state()
     for shares, cpus, pool in ((2, "1-15", Pool.SHARED), (2048, "0,8", Pool.OWN)):
         request = Request(shares, 100_000 * (shares // 1024), 100_000, 2 * GIB, cpus, "1")

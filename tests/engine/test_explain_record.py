@@ -1,4 +1,4 @@
-"""What a decision leaves: facts and where they came from, what was weighed, and who had to move."""
+"""What a decision leaves: facts and where they came from, what was weighed, and what had to move."""
 
 from __future__ import annotations
 

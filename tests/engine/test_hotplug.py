@@ -1,4 +1,4 @@
-"""What containers lack on a machine whose CPUs and memory come and go, and when it is reported."""
+"""What containers lack on a machine with CPUs and memory that come and go, and when it is reported."""
 
 from __future__ import annotations
 

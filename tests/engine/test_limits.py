@@ -151,7 +151,7 @@ def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
 
 
 def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
-    """It may be an init container, which nothing but kubelet can tell from one that crashed."""
+    """It may be an init container, which nothing but kubelet can distinguish from one that crashed."""
     state = state_of(changed_copy(DEFAULT, pod_limit=8))
     pod = pod_of("u", 8)
     state = ends(place(state.with_pod(pod), pod, "prepare", 0, whole(8), "c1").state, "c1")
@@ -366,7 +366,7 @@ class Life:
                 self.state = plan.state.changed(put=(made,), drop=(container.id,))
 
     def beside(self) -> None:
-        """Another container comes to a pod, of whose containers one may have ended."""
+        """Another container comes to a pod that may have a container that has ended."""
         if not self.state.pods:
             return
         pod = self.state.pods[self.chance.choice(sorted(self.state.pods))]

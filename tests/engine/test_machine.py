@@ -1,8 +1,8 @@
 """Random lives on one node: pods come and go under a policy, CPUs vanish and return, the daemon restarts.
 
 What is checked after each step is what must hold whatever happened: nothing is owned twice, what is set aside
-belongs to its pod, every CPU of a pool is accounted for, memory is what the containers hold (computed anew it
-is the same), and a refusal changes nothing.
+belongs to its pod, every CPU of a pool is accounted for, memory is what the containers hold (computed again,
+it is the same), and a refusal changes nothing.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
     assert runs_on(state, "ls") == "5-6"
     assert "5 of them although they are not its to have" in state.containers["ls"].placement.reasons[-1]
     assert violations(state) == []
-    more = put(state, "whole")  # somebody else's placement is not refused because of it
+    more = put(state, "whole")  # the placement of another container is not refused because of it
     assert "whole" in more.containers
     assert violations(more) == []
 
@@ -232,7 +232,7 @@ def test_invariants_hold_over_hooks(steps: list[tuple[object, ...]], owned: bool
 
 
 def _moved(before: NodeState, after: NodeState) -> None:
-    """Who has other CPUs because a pool changed is named."""
+    """Each container that has other CPUs because a pool changed is named."""
     if before.pools == after.pools:
         return
     named = {*moves(before, after)[0], *moves(before, after)[1]}

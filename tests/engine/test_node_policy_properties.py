@@ -1,4 +1,4 @@
-"""Whatever is prescribed, in whatever order: owners stay, and nobody is left without CPUs."""
+"""Whatever is prescribed, in whatever order: owners stay, and no container is left without CPUs."""
 
 from __future__ import annotations
 

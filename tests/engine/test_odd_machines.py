@@ -1,9 +1,9 @@
 """Random lives on machines that are unlike most: one CPU, cores of unequal size, ARM, NUMA ids with gaps,
 nodes without memory or without CPUs, no NUMA at all, 512 CPUs on 36 nodes.
 
-Pods carry all annotations at once, contradictory ones too; sandboxes are made anew, or fail; kubelet's CPU
-manager gives and takes; the Node object and the machine change. After each step all invariants hold, somebody
-is left for those who share, a refusal changes nothing and says why, and no decision takes long.
+Pods carry all annotations at once, contradictory ones too; sandboxes are made again, or fail; kubelet's CPU
+manager gives and takes; the Node object and the machine change. After each step all invariants hold, some CPU
+is left for containers that share, a refusal changes nothing and says why, and no decision takes long.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Life:
         self.state = plan.state
 
     def someone(self) -> None:
-        """Something happens to one of those who are there."""
+        """Something happens to one of the pods or containers that are there."""
         state, what = self.state, self.dice.random()
         pods = sorted(state.pods.values(), key=lambda p: p.sandbox_id)
         there = sorted(state.containers.values(), key=lambda c: c.id)

@@ -1,10 +1,10 @@
-"""Random lives of a node with pods of all classes, told in the labels and annotations that users write.
+"""Random lives of a node with pods of all classes, by the labels and annotations that users write.
 
 What each container must run on is worked out here a second time, from the rules as they are written down
 (Koordinator v1.8.0 pkg/koordlet) and from nothing but the containers that are there. After each step:
-owned sets are disjoint; LS, SYSTEM and all others that share are on nobody's CPUs; BE is on none of LSE;
-nobody is without CPUs; who moves is exactly who has another set; what leaves returns; a pod of class LSE or
-LSR is on its CPUs or was refused.
+owned sets are disjoint; LS, SYSTEM and all others that share are on CPUs without an owner; BE is on none of
+LSE; no container is without CPUs; exactly the containers with another set move; what leaves returns; a pod of
+class LSE or LSR is on its CPUs or was refused.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Life:
         """What each container of a pod asks for, by the pod's uid."""
 
     def move(self, after: NodeState) -> None:
-        """Go on to a state; who moves with it must be who has to."""
+        """Go on to a state; exactly the containers that have to must move with it."""
         before, self.state = self.state, after
         shrink, grow = moves(before, after)
         old, new = Account(before), Account(after)
@@ -314,7 +314,7 @@ class Life:
         self.move(self.state.changed(put=[self.state.containers[key].in_phase(phase)]))
 
     def is_found(self, dice: random.Random, phase: Phase, pinned: str) -> None:
-        """A container that was made while nobody looked."""
+        """A container that was made while the daemon was away."""
         uid = dice.choice(self.pods())
         pod = self.state.pods[f"s-{uid}"]
         key = f"x{next(self.serial)}"
@@ -346,7 +346,7 @@ class Life:
         self.move(self.state.without_pod(f"s-{uid}"))
         del self.amounts[uid]
 
-    # -- the machine, the daemon, and who else has a say --------------------------------------------------
+    # -- the machine, the daemon, and what else has a say -------------------------------------------------
 
     def cpus_change(self, gone: set[int]) -> None:
         after = self.state.on(smaller(EVERY - CpuSet(gone)))
@@ -417,7 +417,7 @@ class Life:
         self.kubelets_part(account)
 
     def kubelets_part(self, account: Account) -> None:
-        """What kubelet holds for somebody who is not here is kept free, and nothing else is."""
+        """What kubelet holds for a container that is not here is kept free, and nothing else is."""
         state, held = self.state, self.state.kubelet
         there = {(c.pod.uid, c.name) for c in account.live}
         ours = {

@@ -51,7 +51,7 @@ def only(state: NodeState) -> MissingCpus:
     st.sampled_from(TopologyPolicy),
 )
 def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, policy: TopologyPolicy) -> None:
-    """Whoever has what, and whatever goes."""
+    """Any owners have any CPUs, and any CPUs go."""
     sets = [CpuSet(cpu for cpu, hand in enumerate(hands) if hand == n) for n in range(1, 4)]
     holders = [owner(f"o{n}", cpus) for n, cpus in enumerate(sets) if cpus]
     state = state_of(CpuSet(away), *holders, options=CpuOptions(full_pcpus_only=full), policy=policy)

@@ -76,7 +76,7 @@ def reserved(kind: ReservationKind) -> Reservation:
 
 
 def at_barrier(kind: ReservationKind) -> Playbook:
-    """A reservation whose calls in flight have landed and whose sharers are being written."""
+    """A reservation: its calls in flight have landed, and its sharers are being written."""
     playbook = Playbook(reserved(kind)) >> ReservationRequested()
     if kind in (ReservationKind.REPLACEMENT, ReservationKind.MOVE):
         playbook << HoldCpus(NEW)
@@ -333,7 +333,7 @@ def own_refused(number: int) -> CpusetsWritten:
 
 
 def drained() -> Playbook:
-    """A move whose containers are being written."""
+    """A move: its containers are being written."""
     playbook = at_barrier(ReservationKind.MOVE) >> CpusetsWritten()
     playbook << EndDeadline() << AssignOwn(NEW, hold=OLD) << AwaitOwnInflight(NEW)
     return playbook >> InflightLanded() << StartDeadline() << WriteOwners()

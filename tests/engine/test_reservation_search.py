@@ -39,7 +39,7 @@ class Small:
 
     Attributes:
         reservation: What is under way.
-        waits: The effect whose result is outstanding.
+        waits: The effect that has an outstanding result.
         own, hold: What the owner has by the plan, and what is held besides.
         ledger_own, ledger_move: What is durable.
         queue: What the ledger is to write, in order.

@@ -25,7 +25,7 @@ GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1
 
 
 def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeState:
-    """Give a node on which somebody owns CPUs already."""
+    """Give a node on which a container owns CPUs already."""
     fields = {"static": True, "policy": TopologyPolicy.SINGLE_NUMA_NODE, "scope": scope} | more
     state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
     if not cpus:

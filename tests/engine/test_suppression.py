@@ -1,4 +1,4 @@
-"""What a round of BE suppression decides: 16 CPUs, whose use a test prescribes."""
+"""What a round of BE suppression decides: 16 CPUs; a test prescribes their use."""
 
 from __future__ import annotations
 

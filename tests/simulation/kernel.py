@@ -52,7 +52,7 @@ class Group:
         cpus, mems: As configured.
         quota: The text of the quota file.
         children: Groups right below, by name.
-        container_id: The container whose processes are in it; empty for a group above containers.
+        container_id: The container that has its processes in it; empty for a group above containers.
         foreign: Another program, or a CPU that went, has changed the list since the daemon or the runtime
             last wrote it.
         displaced: Its processes are in a group above: it had no CPU left (v1).
@@ -105,8 +105,8 @@ class Kernel:
         machine: The hardware now.
         whole: The hardware with all CPUs.
         version: Of cgroups.
-        written: Called with each group whose effective CPUs may be others now.
-        reports: Called with each path whose ``cpuset.cpus`` was written, and whether anything was.
+        written: Called with each group that may have other effective CPUs now.
+        reports: Called with the path of each group after a write to its ``cpuset.cpus``, changed or not.
     """
 
     def __init__(self, node: Node, machine: Machine, version: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
 LOST = -1
-"""Stands for the status of a call whose answer never came."""
+"""Stands for the status of a call that was never answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Trip:
         self.daemon.loop.enter(self._enter)
 
     def _enter(self) -> None:
-        """Have the request handled; what that decides is told behind it, as on a connection."""
+        """Have the request handled; what that decides is sent after it, as on a connection."""
         self._enters = True
         self.daemon.wire.request(self.call)
         self._enters = False

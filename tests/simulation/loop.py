@@ -17,7 +17,7 @@ from typing import Any
 from tests.simulation.clock import Entry, Schedule
 
 LATENESS_S = 2e-5
-"""A timer fires later than it is due: who looks at the clock then sees that its time has passed."""
+"""A timer fires later than it is due: the clock then shows that its time has passed."""
 TURNS = 100_000
 """More callbacks in one turn mean that they call each other for ever."""
 

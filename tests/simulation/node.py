@@ -99,7 +99,7 @@ class Node:
     """
 
     def __init__(self, seed: int, options: NodeOptions | None = None, rates: Rates | None = None) -> None:
-        """Make a node whose every detail follows from a seed.
+        """Make a node; every detail of it follows from a seed.
 
         Args:
             seed: The seed.
@@ -184,7 +184,7 @@ class Node:
         self.schedule.after(self._delivered_at - self.schedule.now, work, *args)
 
     def late(self, work: Callable[[], object]) -> None:
-        """Have the runtime carry out something whose caller does not wait any more."""
+        """Have the runtime carry out something for which its caller does not wait any more."""
         self._late += 1
 
         def carry_out() -> None:

@@ -97,7 +97,7 @@ def record_lost() -> Patches:
 
 
 def hotplug_dropped() -> Patches:
-    """Nobody looks at the machine."""
+    """The daemon does not look at the machine."""
     yield Hotplug, "look", _no_work
 
 

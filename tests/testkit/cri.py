@@ -10,7 +10,7 @@ PERIOD_US = 100_000
 
 
 def cpu_request(cpus: int) -> dict[str, int]:
-    """Return the CPU fields of a container whose request and limit are the same number of whole CPUs."""
+    """Return the CPU fields of a container with the same number of whole CPUs as request and limit."""
     return {"cpu_shares": 1024 * cpus, "cpu_quota": PERIOD_US * cpus, "cpu_period": PERIOD_US}
 
 

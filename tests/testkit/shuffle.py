@@ -15,7 +15,7 @@ import pytest
 RANDOM = "random"
 LIMIT = 1_000_000
 KEPT = "e2e"
-"""The directory whose tests keep their order."""
+"""The directory of the tests that keep their order."""
 
 
 def seed_of(option: str) -> int:
