@@ -44,7 +44,7 @@ HANDS = 4
 MOVED_S = 30.0
 """How long the move of an owner may take, with telling the runtime."""
 CALM = 10
-"""After so many moments it is waited until everybody is where he belongs."""
+"""After so many moments the run waits until each container is where it belongs."""
 LS, LSE, WHOLE = KINDS[0], KINDS[3], KINDS[5]
 
 

@@ -34,7 +34,7 @@ def answer(
 
 
 def bad(request: pb.ContainerResourceHookRequest, context: grpc.ServicerContext) -> bytes:
-    """Answer, mostly; else hang, refuse, answer what is no message, too much, or CPUs of others."""
+    """Answer, mostly; else hang, refuse, answer what is not a message, too much, or CPUs of others."""
     how = random.choice(("hang", "refuse", "garbage", "flood", "steal") if random.random() < 0.1 else ("",))
     response = answer(request, context)
     if how == "hang":

@@ -27,7 +27,7 @@ CLASSES = ("", "LSE", "LSR", "LS", "BE", "SYSTEM", "LSX")
 PARENTS = ("", "burstable", "besteffort")
 """What kubelet puts between ``/kubepods`` and the pod for each Kubernetes class; Guaranteed is empty."""
 BROKEN = "QQbrokenQQ"
-"""Stands for bytes that are no UTF-8 until a message has been serialized."""
+"""Stands for bytes that are not UTF-8 until a message has been serialized."""
 NOT_UTF8 = b"\xff\xfe\xc3\x28\xed\xa0\x80\x80\xf8\x88"
 assert len(NOT_UTF8) == len(BROKEN)
 TENTH = {"cpu_period": 100_000, "cpu_quota": 10_000, "cpu_shares": 102}
@@ -96,7 +96,7 @@ class HonestPod:
 
 
 def on_the_wire(message: bytes) -> bytes:
-    """Put the bytes that are no UTF-8 where a message has their stand-in."""
+    """Put the bytes that are not UTF-8 where a message has their stand-in."""
     return message.replace(BROKEN.encode(), NOT_UTF8)
 
 

@@ -322,7 +322,7 @@ class Play:
         self.day.ledger_kb = ledger.stat().st_size / 1000 if ledger.exists() else 0.0
 
     def clear(self) -> None:
-        """Remove this day's pods; their list cannot be read where a name in it is no UTF-8."""
+        """Remove this day's pods; their list cannot be read where a name in it is not UTF-8."""
         with self.bed.client() as client:
             for pod in self.pods:
                 with contextlib.suppress(RpcError):

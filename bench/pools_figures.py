@@ -2,11 +2,11 @@
 
     .venv/bin/python bench/pools_figures.py
 
-A machine of 512 CPUs with a thousand containers of all classes. An owner comes or goes, or a container
-that owns nothing does: the next state with its pools is made, with the containers to move. CPU time of this
-process, as in ``place_figures.py``. Three counts stand beside it: the containers that are named, those with a
-set that really changes, and the kernel writes that follow. Only changed sets may become steps, so the three
-numbers must be equal.
+A machine of 512 CPUs with a thousand containers of all classes. An owner comes or goes, or a container that
+owns nothing does: the next state with its pools is made, and the containers with other CPUs are found. CPU
+time of this process, as in ``place_figures.py``. Three counts stand beside it: the containers that are named,
+those with a set that really changes, and the kernel writes that follow. Only changed sets may become steps,
+so the three numbers must be equal.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def test_no_call_hangs_or_is_misplaced_while_hooks_misbehave() -> None:
 
 
 def test_what_hooks_add_is_measured_on_creates_that_hooks_have_changed(tmp_path: Path) -> None:
-    """How much it is, is no matter of a test."""
+    """How much it is, is not a matter of a test."""
     import hooks_figures
 
     rows = hooks_figures.rows(hooks_figures.measure(1, 20, tmp_path))

@@ -159,7 +159,7 @@ class MemoryCpuGroups:
         return True
 
     def write(self, path: str, quota: int) -> None:
-        """What anybody's write does."""
+        """What a write by any process does."""
         assert quota == -1 or quota >= 1000
         if path in self.broken:
             raise CgroupError(f"cannot write {path}: busy", errno.EBUSY)

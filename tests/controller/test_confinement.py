@@ -315,7 +315,7 @@ class Limits:
 
 @pytest.mark.parametrize("group", [True, False])
 def test_on_v2_a_hanging_start_is_kept_off_by_its_pod(live: Callable[..., None], *, group: bool) -> None:
-    """There is no moment in which it may run on owned CPUs, and no group of its own is needed."""
+    """At no moment may it run on owned CPUs, and no group of its own is needed."""
 
     async def day(w: Any) -> None:
         limits, pod = Limits(w), "kubepods/podls"

@@ -19,7 +19,7 @@ A start that hangs is a day of its own: the runtime makes the container's group 
 carries, writes that set again later, which the kernel reports, and executes the program last. What is not
 promised is modelled as docs/applying.md has it: between the runtime's write and the daemon's answer to the
 report only the runtime's own init is in the group, so a program is not executed before a living daemon has
-answered, and only a container whose program has begun can be on an owner's CPUs.
+answered, and only a container that has begun its program can be on an owner's CPUs.
 
 What must hold in every state: no other container is on the CPU of a running owner, and no container is
 without CPUs; after a crash no owner is lost, and each container gets to where it belongs.
@@ -481,7 +481,7 @@ class Day:
             assert sets["a-1"].isdisjoint(self.owner), f"a runs on {sets['a-1']}, b owns {self.owner}"
 
     def crash(self, *, done: bool) -> None:
-        """End the daemon, start another one, and see what becomes of everybody.
+        """End the daemon, start another one, and see what becomes of all containers.
 
         Args:
             done: Whether the runtime does, after the new daemon's first pass, what it was asked before.

@@ -1,4 +1,4 @@
-"""Records on their way to the ledger: one that cannot be stored costs no other, and is no other's error."""
+"""Records on their way to the ledger: a record that cannot be stored fails alone, and no other is lost."""
 
 from __future__ import annotations
 

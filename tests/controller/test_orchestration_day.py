@@ -1,11 +1,11 @@
 """Random days of a node with pods of all classes, and all that changes its CPUs.
 
 Beside the calls of kubelet, which overlap: annotations good and bad, kubelet's state file (a real one), a
-Node object whose reservation changes, BE suppression, CPUs that go offline, containers that end by themselves
-or were made while the daemon was away, and the daemon's own restarts. Checked between any two steps, at the
-kernel: no container that shares is on the CPUs of an owner that was let go to start, and no BE container on
-those of an LSE pod. Checked when things have calmed down: the kernel says what the state says, kubelet's
-reconcile traffic moves no container, and when all have left everything is as it was at first.
+Node object with a reservation that changes, BE suppression, CPUs that go offline, containers that end by
+themselves or were made while the daemon was away, and the daemon's own restarts. Checked between any two
+steps, at the kernel: no container that shares is on the CPUs of an owner that was let go to start, and no BE
+container on those of an LSE pod. Checked when things have calmed down: the kernel says what the state says,
+kubelet's reconcile traffic moves no container, and when all have left everything is as it was at first.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ class Day:
             self.node_object.reserved = self.dice.choice(RESERVATIONS)
 
     async def calm(self) -> None:
-        """Compare twice: what was lost is found, and everybody is where the state has him."""
+        """Compare twice: what was lost is found, and each container is where the state has it."""
         for _ in range(2):
             self.w.now += 10
             await self.w.sync.once()

@@ -303,7 +303,7 @@ def test_a_call_with_a_doubtful_set_leaves_in_a_fence(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         del world.log[:]
         call = await update(world, ls, cpu_shares=100)
-        assert world.scopes.slices[slice_of("ls")] == REST  # systemd has 4-15 in force, or soon
+        assert world.scopes.slices[slice_of("ls")] == REST  # systemd has 4-15 in effect, or soon
         assert world.log == [f"fence {slice_of('ls')} {REST}", "forward UpdateContainerResources"]
         world.wire.finished(call, 0)
         await calm(world)
