@@ -1,7 +1,7 @@
-"""Bad input by users: counted by kind, and told, once a pod and not once an attempt.
+"""Bad input from users: counted by kind and reported, once for a pod and not once for each attempt.
 
-kubelet tries a pod that is refused again and again, and a container that crashes comes back; what its
-annotation says stays as wrong as it was.
+Kubelet retries a refused pod again and again, and a container that crashes is started again. The annotation
+stays as wrong as it was.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from proxy.telemetry.port import Telemetry
 
 NOT_AS_ASKED = "cannot follow what a pod asks for"
 IN_USE = "CPUsInUse"
-"""Reason of a refusal because others own what an annotation names."""
+"""Reason of a refusal because other containers own CPUs that an annotation names."""
 VERDICTS = ("rejected", "shared")
-"""What may become of such a claim."""
+"""The possible outcomes of a claim that goes beyond a rule of admission."""
 REMEMBERED = 4096
-"""Pods whose faults have been counted; more are forgotten, the oldest first."""
+"""For how many pods it is remembered what was counted; the oldest are forgotten first."""
 
 
 class BadInput:
-    """Counts and tells."""
+    """Counts and reports bad input."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        """Begin with every kind counted 0 times."""
+        """Start with a count of 0 for every kind."""
         self._telemetry = telemetry
         self._seen: OrderedDict[str, set[str]] = OrderedDict()
         for kind in DefectKind:
@@ -38,12 +38,12 @@ class BadInput:
                 telemetry.count(metrics.ADMISSION_LIMITS, 0, rule=rule, verdict=verdict)
 
     def see(self, pod: Pod) -> None:
-        """Look at what is wrong with a pod's labels and annotations."""
+        """Count and report what is wrong with a pod's labels and annotations."""
         for defect in pod.defects:
             self._note(pod, defect)
 
     def judge(self, pod: Pod, plan: Plan) -> None:
-        """Look at what a decision found wrong with what was asked."""
+        """Count and report what a decision found wrong with a request."""
         self.see(pod)
         if isinstance(plan.problem, InputDefect):
             self._note(pod, plan.problem)
@@ -51,7 +51,7 @@ class BadInput:
             self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP))
 
     def beyond(self, pod: Pod, words: str) -> None:
-        """Look at a claim that went beyond a rule of admission."""
+        """Note a claim that went beyond a rule of admission."""
         self._note(pod, InputDefect(words, DefectKind.ADMISSION))
 
     def limited(self, pod: Pod, limit: AdmissionRule | None, words: str, *, admitted: bool) -> None:
@@ -68,7 +68,7 @@ class BadInput:
             seen = self._seen[pod.key] = set()
             if len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
-        # What is in the way of a claim, and how much is left, changes from attempt to attempt.
+        # The words of these change from attempt to attempt: which containers block a claim, how much is left.
         what = fault.kind if fault.kind in (DefectKind.OVERLAP, DefectKind.ADMISSION) else str(fault)
         if what in seen:
             return

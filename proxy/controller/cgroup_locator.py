@@ -1,12 +1,12 @@
-"""Asking the runtime where containers are that run and whose groups were not found by name.
+"""Asks the runtime for the cgroups of running containers that were not found by name.
 
-A cold path, beside everything else: a few containers in each comparison, each asked for with the runtime's
-own deadline. What is found is part of the container from then on, and so in the ledger: it is not asked for
-again. Whoever has no group of its own (a virtual machine) is told once, with the reason, and its CPUs are not
-controlled.
+This is a cold path, off the path of calls: a few containers in each comparison, each query with the runtime's
+own deadline. A path that is found becomes part of the container, and so of the ledger: it is not queried
+again. A container without a cgroup of its own (a virtual machine) is reported once, with the reason, and its
+CPUs are not controlled.
 
-Here is also what is known of the hierarchy and of its driver. The runtime tells the driver since CRI 1.28;
-else it shows in the parents that pods name.
+This module also holds what is known of the cgroup hierarchy and of its driver. The runtime reports the driver
+since CRI 1.28; with an older runtime it is derived from the cgroup parents of the pods.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 AT_ONCE = 16
-"""So many containers are asked about in one comparison."""
+"""How many containers the runtime is asked about in one comparison."""
 SELDOM = 32
 SILENT_LIMIT = 2
 
 
 class CgroupLocator:
-    """What is known of where containers are.
+    """Locates the cgroups of containers.
 
     Attributes:
-        places: Who finds a group by the runtime's answer; nobody if None.
-        driver: ``cgroupfs`` or ``systemd`` as the runtime tells; empty where it does not.
-        absent: Ids of containers whose group was looked for and not found, since the last comparison.
+        places: Finds a cgroup by the runtime's answer; None where nothing does.
+        driver: ``cgroupfs`` or ``systemd`` as the runtime reports it; empty where it does not.
+        absent: Ids of containers whose cgroup was looked for and not found, since the last comparison.
         why: By id, why the runtime's answer did not help.
     """
 
@@ -54,27 +54,27 @@ class CgroupLocator:
         self._rounds = 0
 
     def recall(self) -> None:
-        """Tell all trees what the ledger knows; a few stat calls, for those few."""
+        """Pass the paths in the ledger to all cgroup trees; costs a few stat calls per such container."""
         for container in self._context.state.containers.values():
             if container.cgroup and self.places is not None:
                 self.places.remember(container.id, container.cgroup, container.pod.cgroup_parent)
 
     async def ask_driver(self, worker: Worker) -> None:
-        """Ask the runtime for its cgroup driver; it matters to nobody but people."""
+        """Ask the runtime for its cgroup driver, which is only displayed."""
         try:
             self.driver = await worker.run(self._context.runtime.cgroup_driver)
         except TopoproxyError as error:
             self._context.telemetry.debug("cannot ask the runtime for its cgroup driver", err=error)
 
     async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
-        """Ask about containers without a group. Who was asked about in vain is asked about seldom.
+        """Ask about containers without a cgroup; those whose last query did not help are queried rarely.
 
         Args:
-            running: Those that run by the runtime's word; others have none yet, or none any more.
-            worker: Who does what blocks.
+            running: The containers that run according to the runtime; others have no cgroup yet or no longer.
+            worker: Does the blocking work.
 
         Returns:
-            Ids of those that have been found now: they are to be written.
+            Ids of the containers that have been found now: their cpusets are to be written.
         """
         context, places = self._context, self.places
         self._rounds += 1
@@ -106,7 +106,7 @@ class CgroupLocator:
         return moved
 
     def page(self, version: int) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
+        """Return what ``topoproxy status`` shows."""
         parents = [pod.cgroup_parent for pod in self._context.state.pods.values() if pod.cgroup_parent]
         seen = ""
         if parents:
@@ -119,7 +119,7 @@ class CgroupLocator:
 
 
 def _ask(runtime: Runtime, places: GroupLocator, ids: list[str]) -> dict[str, Located]:
-    """Ask and look; runs in a worker. Who has just gone, or does not answer, is left for the next time."""
+    """Query and locate, in a worker. A container that is gone or gets no answer is left for next time."""
     found: dict[str, Located] = {}
     silent = 0
     for container_id in ids:

@@ -53,7 +53,7 @@ REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpus
 
 
 def dump(value: Pod | Container) -> dict[str, object]:
-    """Give a record as plain data."""
+    """Return a record as plain data."""
     return _dump_pod(value) if isinstance(value, Pod) else _dump_container(value)
 
 
@@ -252,7 +252,7 @@ def _defects(data: Mapping[str, Any]) -> list[InputDefect]:
 
 
 def _not_here(ids: IdSet, *, decisive: bool) -> InputDefect:
-    """Give the defect that a scheduler named ids that are not on the machine."""
+    """Return the defect that a scheduler named ids that are not on the machine."""
     words = f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine"
     return InputDefect(words, DefectKind.CPU_LIST, decisive=decisive)
 

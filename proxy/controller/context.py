@@ -1,7 +1,7 @@
 """What every part of the controller needs: the store, ports, clocks, tasks and reports.
 
-It knows no part. The parts (``start_update``, ``reservations``, ``drift`` and so on) take it and the other
-parts that they use; ``controller`` makes them all.
+The context does not depend on any part. The parts (``start_update``, ``reservations``, ``drift`` and so on)
+take it and the other parts that they use; ``controller`` makes them all.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: What is true about the node. ``state``, ``calls``, ``synced``, ``attention``, ``to_settle``
-            and ``journal`` are its own.
-        options: How to behave.
-        clock: Seconds that never jump.
+        store: The state of the node. ``state``, ``calls``, ``synced``, ``attention``, ``to_settle`` and
+            ``journal`` are those of the store.
+        options: The options of the controller.
+        clock: A monotonic clock, in seconds.
         wall: Seconds since the epoch.
         runtime: The container runtime.
         kernel: The one thread that writes cpusets.
-        enforcer: Writes them, in that thread.
+        enforcer: Writes cpusets, in that thread.
         recorder: The one thread that writes the ledger.
         health: Watches workers.
         history: Decisions, for ``topoproxy explain``.
@@ -57,17 +57,17 @@ class NodeContext(BackgroundTasks):
         clock: Callable[[], float],
         wall: Callable[[], float] | None = None,
     ) -> None:
-        """Begin with an empty state, on the running event loop.
+        """Start with an empty state, on the running event loop.
 
         Args:
             node: The machine and the rules at the start.
-            cgroups: The kernel's side.
-            runtime: The runtime's side.
+            cgroups: The cgroups of the kernel.
+            runtime: The container runtime.
             ledger: Where placements are kept; None to keep none.
-            options: How to behave.
+            options: The options of the controller.
             telemetry: Where to log, count and report problems.
-            clock: Seconds that never jump.
-            wall: Seconds since the epoch, for people; ``clock`` if None.
+            clock: A monotonic clock, in seconds.
+            wall: Seconds since the epoch, for display; ``clock`` if None.
         """
         self.wall = wall or clock
         super().__init__(telemetry)
@@ -107,10 +107,10 @@ class NodeContext(BackgroundTasks):
         return self.store.state
 
     def learn(self, *, recorded: bool = True, **facts: object) -> None:
-        """Have a matter of the node have other facts.
+        """Replace some facts about the node.
 
         Args:
-            recorded: Whether the ledger follows; else it is where they come from.
+            recorded: Whether they are written to the ledger; false where they come from it.
             facts: The facts by the names of ``MatterFacts``.
         """
         # mypy does not compare names given this way; ``_replace`` does.
@@ -118,12 +118,12 @@ class NodeContext(BackgroundTasks):
         self.store.handle(FactsLearned(changed, recorded))
 
     def token(self, kind: str) -> str:
-        """Give a name for what the runtime has not named yet."""
+        """Return a name for a container or sandbox that has no id at the runtime yet."""
         self._tokens += 1
         return f"{kind}-{self._boot}-{self._tokens}"
 
     def settle_later(self, *ids: str) -> None:
-        """Have the runtime sent the CPUs of some containers, some time."""
+        """Have the CPUs of some containers sent to the runtime later."""
         self.store.handle(ContainersUnsettled(ids))
 
     def report_errors(self, done: Enforced) -> None:
@@ -138,5 +138,5 @@ class NodeContext(BackgroundTasks):
                 self.telemetry.problem("cannot write a cgroup", reason=words)
 
     def _goes_on(self) -> None:
-        """A worker that was stuck goes on: what it wrote late may be outdated, so everything is compared."""
+        """Have everything compared: a worker that was stuck goes on, and its late writes may be outdated."""
         self.attention.set()

@@ -1,17 +1,17 @@
-"""Deciding creates, and taking the CPUs.
+"""Decides creates, and takes the CPUs.
 
-The order of a create that gives CPUs away:
+The order of a create that gives CPUs to an owner:
 
     decide (the state already says that the CPUs are taken)
     -> ledger: the placement, in flight
     -> wait for calls in flight that carry wider sets (confinement)
-    -> kernel: others leave the CPUs, read back
-    -> the request goes on; the runtime's id arrives -> ledger: the placement, for good
+    -> kernel: other containers leave the CPUs; this is read back
+    -> the request is forwarded; the runtime's id arrives -> ledger: the final placement
 
-Deciding is pure and done at once; everything that can block (ledger, kernel, runtime) is done by workers and
-awaited. A create that fails takes its container out of the state again (``lifecycle``), and the containers
-that had moved are moved back. Because every kernel write uses the newest state, plans of different pods need
-no lock between them. What is done when CPUs cannot be freed is in
+The decision is pure and made at once; everything that can block (ledger, kernel, runtime) is done by workers
+and awaited. When a create fails, its container is removed from the state again (``lifecycle``), and the
+containers that had moved are moved back. Because every kernel write uses the newest state, plans of different
+pods need no lock between them. What is done when CPUs cannot be freed is described in
 ``proxy.engine.reservation``.
 """
 
@@ -62,7 +62,7 @@ class Creates:
         return plan
 
     def report(self, plan: Plan) -> None:
-        """Remember and log a placement; one of a container that shares CPUs is logged for developers only."""
+        """Record and log a placement; that of a container that shares CPUs is logged at debug level only."""
         context, container = self._context, plan.container
         assert container is not None
         self.remember(plan)
@@ -74,7 +74,7 @@ class Creates:
         say("placed", **subject(container), cpus=wanted, mems=placement.mems, reason=placement.reasons[0])
 
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
-        """Report what was wrong with what was asked, here and in the record."""
+        """Report what was wrong with the request, here and in the record."""
         context = self._context
         context.bad_input.judge(pod, plan)
         words = plan.problem or plan.verdict.operator_message

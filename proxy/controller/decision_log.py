@@ -1,4 +1,4 @@
-"""What history gives: records, who they are about, and what a question may mean."""
+"""The records of ``history``, their subjects, and the ways to read a query."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from proxy.model.explanation import Explanation
 from proxy.model.workload import Container
 
 PREFIX = 8
-"""How many characters of an id tell who is meant."""
+"""How many characters of an id suffice to identify its container or pod."""
 
 What = Explanation | Container
-"""Who a record is about: a decision, or a container whose placement needed none."""
+"""What a record holds: a decision, or a container whose placement needed none."""
 
 
 class RememberedDecision(Struct, frozen=True):
-    """One decision as it is remembered.
+    """One recorded decision.
 
     Attributes:
-        when: The time that the caller gave (seconds since the epoch, for people).
+        when: The time that the caller gave (seconds since the epoch, for display).
         explanation: The decision.
-        container_id: The container's id; of a decision about a pod its sandbox's; empty where it has none.
-        there: True as long as the container (or the sandbox) is there.
+        container_id: The container's id; for a decision about a pod its sandbox's; empty where it has none.
+        there: True as long as the container (or the sandbox) exists.
     """
 
     when: float
@@ -33,16 +33,16 @@ class RememberedDecision(Struct, frozen=True):
 
 
 class PodLine(Struct, frozen=True):
-    """What is remembered of one pod.
+    """The records of one pod, summarized.
 
     Attributes:
         pod: ``namespace/name``.
         uid: Its uid.
         when: The time of its newest record.
-        records: How many there are.
+        records: How many records it has.
         containers: Names of its containers, oldest record first; without the pod's own decision.
         refused: The newest record's reason where that is a refusal; else empty.
-        there: True where something of it is there.
+        there: True where the sandbox or a container of the pod exists.
     """
 
     pod: str
@@ -55,7 +55,7 @@ class PodLine(Struct, frozen=True):
 
 
 def meanings(wanted: str) -> list[Callable[[str, What], bool]]:
-    """Give what a text may mean, in the order in which it is tried."""
+    """Return the ways to read a query as predicates, in the order in which they are tried."""
     if not wanted:
         return []
     parts = tuple(wanted.split("/"))
@@ -76,20 +76,20 @@ def meanings(wanted: str) -> list[Callable[[str, What], bool]]:
 
 
 def pod_ref(what: What) -> str:
-    """Give ``namespace/name`` of the pod."""
+    """Return ``namespace/name`` of the pod."""
     return what.pod if isinstance(what, Explanation) else what.pod.ref
 
 
 def pod_uid(what: What) -> str:
-    """Give the pod's uid."""
+    """Return the pod's uid."""
     return what.uid if isinstance(what, Explanation) else what.pod.uid
 
 
 def container_name(what: What) -> str:
-    """Give the container's name; empty for a pod as a whole."""
+    """Return the container's name; empty for a pod as a whole."""
     return what.container if isinstance(what, Explanation) else what.name
 
 
 def pod_key(what: What) -> str:
-    """Give what tells the pod from others."""
+    """Return what distinguishes the pod from others."""
     return pod_uid(what) or pod_ref(what)

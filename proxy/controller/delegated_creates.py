@@ -1,9 +1,10 @@
-"""Creates that were decided here, and that somebody else makes at the runtime.
+"""Creates that were decided here, and that another program sends to the runtime.
 
-Who is asked as a hook server answers with CPUs, and never sees the call. The same call may come by all the
-same: somebody asks again because it came to nothing, or it passes through us on its way to the runtime. Then
-it is one container, and the first decision is taken back before the second is made. What the first one has
-written into the request is not the client's wish, so the client's own values count again.
+As a hook server, topoproxy answers with CPUs and never sees the call itself. The same create may still arrive
+a second time: the caller asks again because the create failed, or the call passes through topoproxy on its
+way to the runtime. Both are one container, so the first decision is withdrawn before the second is made. The
+values that the first decision wrote into the request are not the client's, so the client's own values count
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from proxy.controller.lifecycle import Lifecycle
 from proxy.model.workload import Pod, Request
 
 LIMIT = 512
-"""So many are remembered; the oldest are forgotten first."""
+"""How many are remembered; the oldest are forgotten first."""
 
 
 class _Told(Struct, frozen=True):
@@ -26,7 +27,7 @@ class _Told(Struct, frozen=True):
 
 
 class DelegatedCreates:
-    """Remembers what somebody was told to make."""
+    """Remembers the decisions that were returned to a caller."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle) -> None:
         self._context = context
@@ -34,11 +35,11 @@ class DelegatedCreates:
         self._open: dict[tuple[str, str, int], _Told] = {}
 
     def give(self, token: str, cpus: str, mems: str, quota: int) -> None:
-        """Somebody was told a decision.
+        """Note that a decision was returned to a caller.
 
         Args:
-            token: What was decided.
-            cpus: The request's CPUs, as they were told.
+            token: The token of the decided container.
+            cpus: The request's CPUs, as they were returned.
             mems: Its memory nodes.
             quota: Its CFS quota.
         """
@@ -52,10 +53,10 @@ class DelegatedCreates:
         self._open[key] = _Told(token, cpus, mems, quota)
 
     def back(self, pod: Pod, name: str, attempt: int, request: Request) -> tuple[Request, bool]:
-        """Take back an earlier decision about a container.
+        """Withdraw an earlier decision about a container.
 
         Returns:
-            The request as the client meant it, and whether there was an earlier decision.
+            The request with the client's own values, and whether there was an earlier decision.
         """
         told = self._open.pop((pod.sandbox_id, name, attempt), None)
         first = None if told is None else self._context.state.containers.get(told.token)

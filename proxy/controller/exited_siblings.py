@@ -1,10 +1,10 @@
-"""Containers that have ended without a word, looked for when the next one of their pod is made.
+"""Finds containers that have exited unnoticed, when the next container of their pod is created.
 
-Where the runtime tells no events, only a comparison finds that a container has ended, seconds later; and an
-event may come after what it tells matters. Kubelet makes the next container as soon as an init container has
-ended (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, updateCPUsToReuse), and where kubelet does
-not tell which containers those are, the runtime is all there is to ask. So whoever of the pod still holds
-something is asked about before a decision.
+Where the runtime sends no events, only a comparison finds that a container has exited, seconds later; and an
+event may arrive too late. Kubelet creates the next container as soon as an init container has exited
+(kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, updateCPUsToReuse). Where kubelet does not
+report which containers are init containers, only the runtime can be asked. So before a decision the runtime
+is asked about each container of the pod that still holds CPUs or memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ EXITED = "EXITED"
 
 
 def holders(state: NodeState, pod: Pod) -> list[str]:
-    """Give the pod's containers that run, as far as we know, and own CPUs or are promised memory.
+    """Return the pod's containers that run, as far as is known, and own CPUs or are promised memory.
 
-    Only Guaranteed pods have such whose place another container of the pod could take; and where kubelet told
-    of the pod's containers, it is known without asking who has ended (``Sandboxes.moved_on``).
+    Only in Guaranteed pods can another container reuse what such a container holds. Where kubelet has
+    reported the pod's containers, it is known without asking which of them have exited
+    (``Sandboxes.moved_on``).
     """
     if pod.asks is not None or pod.kube_qos is not KubeQos.GUARANTEED:
         return []
@@ -39,9 +40,9 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
 
 
 async def see_ended(context: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
-    """Ask the runtime which of the pod's holders have ended, and take note of it.
+    """Ask the runtime which of the pod's holders have exited, and record that in the state.
 
-    Where it does not answer, what is known stands.
+    Where the runtime does not answer, the state stays as it is.
     """
     await asyncio.gather(*(_look(context, lifecycle, worker, one) for one in holders(context.state, pod)))
 

@@ -1,8 +1,8 @@
-"""Finding out what the CRI does not carry, before a pod or a container is decided.
+"""Looks up facts that the CRI does not carry, before a decision about a pod or a container.
 
-What a pod's containers ask for, only kubelet knows; where devices are, kubelet or sysfs. Both are asked in
-worker threads, with deadlines of their own, and only where the answer can change a decision. Whatever cannot
-be had is done without: a decision is made from what is known.
+Only kubelet knows what a pod's containers request. Kubelet or sysfs knows where devices are. Both are queried
+in worker threads, with their own deadlines, and only where the answer can change a decision. A fact that
+cannot be obtained is left out: the decision is made from what is known.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ T = TypeVar("T")
 
 
 class FactLookup:
-    """Asks kubelet and sysfs."""
+    """Queries kubelet and sysfs."""
 
     def __init__(
         self, kubelet: Kubelet | None, hardware: Hardware | None, failed: Callable[[BaseException], None]
     ) -> None:
-        """Prepare to ask.
+        """Query nothing yet.
 
         Args:
-            kubelet: What kubelet knows; None to ask nothing.
-            hardware: Where devices are; None where nobody tells.
-            failed: Told of faults of ours.
+            kubelet: What kubelet knows; None to query nothing.
+            hardware: Where devices are; None where there is no source for that.
+            failed: Called with faults of our own.
         """
         self._kubelet = kubelet
         self._hardware = hardware
@@ -47,7 +47,7 @@ class FactLookup:
         self.worker = Worker("scout", failed, THREADS)
 
     def pod_matters(self, node: Node, pod: Pod) -> bool:
-        """Tell whether kubelet should be asked what a pod's containers ask for."""
+        """Report whether to query kubelet for what a pod's containers request."""
         kubelet = self._kubelet
         if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
             return False
@@ -57,26 +57,26 @@ class FactLookup:
         return counts and pod.kube_qos is KubeQos.GUARANTEED
 
     def devices_matter(self, node: Node, pod: Pod) -> bool:
-        """Tell whether the place of a container's devices can change what is decided for it."""
+        """Report whether the location of a container's devices can change the decision about it."""
         owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
         return owns or node.policy is not TopologyPolicy.NONE
 
     def knows_devices(self, given: DeviceFacts) -> bool:
-        """Tell whether there is somebody to ask where a container's devices are."""
+        """Report whether there is a source for where a container's devices are."""
         known = self._kubelet is not None and self._kubelet.knows_devices
         return known or (bool(given) and self._hardware is not None)
 
     async def pod(self, pod: Pod) -> Pod:
-        """Ask what a pod's containers ask for; the pod as it is where nobody tells."""
+        """Look up what a pod's containers request; returns the pod unchanged where that is not known."""
         return await self.worker.run(self._pod, pod)
 
     async def devices(self, pod: Pod, name: str, given: DeviceFacts, request: Request) -> Request:
-        """Ask where the devices of a container are."""
+        """Look up where the devices of a container are."""
         near = await self.worker.run(self._devices, pod, name, given)
         return structs.replace(request, devices=near) if near else request
 
     async def pod_devices(self, pod: Pod, total: Request) -> Request:
-        """Ask where the devices of a whole pod are: kubelet gives them before it makes the sandbox."""
+        """Look up where a whole pod's devices are: kubelet allocates them before it makes the sandbox."""
         near = await self.worker.run(self._pod_devices, pod)
         return structs.replace(total, devices=near) if near else total
 
@@ -89,7 +89,7 @@ class FactLookup:
             if told is None:
                 return pod
             asks, source = told
-            # What the cgroup parent says of its class is what the kernel will do with it.
+            # The QoS class by the cgroup parent counts: it is the one that takes effect in the kernel.
             guaranteed = asks.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
             asks = structs.replace(asks, uid=pod.key, guaranteed=guaranteed)
             return structs.replace(pod, asks=asks, source=source)
@@ -110,7 +110,7 @@ class FactLookup:
         return self._told(self._kubelet, pod, [ask.name for ask in pod.asks.containers])
 
     def _told(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[Near, ...]:
-        """Ask kubelet for the devices of some containers of a pod."""
+        """Query kubelet for the devices of some containers of a pod."""
 
         def asked() -> tuple[Near, ...]:
             found: list[Near] = []
@@ -121,7 +121,7 @@ class FactLookup:
         return self._try(asked, ())
 
     def _try(self, ask: Callable[[], T], otherwise: T) -> T:
-        """Ask; a fault of ours in there is told, and costs a decision no more than the answer."""
+        """Query; a fault of our own is reported, and the decision only goes without the answer."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001  a decision is made from what is known
@@ -129,19 +129,19 @@ class FactLookup:
             return otherwise
 
     def close(self) -> None:
-        """End the threads and what they hold open."""
+        """End the threads, and close what they hold open."""
         self.worker.close()
         if self._kubelet is not None:
             self._kubelet.close()
 
 
 def measured(near: tuple[Near, ...], there: Mapping[str, Mapping[str, Mask | None]]) -> tuple[Near, ...]:
-    """Say of devices on how few nodes as many of their kind could lie.
+    """Set for each device the smallest number of NUMA nodes that could hold as many devices of its kind.
 
     See kubernetes v1.36 pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints.
 
     Args:
-        near: What a container, or a pod, was given.
+        near: The devices that a container, or a pod, was given.
         there: All devices: resource to id to NUMA nodes.
     """
     counts = Counter(device.resource for device in near)

@@ -1,11 +1,11 @@
-"""What is remembered of decisions, for people who ask later. Bounded; a pure data structure.
+"""The decisions that are kept for later queries. Bounded; a pure data structure.
 
-The records of containers that are there stay as long as they are. Those of containers that are gone, and of
-what was refused, stay until newer ones push them out: at most ``KEEP`` of one container (it may be refused
-or restarted again and again), and at most the history's limit in all.
+The records of existing containers are kept as long as the containers exist. The records of removed
+containers, and of refusals, are kept until newer ones displace them: at most ``KEEP`` for one container (it
+may be refused or restarted again and again), and at most the history's limit in all.
 
-A placement in a pool where nothing was weighed is in the way of every create, so only references are kept
-of it; its explanation is made when somebody asks.
+A placement in a pool for which nothing was weighed is recorded on the hot path of creates. So only references
+to it are kept; its explanation is made when it is queried.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ from proxy.model.quoting import MESSAGE, message
 from proxy.model.workload import Container, Verdict
 
 KEEP = 5
-"""How many records stay of one living container, and of those of its name that are gone."""
+"""How many records are kept of one living container, and of the removed containers of its name."""
 
 FIRST, LAST = 4, 6
-"""How many sentences stay where more and more happens to a container: the oldest, and the newest."""
+"""How many reasons are kept when ever more are added to a record: the oldest, and the newest."""
 
 _Entry = tuple[int, float, Explanation | Container, CpuSet]
-"""Number of the record, when, what, and the CPUs of a simple placement."""
+"""Number of the record, its time, its subject, and the CPUs of a simple placement."""
 
 
 class History:
     """The newest decisions."""
 
     def __init__(self, limit: int = 500) -> None:
-        """Begin with nothing.
+        """Start empty.
 
         Args:
-            limit: How many records of what is gone or refused are kept.
+            limit: How many records of removed containers and of refusals are kept.
         """
         self.limit = limit
         self._count = 0
         self._living: dict[str, list[_Entry]] = {}
-        self._gone: OrderedDict[int, tuple[str, _Entry]] = OrderedDict()  # in the order of going
-        self._named: dict[tuple[str, str], list[int]] = {}  # those that are gone, by pod and container
+        self._gone: OrderedDict[int, tuple[str, _Entry]] = OrderedDict()  # in the order of removal
+        self._named: dict[tuple[str, str], list[int]] = {}  # removed ones, by pod and container
 
     @property
     def size(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return len(self._gone) + sum(map(len, self._living.values()))
 
     # -- taking note --------------------------------------------------------------------------------------
 
     def note(self, when: float, explanation: Explanation, container_id: str = "") -> None:
-        """Remember a decision.
+        """Record a decision.
 
         Args:
-            when: The time, for people.
+            when: The time, for display.
             explanation: The decision.
-            container_id: Who it is about: the container's id, or the token of the call until it has one; for
-                a decision about a pod, its sandbox's. Without one, nobody can tell when it goes, so the
-                record counts among those of what is gone.
+            container_id: The container's id, or the token of the call until the container has an id; for a
+                decision about a pod, its sandbox's. Without an id the removal cannot be noticed, so the
+                record counts among those of removed containers.
         """
         self._count += 1
         explanation = _fitted(explanation)
@@ -82,12 +82,12 @@ class History:
             self._bury(container_id, entry)
 
     def note_simple(self, when: float, container: Container, cpus: CpuSet) -> None:
-        """Remember a placement for which nothing was weighed.
+        """Record a placement for which nothing was weighed.
 
         Args:
-            when: The time, for people.
+            when: The time, for display.
             container: The container as placed; its id may be the token of the call.
-            cpus: The CPUs of its pool now.
+            cpus: The current CPUs of its pool.
         """
         self._count = count = self._count + 1
         entries = self._living.get(container.id)
@@ -98,7 +98,7 @@ class History:
             del entries[:-KEEP]
 
     def amend(self, container_id: str, words: str) -> None:
-        """Add to the newest record of a container that is there what has happened to it since."""
+        """Add what has happened since to the newest record of a living container."""
         entries = self._living.get(container_id)
         if not entries:
             return
@@ -110,7 +110,7 @@ class History:
         entries[-1] = (number, when, structs.replace(told, reasons=reasons), cpus)
 
     def refused(self, token: str, verdict: Verdict) -> None:
-        """What was decided for a container comes to nothing: somebody else has refused it."""
+        """Note that a container was refused elsewhere after it was placed here: the placement is void."""
         entries = self._living.get(token)
         if entries:
             number, when, _, cpus = entries[-1]
@@ -122,13 +122,13 @@ class History:
             )
 
     def renamed(self, token: str, container_id: str) -> None:
-        """What had a token has an id now."""
+        """Move the records under a token to the container's id."""
         entries = self._living.pop(token, None)
         if entries is not None:
             self._living[container_id] = [*self._living.get(container_id, ()), *entries][-KEEP:]
 
     def gone(self, container_id: str) -> None:
-        """A container (or a sandbox) is gone, or was never made."""
+        """Note that a container (or a sandbox) is gone, or was never created."""
         for entry in self._living.pop(container_id, ()):
             self._bury(container_id, entry)
 
@@ -152,12 +152,12 @@ class History:
     # -- asking -------------------------------------------------------------------------------------------
 
     def find(self, query: str) -> list[RememberedDecision]:
-        """Give the records of whom a text may mean, oldest first.
+        """Return the records that match a query, oldest first.
 
         Args:
             query: ``pod``, ``namespace/pod``, ``pod/container``, ``namespace/pod/container``, a pod's uid, a
                 container's id as ``kubectl`` shows it (``containerd://ID``), or the beginning of a uid or id
-                of at least 8 characters. The first of these that leads to something counts.
+                of at least 8 characters. The first of these readings that matches a record is used.
         """
         wanted = query.strip().rpartition("://")[2].strip("/")
         known = self._all()
@@ -168,7 +168,7 @@ class History:
         return []
 
     def pods(self) -> list[PodLine]:
-        """Give all pods of which something is remembered, the one with the newest record last."""
+        """Return all pods that have records, the one with the newest record last."""
         grouped: dict[tuple[str, str], list[tuple[_Entry, bool]]] = {}
         for _, entry, there in self._all():
             key = (pod_ref(entry[2]), pod_uid(entry[2]))
@@ -188,7 +188,7 @@ class History:
 
 
 def _fitted(told: Explanation) -> Explanation:
-    """Cut the sentences of a decision that are too long."""
+    """Truncate the sentences of a decision that are too long."""
     if all(len(words) <= MESSAGE for words in (told.verdict.message, *told.reasons)):
         return told
     reasons = tuple(map(message, told.reasons))

@@ -1,6 +1,6 @@
-"""What hooks ask for is carried out: in the state, in the ledger, in the kernel and at the runtime.
+"""Carries out what hooks request: in the state, in the ledger, in the kernel and at the runtime.
 
-What can be done at all is decided in ``proxy.engine.narrowing``.
+What of it is possible is decided in ``proxy.engine.narrowing``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.telemetry.port import subject
 
 
 class HookOverrides(Observer):
-    """Does what hooks want of containers, and reports where nothing of it is in effect."""
+    """Applies the requests of hooks to containers, and reports where nothing of one is in effect."""
 
     def __init__(self, context: NodeContext, writes: KernelWrites) -> None:
         self._context = context
@@ -34,15 +34,15 @@ class HookOverrides(Observer):
         self._report_lost(change.after.containers if rules_differ else change.shrink)
 
     def narrow(self, container_id: str, wish: Narrowing, seen: CpuSet | None = None) -> str:
-        """Narrow a container as hooks want it, from now on.
+        """Narrow a container as hooks request, from now on.
 
         Args:
             container_id: Its id, or the token of its create.
-            wish: What hooks want.
+            wish: What hooks request.
             seen: See ``engine.narrowing.narrowed``.
 
         Returns:
-            What cannot be done, in words; empty where all is.
+            What cannot be done, in words; empty where everything is done.
         """
         context = self._context
         container = context.state.containers.get(container_id)
@@ -51,7 +51,7 @@ class HookOverrides(Observer):
         new, problem = narrowed(context.state, container, wish, seen)
         if new is container:
             return problem
-        # A container that is being created is recorded when the runtime has named it.
+        # A container that is being created is recorded when the runtime has given it an id.
         exists = new.phase is not Phase.CREATING
         context.store.handle(ContainersUpdated((new,), "container narrowed by a hook", exists))
         fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
@@ -62,13 +62,13 @@ class HookOverrides(Observer):
         return problem
 
     def refused_pod(self, pod: Pod, message: str) -> None:
-        """Remember for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""
+        """Record for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""
         context = self._context
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
         context.history.note(context.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
 
     def take_back(self) -> None:
-        """Take back CPUs with owners that hooks gave away while the configuration let them."""
+        """Take back owned CPUs that hooks gave to other containers while the configuration allowed it."""
         context = self._context
         there = context.state.containers.values()
         inside = [within_its_own(container) for container in there if container.placement.hook_extra_cpus]
@@ -82,7 +82,7 @@ class HookOverrides(Observer):
         self._report_lost([container.id for container in inside])
 
     def _report_lost(self, ids: Iterable[str]) -> None:
-        """Report which of some containers have nothing left of what hooks have narrowed them to."""
+        """Report the containers that have nothing left of the CPUs to which hooks have narrowed them."""
         context = self._context
         for container_id in ids:
             container = context.state.containers.get(container_id)

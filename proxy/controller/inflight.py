@@ -1,4 +1,4 @@
-"""Waiting for calls in flight (``proxy.engine.inflight``), which the state holds."""
+"""Waits for calls in flight (``proxy.engine.inflight``), which the state holds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class CallWaits:
     """Registers calls in flight, and wakes what waits for their end."""
 
     def __init__(self, state: Callable[[], NodeState], handle: Callable[[NodeEvent], object]) -> None:
-        """Begin with no call.
+        """Start with no call.
 
         Args:
-            state: The node as it is now.
-            handle: Has something happen to the node.
+            state: Returns the current state of the node.
+            handle: Applies an event to the state.
         """
         self._state = state
         self._handle = handle
@@ -44,9 +44,9 @@ class CallWaits:
         Args:
             container_id: The container.
             carries: The cpuset.
-            is_start: A start, not an update.
-            suspected_at: When it was found that an earlier run of the daemon may have let it go; None where
-                it leaves now.
+            is_start: Whether the call is a start, not an update.
+            suspected_at: When it was found that an earlier run of the daemon may have sent it; None where it is
+                sent now.
         """
         loop, is_known = asyncio.get_running_loop(), suspected_at is None
         self._number += 1
@@ -65,7 +65,7 @@ class CallWaits:
         return call
 
     def land(self, call: InflightCall) -> None:
-        """A call is over, and says nothing about its container."""
+        """Note that a call is over, without a result for its container."""
         self._handle(CallLanded(call))
 
     def over(self, effect: CallOver) -> None:
@@ -77,7 +77,7 @@ class CallWaits:
         return call.number not in self._waits
 
     def then(self, call: InflightCall, done: Callable[[], None]) -> None:
-        """Have something done once a call in flight is over."""
+        """Call a function once a call in flight is over."""
         self._waits[call.number].add_done_callback(lambda _: done())
 
     async def wait(self, calls: Iterable[InflightCall], timeout: float) -> None:
@@ -95,12 +95,12 @@ class CallWaits:
         """Wait until no update is in flight that carries another cpuset to a container.
 
         Args:
-            container_id: Which container.
+            container_id: The container.
             cpus: The cpuset that it is to have.
             timeout: Seconds to wait at most.
 
         Returns:
-            False where one is in flight still.
+            False where such an update is still in flight.
         """
         calls = self._state().inflight.others(container_id, cpus)
         await self.wait(calls, timeout)

@@ -1,13 +1,14 @@
-"""Writing the state behind the loop's back.
+"""Writes the state to the ledger, off the event loop.
 
 Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
 restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
-gives CPUs away is written before anybody moves, and waited for (``store``, ``flush``); so is one that says
-what hooks have named for a container that is to be made, which no other source knows.
+gives CPUs to an owner is written, and waited for, before any container moves (``store``, ``flush``). So is a
+record of what hooks have named for a container that is to be created, which no other source knows.
 
-What cannot be written stays with the worker, and goes with its next batch: batches are written in the order
-in which they were taken, so that a record never comes back after a newer one. A record that cannot be stored
-because of what it holds is dropped alone, counted and reported. No message repeats what a record holds.
+What cannot be written stays with the worker and is part of its next batch: batches are written in the order
+in which they were taken, so that a record is never overwritten by an older one. A record that cannot be
+stored because of its content is dropped alone, counted and reported. No message repeats the content of a
+record.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Plain = dict[str, Mapping[str, object] | None]
 
 
 class Journal:
-    """Collects changes and has them written.
+    """Collects changes, and has them written to the ledger.
 
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
@@ -50,13 +51,13 @@ class Journal:
         telemetry: Telemetry,
         limit: float = LIMIT_S,
     ) -> None:
-        """Begin on the running event loop.
+        """Start empty, on the running event loop.
 
         Args:
             ledger: Where records are kept; None to keep none.
             worker: Its one thread writes.
             telemetry: Where to report and count.
-            limit: Seconds that a write is waited for.
+            limit: Seconds to wait for a write.
         """
         self._ledger = ledger
         self._worker = worker
@@ -80,7 +81,7 @@ class Journal:
             self._timer = self._loop.call_later(seconds, self._start)
 
     def _start(self) -> None:
-        """Give the worker everything that waits."""
+        """Queue everything that waits for the worker."""
         self._still()
         batch, self._waiting = self._waiting, {}
         self._latest = self._worker.start(self._write, batch)
@@ -89,7 +90,7 @@ class Journal:
         """Store a record now, with everything that waits.
 
         Returns:
-            Empty where it is written, or kept to be written once the file can be; else why it is not stored.
+            Empty where it is written, or kept until the file can be written; else why it is not stored.
         """
         stored = await self.append({key: value})
         return "" if isinstance(stored, LedgerWritten) else stored.cause
@@ -101,7 +102,7 @@ class Journal:
 
         Args:
             records: By key; None deletes.
-            durable: Records that are only kept, to be written once the file can be, are late.
+            durable: Whether records that are only kept until the file can be written count as late.
         """
         for key, value in records.items():
             self.put(key, value)
@@ -116,15 +117,15 @@ class Journal:
         return LedgerWritten()
 
     async def flush(self) -> None:
-        """Write everything that was put, and wait for it, but no longer than the limit.
+        """Write everything that was put, and wait for that at most for the limit.
 
-        It is written too where the wait is cancelled or too long.
+        The records are written even where the wait is cancelled or takes too long.
         """
         if await self._flushed() is None:
             self._telemetry.problem(LATE, seconds=self._limit)
 
     async def _flushed(self) -> Mapping[str, str] | None:
-        """Have everything written; give what was rejected of the last batch, None where it takes too long."""
+        """Have everything written; returns what was rejected of the last batch, None if it takes too long."""
         if self._waiting:
             self._start()
         latest = self._latest
@@ -135,7 +136,7 @@ class Journal:
         return latest.result() if latest.done() and not latest.cancelled() else None
 
     async def close(self) -> None:
-        """Write everything, also what the worker has not come to yet."""
+        """Write everything, including what the worker has not reached yet."""
         self._still()
         if self._ledger is not None:
             self._start()
@@ -152,7 +153,7 @@ class Journal:
         """Write a batch, and what could not be written before. A ledger that fails does not stop the node.
 
         Returns:
-            Which records cannot be stored, whenever that is tried, and why.
+            The keys of the records that can never be stored, and why.
         """
         batch, self._unwritten = {**self._unwritten, **batch}, {}
         changes: Plain = {}
@@ -161,7 +162,7 @@ class Journal:
             changes = self._plain(batch, rejected)
             if changes:
                 self._put_down(changes, rejected)
-        except Exception as error:  # noqa: BLE001  whatever it is, no record is lost by it
+        except Exception as error:  # noqa: BLE001  no fault may lose a record
             self._unwritten = {key: batch[key] for key in (changes or batch)}
             known = isinstance(error, TopoproxyError)
             self._telemetry.problem("cannot write the ledger", err=error if known else type(error).__name__)
@@ -173,7 +174,7 @@ class Journal:
         return rejected
 
     def _plain(self, batch: Mapping[str, Record | None], rejected: dict[str, str]) -> Plain:
-        """Give a batch as plain data, without deletions of what is not there."""
+        """Return a batch as plain data, without deletions of records that the ledger does not have."""
         assert self._ledger is not None
         there, changes = self._ledger.entries, Plain()
         for key, value in batch.items():
@@ -192,7 +193,7 @@ class Journal:
         """Write changes in one step; after an unforeseen fault one by one.
 
         Raises:
-            Exception: They cannot be written now. What is left of ``changes`` is not written.
+            Exception: They cannot be written now. What is left in ``changes`` is not written.
         """
         assert self._ledger is not None
         try:
@@ -213,7 +214,7 @@ class Journal:
                 rejected.update(error.rejected)
             except (TopoproxyError, MemoryError):
                 raise
-            except Exception as error:  # noqa: BLE001  this is the record that the others are kept from
+            except Exception as error:  # noqa: BLE001  the record that must not cost the others
                 rejected[key] = type(error).__name__
             del changes[key]
 

@@ -1,9 +1,9 @@
-"""Having the kernel follow the state: which containers are written, when, and what follows from a write.
+"""Makes the kernel follow the state: which cpusets are written, when, and what follows from a write.
 
 Writes run in the kernel worker's thread and use the newest state. Until all running containers are known
-(``in_step``), what is to be written is put off: CPUs that seem free may belong to a container that is not yet
-adopted. A container with a call at the runtime is not written, as the call would undo it; it is written when
-the call has landed.
+(``in_step``), writes are put off: CPUs that seem free may belong to a container that is not yet adopted. The
+cpuset of a container with a call in flight is not written, as the call would undo it; it is written when the
+call has landed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 
 Write = Callable[[Iterable[str]], Enforced]
-"""Writes the sets of some containers, in the kernel worker's thread."""
+"""Writes the cpusets of some containers, in the kernel worker's thread."""
 
 
 class KernelWrites(Observer):
-    """Has the kernel follow the state."""
+    """Makes the kernel follow the state."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class KernelWrites(Observer):
         self._write = write
 
     def subscribe(self, noted: Callable[[Enforced], None]) -> None:
-        """Notify a part of what each enforcement did, from now on, on the event loop."""
+        """Notify a subscriber of what each enforcement did, from now on, on the event loop."""
         self._noted.append(noted)
 
     def changed(self, change: Change) -> None:
@@ -47,7 +47,7 @@ class KernelWrites(Observer):
             self.later(change.moved)
 
     def later(self, ids: list[str]) -> None:
-        """Have the kernel follow the state for some containers, soon; at a start, once it is complete."""
+        """Write the cpusets of some containers soon; at a start, once all containers are known."""
         context = self._context
         if not context.store.mode.enforces:
             return
@@ -57,13 +57,13 @@ class KernelWrites(Observer):
             self._put_off.update(ids)
 
     def in_step(self) -> None:
-        """All running containers are known: what was put off is written."""
+        """Note that all running containers are known: what was put off is written."""
         self._context.synced.set()
         ids, self._put_off = self._put_off, set()
         self.later([i for i in ids if i in self._context.state.containers])
 
     async def follow(self, ids: list[str]) -> None:
-        """Have the kernel follow the state for some containers, now."""
+        """Write the cpusets of some containers now."""
         context, inflight = self._context, self._context.state.inflight
         ids = [i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i)]
         if not ids:
@@ -73,14 +73,14 @@ class KernelWrites(Observer):
         context.report_errors(done)
 
     async def clear_sandboxes(self) -> None:
-        """Have sandboxes, a new one among them, leave CPUs that are owned."""
+        """Have all sandboxes, also new ones, leave CPUs that are owned."""
         self.moved(await self._context.kernel.run(self._context.enforcer.enforce_sandboxes))
 
     def moved(self, done: Enforced, *, look_again: bool = True) -> None:
-        """Take note of what an enforcement did.
+        """Process the result of an enforcement.
 
         Args:
-            done: What it did.
+            done: The result.
             look_again: Whether the runtime is asked about containers without a cgroup.
         """
         context = self._context

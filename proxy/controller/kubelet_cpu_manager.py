@@ -1,12 +1,13 @@
 """CPUs that kubelet's CPU manager assigns: they are read from its state file and kept for its containers.
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). Under policy ``static``
-kubelet assigns CPUs when it admits a pod and writes them to its state file, before it asks for a sandbox. The
-container comes later, with these CPUs in its request. Between the two only the file shows them. So it is read
-in each comparison, and before CPUs are chosen for any container; that costs a ``stat`` while the file is as
-it was. What it holds is in the state of the node (``NodeState.beside``): the pools lose these CPUs at once,
-no other container is given them, and containers that run there move away. When kubelet takes an entry back,
-the pools have the CPUs again. CPUs that had an owner here first stay with it (``engine.kubelet_cpus``).
+kubelet assigns CPUs when it admits a pod, and writes them to its state file before it requests a sandbox. The
+create of the container follows later, with these CPUs in its request. In between only the file shows them. So
+the file is read in each comparison, and before CPUs are chosen for any container; that costs a ``stat`` while
+the file is unchanged. Its assignments become part of the state of the node (``NodeState.beside``): the pools
+lose these CPUs at once, no other container is given them, and containers that run there move away. When
+kubelet removes an entry, the pools get the CPUs back. CPUs that had an owner here first stay with that owner
+(``engine.kubelet_cpus``).
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ UNLIKE_KUBELET = "kubelet's CPU manager cannot be followed"
 
 
 class KubeletCpus:
-    """Has the state follow what kubelet's CPU manager holds."""
+    """Makes the state follow the assignments of kubelet's CPU manager."""
 
     def __init__(self, context: NodeContext, port: KubeletCpuManager | None) -> None:
-        """Prepare to look.
+        """Read nothing yet.
 
         Args:
             context: Has the state.
-            port: Reads what kubelet does; None where nothing reads it.
+            port: Reads kubelet's settings and state file; None where nothing reads them.
         """
         self._context = context
         self._port = port
@@ -56,7 +57,7 @@ class KubeletCpus:
         return self._context.state.facts.cpu_manager
 
     def count_only(self, counts: Callable[[Held], Held]) -> None:
-        """Let only a part of what kubelet holds count, as a takeover does; ``counts`` gives it."""
+        """Let only a part of kubelet's assignments count, as a takeover does; ``counts`` returns it."""
         self._counts = counts
 
     def matters(self, pod: Pod, request: Request) -> bool:
@@ -68,18 +69,18 @@ class KubeletCpus:
         return may_own(pod) and (pod.asks is not None or whole_cpus(request) > 0)
 
     async def refresh(self, worker: Worker) -> None:
-        """Find out kubelet's settings where that is due, in a worker whose thread may wait, then look."""
+        """Read kubelet's settings where that is due, in a worker whose thread may block, then ``look``."""
         if self._port is None:
             return
         try:
             async with self._refreshing:
                 await worker.run(self._port.refresh)
-        except Exception as error:  # noqa: BLE001 - what kubelet does is not worth a pass
+        except Exception as error:  # noqa: BLE001 - this must not cost the whole pass
             self._context.broken(error)
         await self.look()
 
     async def look(self) -> None:
-        """Read what kubelet holds, and have the state follow; what is known stands if that takes long."""
+        """Read kubelet's assignments and update the state; if that takes too long, the state stays."""
         if self._port is None:
             return
         context = self._context
@@ -88,7 +89,7 @@ class KubeletCpus:
                 manager = await self._worker.run(self._port.look)
         except TimeoutError:
             context.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node
+        except Exception as error:  # noqa: BLE001 - a fault of our own must not stop the node
             context.broken(error)
         else:
             self._follow(manager)
@@ -111,7 +112,7 @@ class KubeletCpus:
                 context.telemetry.resolved(UNLIKE_KUBELET, reason=words)
 
     def page(self) -> dict[str, object]:
-        """Give what is known as plain data; empty where nothing reads it."""
+        """Return what is known as plain data; empty where nothing reads it."""
         if self._port is None:
             return {}
         manager, state = self.manager, self._context.state

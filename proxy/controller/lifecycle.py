@@ -1,6 +1,6 @@
-"""What becomes of a container: created, failed, started, ended, removed.
+"""The lifecycle of a container: created, failed, started, exited, removed.
 
-What follows is decided in ``proxy.engine.lifecycle``. Here it is counted, and the history follows.
+The consequences are decided in ``proxy.engine.lifecycle``. Here they are counted, and the history is updated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lifecycle:
         self._store = context.store
 
     def created(self, token: str, container_id: str, sent: CpuSet | None = None) -> None:
-        """The runtime has made the container and named it.
+        """Note that the runtime has created the container and given it an id.
 
         Args:
             token: The id that the container had until now.
@@ -39,7 +39,7 @@ class Lifecycle:
         self._store.handle(ContainerCreated(token, container_id, sent))
 
     def failed(self, token: str, *, again: bool = False) -> None:
-        """The create failed, or is decided ``again``: the containers that moved for it go back."""
+        """Note that the create failed, or is decided ``again``: the containers that moved for it go back."""
         context = self._context
         context.history.gone(token)
         if not again and token in context.state.containers:
@@ -47,15 +47,15 @@ class Lifecycle:
         self._store.handle(CreateFailed(token))
 
     def uncertain(self, token: str) -> None:
-        """The create was cancelled under way: the runtime may have made the container or not. Ask it soon."""
+        """Note that a create was cancelled under way: whether the container exists is to be asked soon."""
         self._store.handle(CreateLost(token, self._context.clock()))
 
     def phase(self, container_id: str, phase: Phase) -> None:
-        """A container has entered a phase; a container that has exited gives its CPUs back."""
+        """Note that a container has entered a phase; one that has exited releases its CPUs."""
         self._store.handle(PhaseChanged(container_id, phase))
 
     def removed(self, ids: Iterable[str]) -> None:
-        """Containers are gone."""
+        """Note that containers are gone."""
         ids = tuple(ids)
         self._store.handle(ContainersRemoved(ids))
         for container_id in ids:

@@ -1,4 +1,4 @@
-"""What the runtime has, as it lists it: pods, containers, and ids of entries that could not be read."""
+"""The runtime's lists: pods, containers, and ids of entries that could not be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.controller.runtime_ports import Runtime, RuntimeContainer, RuntimePod
 
 
 class Listing(Struct, frozen=True):
-    """What the runtime has.
+    """The pods and containers that the runtime lists.
 
     Attributes:
         pods, containers: By id.
@@ -23,23 +23,23 @@ class Listing(Struct, frozen=True):
     unread_containers: frozenset[str] = frozenset()
 
     def lacks_pod(self, sandbox_id: str) -> bool:
-        """Tell whether a sandbox is certainly not in the list."""
+        """Report whether a sandbox is certainly not in the list."""
         return sandbox_id not in self.pods and not self.unread_pods & {sandbox_id, ""}
 
     def lacks_container(self, container_id: str) -> bool:
-        """Tell whether a container is certainly not in the list."""
+        """Report whether a container is certainly not in the list."""
         return container_id not in self.containers and not self.unread_containers & {container_id, ""}
 
     def is_dead(self, container: RuntimeContainer) -> bool:
-        """Tell whether a container was made in a sandbox that has ended, and so will never start."""
+        """Report whether a container was created in a sandbox that has ended, and so will never start."""
         pod = self.pods.get(container.sandbox_id)
         return container.state == "CREATED" and pod is not None and not pod.ready
 
 
 def listed(runtime: Runtime, container_id: str = "") -> Listing:
-    """Ask for all pods, and for all containers or one; runs in a worker.
+    """List all pods, and all containers or one; runs in a worker.
 
-    Pods first: a container whose pod is not listed yet waits for the next pass.
+    Pods are listed first: a container whose pod is not listed yet waits for the next pass.
     """
     pods = runtime.list_pods()
     containers = runtime.list_containers(container_id)

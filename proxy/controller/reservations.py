@@ -1,8 +1,8 @@
 """The executor of reservations: performs their effects, and feeds the results back as events.
 
-What is done, and in which order, is decided in ``proxy.engine.reservation``. Here the effects meet the node:
-the store, the journal, the kernel's worker, calls in flight. Reservations of different owners overlap freely:
-each kernel write asks for the newest state, so no lock is held across any wait.
+What is done, and in which order, is decided in ``proxy.engine.reservation``. This module applies the effects
+to the node: the store, the journal, the kernel worker, calls in flight. Reservations of different owners may
+overlap: each kernel write uses the newest state, so no lock is held across any wait.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ async def _as_placed(container: Container) -> Container | None:
 
 
 class CreateClient(Struct, frozen=True):
-    """The call that a create is made for.
+    """The client's call that a create is reserved for.
 
     Attributes:
         is_gone: Reports whether the client went away.
-        placed_elsewhere: Is given the container when it is placed on other CPUs; returns it as it is to be,
-            or None where the call was answered meanwhile, and the placement withdrawn.
+        placed_elsewhere: Called with the container when it is placed on other CPUs; returns the container as
+            it is to be, or None where the call was answered meanwhile, and the placement withdrawn.
     """
 
     is_gone: Callable[[], bool] = _never
@@ -69,7 +69,7 @@ class CreateClient(Struct, frozen=True):
 
 @dataclass(slots=True)
 class ReservationRun:
-    """A reservation that is carried out.
+    """A reservation while it is carried out.
 
     Attributes:
         token: Its name, for what it holds and for its record.
@@ -105,7 +105,7 @@ class Reservations:
             confinement: Waits for calls in flight.
             drift: Writes owners, and knows write conflicts.
             lifecycle: Withdraws the placement of a create.
-            creates: Takes another placement.
+            creates: Reports another placement.
         """
         self._context = context
         self._writes = writes
@@ -130,7 +130,7 @@ class Reservations:
         return ended
 
     async def narrow(self, container: Container) -> Reservation:
-        """Make durable what hooks name for a container that is created, which no runtime lists."""
+        """Make durable what hooks name for a container that is being created, which no runtime lists."""
         one = Reservation(ReservationKind.NARROW, (container.id,), CpuSet(), ref=container.ref)
         return await self.carry_out(one, ReservationRun(container.id))
 
@@ -140,7 +140,7 @@ class Reservations:
         return await self.clear(cpus, container)
 
     async def clear(self, cpus: CpuSet, container: Container | None = None) -> Reservation:
-        """Have containers leave CPUs that are not theirs to have by the state.
+        """Have containers leave CPUs that they may not use by the state.
 
         Args:
             cpus: The CPUs.
@@ -152,19 +152,19 @@ class Reservations:
         )
 
     async def replace(self, containers: tuple[Container, ...], cpus: CpuSet, instead: CpuSet) -> Reservation:
-        """Give an owner CPUs in place of such as are offline.
+        """Give an owner CPUs in place of offline ones.
 
         Args:
             containers: The containers that share the owner's CPUs.
             cpus: The CPUs.
-            instead: What they have in place of offline CPUs already.
+            instead: The CPUs that they have in place of offline ones already.
         """
         first, ids = containers[0], tuple(container.id for container in containers)
         one = Reservation(ReservationKind.REPLACEMENT, ids, cpus, ref=first.ref, previous=instead)
         return await self.carry_out(one, self.run_for("instead", first))
 
     def run_for(self, kind: str, first: Container) -> ReservationRun:
-        """Return how a reservation for containers that exist is carried out, the first of which is given."""
+        """Return the run of a reservation for existing containers, of which the first is given."""
         return ReservationRun(self._context.token(kind), first.owner, first.placement.excludes_be)
 
     # -- carrying out -------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Reservations:
                 event = seen.Interrupted()
                 continue
             if reservation.kind is ReservationKind.MOVE and not self._context.store.mode.enforces:
-                event = seen.Cancelled()  # all containers get back what they would have without us
+                event = seen.Cancelled()  # all containers get back what they would have without topoproxy
                 continue
             if run.client.is_gone():
                 reservation, _ = step(reservation, seen.ClientGone())
@@ -228,7 +228,7 @@ class Reservations:
                     context.journal.put(key, record)
             case to_do.HoldCpus() | to_do.ReleaseHold() | to_do.AssignReplacement() | to_do.AssignOwn():
                 self._change(effect, one, run)
-            case _:  # waited for, or the end
+            case _:  # awaited elsewhere, or the end
                 pass
 
     def _change(
@@ -260,7 +260,7 @@ class Reservations:
         )
 
     def _placed_on(self, one: Reservation, cpus: CpuSet) -> tuple[Container, ...]:
-        """Return the containers of a move as they are on some CPUs, those that have exited, too."""
+        """Return the containers of a move, exited ones too, as they are when placed on some CPUs."""
         there = (self._context.state.containers.get(container_id) for container_id in one.containers)
         moved = f"moved from CPUs {one.previous} to {one.cpus}"
         placed = []
@@ -346,7 +346,7 @@ class Reservations:
             telemetry.count(metrics.CREATES_PAST_HANGING_CALLS)
 
     async def _await_own_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
-        """Wait for calls that carry other CPUs to the containers; those that leave from now on do not."""
+        """Wait for calls that carry other CPUs to the containers; calls sent from now on do not."""
         context, confinement = self._context, self._confinement
         calls = [f for i in one.containers for f in context.state.inflight.of(i) if not f.carries <= cpus]
         await context.calls.wait(calls, context.options.call_timeout)

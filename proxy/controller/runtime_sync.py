@@ -1,10 +1,10 @@
-"""Making moved containers' sets lasting, off the critical path.
+"""Makes the cpusets of moved containers last, off the critical path.
 
-A kernel write is at once but not for ever: runc's saved state undoes it at the next update of anything, and
-systemd at the next daemon-reload. So a container that was moved is also told to the runtime, a few a second.
-A call on its way counts as in flight, so that a shrink that needs the same container waits for it. One that
-got no answer may still be carried out, and goes on to count (``engine.inflight``). Nothing is sent again
-meanwhile.
+A write to the kernel takes effect at once, but does not last: runc's saved state undoes it at the next update
+of any resource, and systemd at the next daemon-reload. So the cpuset of a moved container is also sent to the
+runtime, a few containers a second. Such a call counts as in flight, so that a shrink that needs the same
+container waits for it. A call without an answer may still be carried out, and goes on counting as in flight
+(``engine.inflight``). Nothing is sent again meanwhile.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
 EXIT_NEWS_S = 0.2
-"""A runtime refuses to update a container that has just ended some moments before it lists it as ended."""
+"""Seconds to wait before a refusal is checked: a runtime refuses to update a container that has just exited
+some moments before it lists it as exited."""
 
 AWAY_S = 1.0
-"""Seconds before a runtime that does not answer is told the next set."""
+"""Seconds before the next cpuset is sent to a runtime that does not answer."""
 SILENT = Backoff(4.0, 256.0)
-"""Seconds before a container is told again for which no good answer came."""
+"""Seconds before the cpuset of a container is sent again after an update without a good answer."""
 
 
 class Settler:
-    """Tells the runtime, one container at a time."""
+    """Sends cpusets to the runtime, one container at a time."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Settler:
         self._silent = RetryTimes[str](SILENT)
 
     async def run(self) -> None:
-        """Settle for ever."""
+        """Settle containers until cancelled."""
         context = self._context
         if context.options.settle_per_second <= 0:
             return
@@ -78,7 +79,7 @@ class Settler:
             return False
         if step is SettleStep.LEARN:
             asked = await self._learn(container_id)
-            step = settle_step(context.state, container_id)  # what the runtime does not show, it is sent
+            step = settle_step(context.state, container_id)  # what is still unknown is sent
         if step is SettleStep.AWAIT:
             context.store.handle(ResendWanted(container_id))
         if step in (SettleStep.AWAIT, SettleStep.NOTHING):
@@ -120,21 +121,21 @@ class Settler:
         return True
 
     def _put_off(self, container_id: str) -> None:
-        """Have a container wait before it is told again, each time longer."""
+        """Have a container wait before its cpuset is sent again, longer each time."""
         self._silent.keep(self._context.state.containers)
         self._silent.failed(container_id, self._context.clock())
 
     async def _learn(self, container_id: str) -> bool:
-        """Ask the runtime what it has saved for a container that nobody has told it since we came.
+        """Ask the runtime what it has saved for a container whose cpuset was not sent since the start.
 
-        What it does not tell stays unknown, and is told once.
+        What the runtime does not report stays unknown, and the cpuset is sent once.
         """
         context = self._context
         calls = context.state.inflight.of(container_id)
         try:
             detail = await self._worker.run(context.runtime.detail, container_id)
         except UnavailableError:
-            return False  # whoever tells it waits for it
+            return False  # the call that sends the cpuset waits for the runtime
         except RuntimeCallError:
             return True
         saved = saved_cpus(detail.cpuset_cpus)
@@ -144,23 +145,23 @@ class Settler:
         return True
 
     def _backs_off(self, container_id: str) -> bool:
-        """Report whether a container waits after an update without a good answer; it comes again later."""
+        """Report whether a container waits after an update without a good answer; it is then retried later."""
         left = self._silent.left(container_id, self._context.clock())
         if left:
             asyncio.get_running_loop().call_later(left, self._context.settle_later, container_id)
         return bool(left)
 
     async def _runs(self, container_id: str) -> bool:
-        """Tell whether a container whose update was refused is one that runs; then the refusal is news."""
+        """Report whether a container whose update was refused runs; only then it is reported."""
         await asyncio.sleep(EXIT_NEWS_S)
         try:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)
-        except Exception:  # noqa: BLE001  who is not known to have ended runs, whatever the reason
+        except Exception:  # noqa: BLE001  a container not known to have exited counts as running
             return True
         return any(one.state == "RUNNING" for one in listed)
 
     async def finish(self, limit: float) -> None:
-        """Tell what is still to be told, without pauses, for at most so many seconds."""
+        """Send what is still to be sent, without pauses, for at most ``limit`` seconds."""
         context = self._context
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):

@@ -1,4 +1,4 @@
-"""Pod sandboxes as they come and go, and what is decided for a pod as a whole."""
+"""Pod sandboxes as they are created and removed, and the decisions about a pod as a whole."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Sandboxes:
         self._writes = writes
 
     def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
-        """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
+        """Decide about a pod before its sandbox is created; what is reserved for it is taken at once.
 
         Returns:
-            The verdict, and the pod under a token, which ``running`` or ``failed`` must follow.
+            The verdict, and the pod under a token. ``running`` or ``failed`` must be called later.
         """
         context = self._context
         token = context.token("pod")
@@ -62,17 +62,17 @@ class Sandboxes:
         return admission.verdict, admission.pod
 
     def failed(self, token: str) -> None:
-        """A sandbox came to nothing, or nobody knows: what was set aside for it is free again."""
+        """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""
         context = self._context
         context.history.gone(token)
         context.store.handle(SandboxFailed(token))
 
     def running(self, pod: Pod, token: str = "") -> None:
-        """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
+        """Note that a sandbox was created; what an earlier sandbox of the same pod still holds is released.
 
         Args:
             pod: The pod with the sandbox's id.
-            token: What it was admitted under.
+            token: The token under which it was admitted.
         """
         context = self._context
         context.bad_input.see(pod)
@@ -82,7 +82,7 @@ class Sandboxes:
             context.spawn(self._writes.clear_sandboxes())
 
     def moved_on(self, pod: Pod, name: str) -> None:
-        """A container is asked for: the init containers before it have ended, although nobody has said so."""
+        """Note that a container is requested: the init containers before it have exited, reported or not."""
         if pod.asks is None:
             return
         ended = inits_before(pod.asks, name)
@@ -91,12 +91,12 @@ class Sandboxes:
                 self._lifecycle.phase(container.id, Phase.EXITED)
 
     def stopped(self, sandbox_id: str) -> None:
-        """A sandbox has been stopped: nothing in it runs any more."""
+        """Note that a sandbox was stopped: nothing in it runs any more."""
         self._context.history.gone(sandbox_id)
         self._context.store.handle(SandboxStopped(sandbox_id))
 
     def removed(self, sandbox_id: str) -> None:
-        """A sandbox is gone, and its containers with it."""
+        """Note that a sandbox is gone, and its containers with it."""
         context = self._context
         for container in context.state.in_sandbox(sandbox_id):
             if container.phase is not Phase.CREATING:
@@ -105,7 +105,7 @@ class Sandboxes:
         context.store.handle(SandboxRemoved(sandbox_id))
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
-        """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
+        """Handle a sandbox that the runtime does not list: it is gone, or got its id while we were down."""
         context = self._context
         pod = context.state.pods.get(sandbox_id)
         if pod is not None and pod.reserved_for_pod is not None:

@@ -29,7 +29,7 @@ class Ending:
         self._report = report
 
     def left(self) -> float:
-        """Give the seconds that are left."""
+        """Return the seconds that are left."""
         return max(0.0, self._until - self._loop.time())
 
     async def step(self, what: str, work: Awaitable[object], most: float = 1.0, least: float = 0.1) -> None:

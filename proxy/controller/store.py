@@ -1,19 +1,19 @@
-"""What is true about the node, and the one place where it changes.
+"""The state of the node, and the one place where it changes.
 
 Theory of operation. ``NodeStore.state`` is a value (``proxy.engine.state``). Workers read it from their
 threads. Only the event loop replaces it, and only with ``NodeStore.handle``, in the same steps each time:
 
-1. The engine (``proxy.engine.handle``) gives the state after an event, and effects. The new state replaces
-   the old one: every later decision and every kernel write that is already queued uses the new one.
-2. The effects are performed in their order: records go to the journal; where pools or rules differ, and where
-   something has become of a container or a pod, the observers are notified in the order in which they
+1. The engine (``proxy.engine.handle``) returns the state after an event, and effects. The new state replaces
+   the old one: every later decision uses it, and so does every kernel write that is already queued.
+2. The effects are performed in their order. Records go to the journal. Where pools or rules differ, and where
+   something has happened to a container or a pod, the observers are notified in the order in which they
    subscribed (``controller``): the kernel first, hooks last.
 
-What an observer causes is notified after what it observes, so that all observers see everything in the same
-order. A fault in one observer is reported and does not keep the others from following: the state has changed
-already.
+A change that an observer causes is notified after the change that it observes, so that all observers see
+everything in the same order. A fault in one observer is reported and does not keep the others from following:
+the state has changed already.
 
-Beside the state the store holds what waits: futures of calls in flight, and the events that wake tasks.
+Beside the state, the store holds the futures of calls in flight, and the events that wake tasks.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _NOTICES: dict[type[Notice], Callable[..., None]] = {
 
 
 def _answer(effect: NodeEffect) -> None:
-    """Do nothing: the side that has sent the event takes it."""
+    """Do nothing: the sender of the event takes this effect from the result."""
 
 
 class NodeStore:
-    """What is true about the node. For the event loop; ``state`` may be read from any thread.
+    """Holds the state of the node. For the event loop; ``state`` may be read from any thread.
 
     Attributes:
         journal: Has changes written to the ledger.
@@ -90,13 +90,13 @@ class NodeStore:
         fault: Callable[[BaseException], None],
         mode: NodeMode = NodeMode.ENFORCE,
     ) -> None:
-        """Begin with a state that nothing depends on yet.
+        """Start with a state that nothing depends on yet.
 
         Args:
             state: The node at the start.
             journal: Has changes written to the ledger.
             fault: Called with what an observer raises.
-            mode: What is done with the node at first.
+            mode: The mode of the node at first.
         """
         self._state = structs.replace(state, mode=mode)
         self.journal = journal
@@ -128,30 +128,30 @@ class NodeStore:
 
     @property
     def mode(self) -> NodeMode:
-        """What is done with the node now. May be read from any thread."""
+        """The current mode of the node. May be read from any thread."""
         return self._state.mode
 
     def handle(self, event: NodeEvent) -> NodeEffects:
-        """Have something happen to the node, and perform what follows; returns what that is."""
+        """Apply an event to the state, and perform the effects; returns the effects."""
         self._state, effects = handle(self._state, event)
         for effect in effects:
             self._perform[type(effect)](effect)
         return effects
 
     def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> Plan | None:
-        """Have a container decided about; returns the answer, None where there was nothing to decide."""
+        """Have the engine decide about a container; returns the plan, None where there was none to make."""
         effects = self.handle(event)
         answer = effects[-1] if effects else None
         return answer.plan if type(answer) is PlanDecided else None
 
     def admit(self, event: SandboxRequested) -> PodAdmission:
-        """Have a pod decided about; returns the answer."""
+        """Have the engine decide about a pod; returns the answer."""
         answer = self.handle(event)[-1]
         assert type(answer) is PodDecided
         return answer.admission
 
     def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:
-        """Have effects of a kind performed by a part, from now on."""
+        """Have effects of a kind performed by a function, from now on."""
         self._perform[kind] = perform
 
     def subscribe(self, observer: Observer) -> None:
@@ -165,7 +165,7 @@ class NodeStore:
         self.journal.put(effect.key, effect.record)
 
     def _notify(self, effect: Notice) -> None:
-        """Notify the observers that do something about an effect, in their order."""
+        """Notify the observers that handle an effect, in their order."""
         kind = type(effect)
         if kind not in self._handlers:
             self._handlers[kind] = tuple(self._handled(_NOTICES[kind]))
@@ -188,7 +188,7 @@ class NodeStore:
             self._notifies = False
 
     def _handled(self, notice: Callable[..., None]) -> Iterator[Callable[..., None]]:
-        """Give the methods that do something about a notice, in the order of the observers."""
+        """Yield the methods that handle a notice, in the order of the observers."""
         for observer in self._observers:
             handler = getattr(observer, notice.__name__)
             if getattr(handler, "__func__", None) is not notice:

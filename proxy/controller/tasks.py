@@ -1,7 +1,7 @@
-"""Tasks in the background: none of those that last ends by a fault without being begun again.
+"""Background tasks: a permanent task that ends by a fault is restarted.
 
-A fault of ours in one of them would otherwise end, say, settling for good, and it might not be noticed for
-days. So it is reported and counted, and the task begins again after a pause, which doubles while it goes on
+Otherwise a fault of our own would end, say, settling for good, and that might not be noticed for days. So the
+fault is reported and counted, and the task is restarted after a pause, which doubles while the task goes on
 failing.
 """
 
@@ -15,15 +15,15 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 
 PAUSES = Backoff(0.1, 60.0, steady=120.0)
-"""Seconds before a task begins again."""
+"""Seconds before a task is restarted."""
 
 
 async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseException], None]) -> None:
-    """Run something until it ends by itself.
+    """Run a coroutine until it ends by itself; restart it after each fault.
 
     Args:
-        begin: Begins it; called again after each fault.
-        failed: Is told what it ended with.
+        begin: Makes the coroutine; called again after each fault.
+        failed: Called with the fault.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     pauses = RetryDelays(PAUSES)
@@ -34,7 +34,7 @@ async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseExc
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            failed(error)  # something that it waited for was cancelled, not the task
+            failed(error)  # what the task waited for was cancelled, not the task itself
         except Exception as error:  # noqa: BLE001  whatever it is, the task must go on
             failed(error)
         else:
@@ -43,20 +43,20 @@ async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseExc
 
 
 class BackgroundTasks:
-    """Tasks that run in the background, and what went wrong.
+    """Tasks that run in the background, and reports of their faults.
 
     Attributes:
         telemetry: Where everything is logged, counted and reported.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
-        """Begin on the running event loop."""
+        """Start without tasks, on the running event loop."""
         self.telemetry = telemetry
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run a coroutine beside; what it raises is reported. Nothing is begun any more at the end."""
+        """Run a coroutine in the background and report what it raises; once closing, start nothing."""
         if self._closing:
             work.close()
             return
@@ -65,11 +65,11 @@ class BackgroundTasks:
         task.add_done_callback(self._finished)
 
     def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
-        """Run something beside for as long as there is a controller; it begins anew after a fault."""
+        """Run a task in the background as long as the controller lives; it is restarted after a fault."""
         self.spawn(tended(begin, self.restarted))
 
     def restarted(self, error: BaseException) -> None:
-        """Report a fault of ours that has ended a task which begins anew."""
+        """Report a fault of our own that has ended a task; the task is restarted."""
         self.telemetry.count(metrics.TASKS_RESTARTED)
         self.broken(error)
 
@@ -79,16 +79,16 @@ class BackgroundTasks:
             self.broken(error)
 
     def broken(self, error: BaseException) -> None:
-        """Report a fault of ours; callable from any thread."""
+        """Report a fault of our own; callable from any thread."""
         self.telemetry.fault(error)
 
     def unreadable(self, what: str) -> None:
-        """Count and report an entry of the runtime's that cannot be read; callable from any thread."""
+        """Count and report an entry in the runtime's lists that cannot be read; callable from any thread."""
         self.telemetry.count(metrics.RUNTIME_ENTRIES_UNREADABLE)
         self.telemetry.problem("cannot read an entry of the runtime", reason=what)
 
     async def end_tasks(self) -> None:
-        """Cancel what runs beside, and let nothing begin any more."""
+        """Cancel all background tasks, and start no more."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()

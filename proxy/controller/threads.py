@@ -70,7 +70,7 @@ class Threads:
         thread.start()
 
     def running_s(self) -> float:
-        """Give how long the oldest job that runs has been running; 0 while none does."""
+        """Return how long the oldest job that runs has been running; 0 while none does."""
         began = list(self._began.values())
         return max(0.0, self._clock() - min(began)) if began else 0.0
 

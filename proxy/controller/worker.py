@@ -54,7 +54,7 @@ class Worker:
             self._failed(error)
 
     def running_s(self) -> float:
-        """Give how long the oldest job that runs has been running; 0 while none does."""
+        """Return how long the oldest job that runs has been running; 0 while none does."""
         return self._pool.running_s()
 
     @property

@@ -1,20 +1,20 @@
-"""How the workers are: one that has been at the same job for too long is reported and watched.
+"""The health of the workers: one that has been at the same job for too long is reported and watched.
 
-A job ends when the kernel, a disk or a peer answers. Peers are asked with deadlines, files are not: a
+A job ends when the kernel, a disk or a peer answers. Calls to peers have deadlines, file operations do not: a
 system call on a file system that does not answer cannot be interrupted from within the process. The event
 loop goes on meanwhile, so its own watchdog ping shows nothing.
 
-- After ``after`` seconds at one job a worker is *stuck*: a problem, ``workers`` in the status, a metric.
-  While the kernel worker or the ledger worker is stuck, the node is not ready: no owner of CPUs can be
-  created.
+- After ``after`` seconds at one job a worker is *stuck*: a problem is reported, and it shows under
+  ``workers`` in the status and in a metric. While the kernel worker or the ledger worker is stuck, the node
+  is not ready: no owner of CPUs can be created.
 - When the job ends, the queue goes on by itself. Jobs whose requester has gone away are dropped, and each
-  that is left reads the newest state. A comparison of the whole node is asked for, since writes may have
+  remaining job reads the newest state. A comparison of the whole node is requested, since writes may have
   come late.
 - A restart is the last resort. It helps where the fault is in this process or in its handle of a file (a
-  stale NFS handle, a FUSE request that was lost), and not where the file system itself hangs: the next
-  daemon gets stuck as well. So the watchdog is left without its ping only after ``RESTART_S``, and only
-  where the worker had worked for ``STEADY_S`` since the start: a daemon that is stuck from its start on is
-  not restarted in a loop, and goes on to relay calls.
+  stale NFS handle, a FUSE request that was lost). It does not help where the file system itself hangs: the
+  next daemon gets stuck as well. So the watchdog ping is withheld only after ``RESTART_S``, and only where
+  the worker had worked for ``STEADY_S`` since the start: a daemon that is stuck from the start is not
+  restarted in a loop, and goes on relaying calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from proxy.telemetry.port import Telemetry
 STUCK_S = 10.0
 """Seconds at one job after which a worker for files is stuck: twice the default ``callTimeout``."""
 PATIENT_S = 60.0
-"""The same for workers whose jobs ask others several times, each time with a deadline."""
+"""The same for workers whose jobs query peers several times, each time with a deadline."""
 RESTART_S = 300.0
 STEADY_S = 60.0
 PERIOD_S = 2.0
@@ -42,14 +42,14 @@ class Busy(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
 
     @property
     def waiting(self) -> int:
         """How many jobs wait."""
 
     def running_s(self) -> float:
-        """Seconds that the oldest job that runs has been running."""
+        """Seconds that the oldest of the running jobs has been running."""
 
 
 @dataclass(slots=True)
@@ -57,10 +57,10 @@ class _Watched:
     """A worker that is watched.
 
     Attributes:
-        worker: Which.
+        worker: The worker.
         after: Seconds at one job after which it is stuck.
         vital: Whether the node is not ready without it.
-        stuck_s: How long it was stuck when it was last looked at; 0 while it is not.
+        stuck_s: How long it had been stuck at the last check; 0 while it is not.
     """
 
     worker: Busy
@@ -69,7 +69,7 @@ class _Watched:
     stuck_s: float = 0.0
 
     def stuck_now(self) -> float:
-        """Give for how long it has been at one job, once that is too long; else 0."""
+        """Return how many seconds it has been at one job, once that is too long; else 0."""
         seconds = self.worker.running_s()
         return seconds if seconds >= self.after else 0.0
 
@@ -87,8 +87,8 @@ class Health:
 
         Args:
             telemetry: Where to report.
-            recovered: Called when a worker goes on.
-            clock: Seconds that never jump, the same as the workers'.
+            recovered: Called when a worker that was stuck goes on.
+            clock: A monotonic clock in seconds, the same as the workers'.
         """
         self._telemetry = telemetry
         self._recovered = recovered
@@ -100,20 +100,20 @@ class Health:
         """Watch one more worker.
 
         Args:
-            worker: Which.
+            worker: The worker.
             after: Seconds at one job after which it is stuck.
             vital: Whether the node is not ready without it.
         """
         self._watched.append(_Watched(worker, after, vital))
 
     async def run(self) -> None:
-        """Look now and then, for ever."""
+        """Check the workers periodically, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(PERIOD_S)
 
     def look(self) -> None:
-        """Report workers that are stuck now, or no longer."""
+        """Report workers that are newly stuck, or no longer stuck."""
         for watched in self._watched:
             name, before, seconds = watched.worker.name, watched.stuck_s, watched.stuck_now()
             watched.stuck_s = seconds
@@ -125,19 +125,19 @@ class Health:
                 self._recovered()
 
     def stuck(self) -> dict[str, float]:
-        """Give the vital workers that are stuck now, with the seconds."""
+        """Return the vital workers that are stuck now, with the seconds."""
         found = {watched.worker.name: watched.stuck_now() for watched in self._watched if watched.vital}
         return {name: seconds for name, seconds in found.items() if seconds}
 
     def may_restart(self) -> bool:
-        """Tell whether a restart of the process may help, and nothing else has."""
+        """Report whether a restart of the process is the only remedy left that may help."""
         return any(
             seconds >= RESTART_S and self._clock() - seconds >= self._began + STEADY_S
             for seconds in self.stuck().values()
         )
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
+        """Return what ``topoproxy status`` shows."""
         return {
             watched.worker.name: {
                 "stuck_s": round(watched.stuck_now(), 1),

@@ -72,7 +72,7 @@ class BeGroups:
 def _wanted(
     state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
 ) -> dict[str, CpuSet]:
-    """Give what each group is to have."""
+    """Return what each group is to have."""
     pool = state.pools.of(Pool.BE)
     wanted = {group.path: pool for group in groups}
     root = groups[0].path

@@ -15,7 +15,7 @@ from proxy.model.workload import Pool
 def suppression_page(
     known: BeSuppression, settings: SuppressionSettings, state: NodeState
 ) -> Mapping[str, object]:
-    """Give what ``topoproxy status`` shows: CPUs as lists, budgets in milli-CPUs, usage in CPUs."""
+    """Return what ``topoproxy status`` shows: CPUs as lists, budgets in milli-CPUs, usage in CPUs."""
     found: dict[str, object] = {
         "mode": settings.mode.value,
         "threshold": settings.threshold,

@@ -243,15 +243,15 @@ class Drift:
         self._step(conflicts.ConflictsDue(self._context.clock()))
 
     def fought(self) -> Holder[str]:
-        """Give ids of containers that a write conflict is about; callable from any thread."""
+        """Return ids of containers that a write conflict is about; callable from any thread."""
         return self.known.conflicts
 
     def contested(self, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
-        """Give the containers that another program puts onto some of these CPUs."""
+        """Return the containers that another program puts onto some of these CPUs."""
         return conflicts.contested(self.known, self._context.state, cpus)
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
+        """Return what ``topoproxy status`` shows."""
         counted = self._context.telemetry.registry.values(metrics.DRIFT_REPAIRED)
         by = {key[0]: n for key, n in counted.items() if n}
         page = reporting.conflicts_page(self._context, self.known)

@@ -12,7 +12,7 @@ class Writes(Protocol):
     """
 
     def fileno(self) -> int:
-        """Give a descriptor that is readable when there is something to take."""
+        """Return a descriptor that is readable when there is something to take."""
 
     def watch(self, path: str) -> bool:
         """Watch a group from now on; one that is watched stays so, unless it is another one of that name.
@@ -28,7 +28,7 @@ class Writes(Protocol):
         """Stop watching a group, also one that is gone."""
 
     def watched(self) -> set[str]:
-        """Give the groups that are watched."""
+        """Return the groups that are watched."""
 
     def taken(self) -> set[str] | None:
         """Take what was reported since the last time: the groups that were written.

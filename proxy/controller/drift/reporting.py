@@ -78,7 +78,7 @@ def report_end(context: NodeContext, container_id: str, conflict: WriteConflict)
 
 
 def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str, object]]:
-    """Give the conflicts as ``topoproxy status`` shows them."""
+    """Return the conflicts as ``topoproxy status`` shows them."""
     state, now = context.state, context.clock()
     there = state.containers
     return [

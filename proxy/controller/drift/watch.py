@@ -117,7 +117,7 @@ class WriteWatch:
         return path
 
     def _bounds(self, path: str) -> list[str]:
-        """Give the groups above one whose sets bound its own, without the root."""
+        """Return the groups above one whose sets bound its own, without the root."""
         if self._context.enforcer.cgroups.version == 1:
             return []  # there a group cannot be narrowed below those in it
         parts = path.split("/")
@@ -157,7 +157,7 @@ class WriteWatch:
             self._suspect(some)
 
     def _affected(self, writes: Writes, groups: Collection[str]) -> list[str]:
-        """Give the containers whose sets a write to some groups may have changed."""
+        """Return the containers whose sets a write to some groups may have changed."""
         fought, affected = self._fought(), list[str]()
         for group in groups:
             own = self._containers.get(group)
@@ -169,7 +169,7 @@ class WriteWatch:
         return affected
 
     def _there(self) -> list[tuple[str, str]]:
-        """Give the watched containers and their groups; another thread may add some meanwhile."""
+        """Return the watched containers and their groups; another thread may add some meanwhile."""
         return list(self._paths.items())
 
     def drop(self, container_id: str) -> None:
@@ -192,7 +192,7 @@ class WriteWatch:
         return self.writes is not None and all(container_id in self._paths for container_id in ids)
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
+        """Return what ``topoproxy status`` shows."""
         return {"watched": len(self._paths), "not_watched": self.refused}
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class Shortage:
         return "" if loss is None else loss.words()
 
     def page(self) -> list[dict[str, object]]:
-        """Give what ``topoproxy status`` shows, one entry for each container."""
+        """Return what ``topoproxy status`` shows, one entry for each container."""
         there = self._context.state.containers
         return [
             {

@@ -57,7 +57,7 @@ class PartitionJobs:
         self.ended.add(container_id)
 
     def compare(self) -> dict[str, PartitionState]:
-        """Give those that are not what they should be, as the kernel has them; they are ended."""
+        """Return those that are not what they should be, as the kernel has them; they are ended."""
         lost: dict[str, PartitionState] = {}
         self._watcher.silence()
         for container_id, record in self.known.records.items():

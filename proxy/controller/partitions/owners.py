@@ -174,7 +174,7 @@ class PartitionSync(Observer):
     # -- for people ---------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
+        """Return what ``topoproxy status`` shows."""
         state, known = self._context.state, self.jobs.known
         owners = [c for c in state.containers.values() if c.placement.pool is Pool.OWN]
         rows = []

@@ -34,7 +34,7 @@ class Partitions(Protocol):
         """Why there are no partitions at all, in words; empty where there may be."""
 
     def file(self, path: str) -> str:
-        """Give the file with poll events when a partition changes; empty where none has them."""
+        """Return the file with poll events when a partition changes; empty where none has them."""
 
     def look(self, path: str) -> PartitionState:
         """Read what a group is.
@@ -44,14 +44,14 @@ class Partitions(Protocol):
         """
 
     def lent(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
-        """Give what a partition with these CPUs would add to the exclusive sets of the groups above it.
+        """Return what a partition with these CPUs would add to the exclusive sets of the groups above it.
 
         Raises:
             CgroupError: They cannot be read.
         """
 
     def isolated(self) -> CpuSet | None:
-        """Give all CPUs of isolated partitions; None where the kernel does not report them."""
+        """Return all CPUs of isolated partitions; None where the kernel does not report them."""
 
     def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
         """Make a group a partition, and read back what came of it.

@@ -75,14 +75,14 @@ class OwnerQuotas(Observer):
         return engine.quota_is_off(state, pod, container.name, container.placement.pool)
 
     def all_off(self) -> list[Container]:
-        """Give the containers whose quota is to be off now."""
+        """Return the containers whose quota is to be off now."""
         if not self.active:
             return []
         there = self._context.state.containers.values()
         return [c for c in there if c.placement.pool is Pool.OWN and self.off(c)]
 
     def carried(self, container: Container) -> int:
-        """Give the quota that a call to the runtime carries for a container; 0 to leave it."""
+        """Return the quota that a call to the runtime carries for a container; 0 to leave it."""
         return self.known.carried(container.id, off=self.off(container)) if self.active else 0
 
     # -- calls --------------------------------------------------------------------------------------------

@@ -334,7 +334,7 @@ class UnitProperties:
     # -- for people, and the end --------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows; empty where there are no units."""
+        """Return what ``topoproxy status`` shows; empty where there are no units."""
         if not self._watches:
             return {}
         due = len(self._dirty)
