@@ -1,11 +1,11 @@
 """Pods and containers as plain data for the ledger, and back.
 
-Sets are stored as Linux lists, so that a person can read the journal. What cannot be read back (a field of a
-later version, a hand edit) gives None, and the caller rebuilds the record from the runtime.
+Sets are stored in the list format of Linux, so that the journal is readable. What cannot be decoded (a field
+of a later version, a manual edit) is read as None, and the caller rebuilds the record from the runtime.
 
-A record may be of a version that kept what annotations name unchecked. A pod is read without sets that are
-not on the machine, with a fault that says so; a placement is read with what the machine has of them.
-Sentences are cut.
+A record may come from a version that stored the CPUs and nodes of annotations unchecked. A pod is read
+without sets that are not on the machine, and with a defect that says so; a placement is read with the part of
+its sets that is on the machine. Long sentences are truncated.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ POLICIES = {
     "apart": "numa_exclusive",
     "wish_policy": "wish_policy",
 }
-"""Keys in the ledger to fields of ``Pod``."""
+"""Keys in the ledger, and the fields of ``Pod`` that they stand for."""
 MOST_FAULTS = 20
-"""Faults of a pod that are read; its annotations have no more."""
+"""How many defects of a pod are read; its annotations cannot have more."""
 MOST_REASONS = 100
-"""Sentences of a placement that are read."""
+"""How many reasons of a placement are read."""
 TOTAL_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period")
 REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpuset_cpus", "cpuset_mems")
 
@@ -185,7 +185,7 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
 
 
 def _there(data: Mapping[str, Any], name: str, there: S) -> S | None:
-    """Read what the machine has of a set; None where there is none."""
+    """Read the part of a set that is on the machine; None where the record has no such set."""
     return type(there).parse(_text(data[name])) & there if name in data else None
 
 
@@ -252,7 +252,7 @@ def _defects(data: Mapping[str, Any]) -> list[InputDefect]:
 
 
 def _not_here(ids: IdSet, *, decisive: bool) -> InputDefect:
-    """Return the defect that a scheduler named ids that are not on the machine."""
+    """Return the defect of ids named by a scheduler that are not on the machine."""
     words = f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine"
     return InputDefect(words, DefectKind.CPU_LIST, decisive=decisive)
 
@@ -309,7 +309,7 @@ def _request(data: Mapping[str, Any]) -> Request:
 
 
 def _sentence(value: object, limit: int = SENTENCE) -> str:
-    """Read a sentence; it is cut where it is long, and escaped where it cannot be encoded."""
+    """Read a sentence; it is truncated where it is too long, and escaped where it cannot be encoded."""
     text = _text(value)
     try:
         text.encode()

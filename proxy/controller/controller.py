@@ -1,9 +1,9 @@
 """The controller of a node: makes all parts, connects them, and closes them. It does nothing else.
 
-What is true about the node is in ``store``. Every part takes the context (``NodeContext``) and the parts that
-it uses. The order below is the order of their dependencies: no part is changed after it has been made. Parts
-that follow what others do subscribe, to the store (``observer``) or to the kernel's writes
-(``kernel_writes``). The order in which observers are notified is the order in which they subscribe here.
+The state of the node is in ``store``. Every part takes the context (``NodeContext``) and the parts that it
+uses. The order below is the order of their dependencies: no part is changed after it has been made. Parts
+that follow changes subscribe to the store (``observer``) or to the kernel's writes (``kernel_writes``). The
+order in which observers are notified is the order in which they subscribe here.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ if TYPE_CHECKING:
 
 
 class Ports(Struct, frozen=True):
-    """What a node may have beside cpusets, a runtime and a ledger; None where it has none.
+    """The optional ports of a node, besides cpusets, a runtime and a ledger; None where there is none.
 
     Attributes:
-        hardware: Gives the machine if it is another than the known one now; called in a thread.
+        hardware: Returns the machine where it differs from the known one; called in a thread.
         kubelet: What kubelet knows of pods and devices.
         devices: Where devices are, from sysfs.
-        beside: What kubelet's CPU manager does.
+        beside: The settings and assignments of kubelet's CPU manager.
         node_object: The Node object.
-        topology_options: Of the topology manager, as our configuration has them.
+        topology_options: The options of the topology manager in the configuration.
         cpu_groups: The cpu controller's tree.
         memory: Where memory is.
-        machine_events: What the kernel reports of CPUs and memory.
+        machine_events: What the kernel reports about CPUs and memory.
         displaced: Brings back tasks that the kernel has moved away.
-        places: Finds a group by the runtime's answer.
-        units: systemd.
-        fences: Narrows groups above containers.
+        places: Finds a cgroup by the runtime's answer.
+        units: The units of systemd.
+        fences: Narrows cgroups above containers.
         events: What the runtime reports by itself.
-        writes: What the kernel reports of writes to cpusets.
+        writes: What the kernel reports about writes to cpusets.
         partitions: The kernel's partitions.
-        partition_kind: ``root`` or ``isolated``; empty to end what an earlier run has made.
+        partition_kind: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
     """
 
     hardware: Callable[[Machine], Machine | None] = lambda known: None
@@ -123,14 +123,14 @@ class NodeController(NodeContext):
 
         Args:
             node: The machine and the rules at the start.
-            cgroups: The kernel's side.
-            runtime: The runtime's side.
+            cgroups: The cgroups of the kernel.
+            runtime: The container runtime.
             ledger: Where placements are kept; None to keep none.
-            options: How to behave.
+            options: The options of the controller.
             telemetry: Where to log, count and report problems.
-            clock: Seconds that never jump.
-            wall: Seconds since the epoch, for people; ``clock`` if None.
-            ports: Makes the other ports; called once, with what they may report to.
+            clock: A monotonic clock, in seconds.
+            wall: Seconds since the epoch, for display; ``clock`` if None.
+            ports: Makes the optional ports; called once, with the context that they may report to.
         """
         super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall)
         others = ports(self)
@@ -208,7 +208,7 @@ class NodeController(NodeContext):
         return PartitionSync(self, others.partitions, others.partition_kind)
 
     async def close(self, limit: float = CLOSE_S) -> None:
-        """Write what waits and end the workers, in so many seconds; one that is stuck is left behind.
+        """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is left behind.
 
         The parts that take calls (``start_update``, ``sync``, ``settler``) have workers of their own.
         """

@@ -45,8 +45,8 @@ class CallWaits:
             container_id: The container.
             carries: The cpuset.
             is_start: Whether the call is a start, not an update.
-            suspected_at: When it was found that an earlier run of the daemon may have sent it; None where it is
-                sent now.
+            suspected_at: When it was found that an earlier run of the daemon may have sent it; None where
+                it is sent now.
         """
         loop, is_known = asyncio.get_running_loop(), suspected_at is None
         self._number += 1

@@ -1,4 +1,4 @@
-"""What observers of the node are notified of: changes of the state, and what becomes of containers."""
+"""The notifications for observers of the node: changes of the state, and the lifecycle of containers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from proxy.model.workload import Container, Phase, Pod
 
 
 class Observer:
-    """An observer that does nothing; subclasses do something about what matters to them.
+    """An observer that does nothing; subclasses override the methods that matter to them.
 
     All methods run on the event loop, after the state has changed. ``NodeStore.subscribe`` adds an observer.
     """
 
     def changed(self, change: Change) -> None:
-        """Pools, rules or the machine may differ from before."""
+        """Handle that pools, rules or the machine may have changed."""
 
     def created(self, token: str, container: Container) -> None:
-        """The runtime has made a container and named it.
+        """Handle that the runtime has created a container and given it an id.
 
         Args:
             token: The id that it had in the state until now.
@@ -26,28 +26,29 @@ class Observer:
         """
 
     def failed(self, token: str) -> None:
-        """A create has failed; its container is not in the state any more."""
+        """Handle that a create has failed; its container is no longer in the state."""
 
     def entered(self, container: Container, phase: Phase) -> None:
-        """A container that was created is in another phase."""
+        """Handle that an existing container has entered another phase."""
 
     def given(self, container: Container) -> None:
-        """A container may use other CPUs than before, by a hook or in place of CPUs that are offline."""
+        """Handle that a container may use other CPUs than before, by a hook or in place of offline CPUs."""
 
     def gone(self, container: Container) -> None:
-        """A container has been removed."""
+        """Handle that a container has been removed."""
 
     def pod_stopped(self, pod: Pod) -> None:
-        """A sandbox has been stopped."""
+        """Handle that a sandbox has been stopped."""
 
     def pod_gone(self, sandbox_id: str) -> None:
-        """A sandbox has been removed, or was not there."""
+        """Handle that a sandbox has been removed, or did not exist."""
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
-        """The runtime has listed what it has.
+        """Handle the lists of the runtime.
 
         Args:
             pods: Ids of all sandboxes.
             containers: Ids of all containers.
-            since: The number of the newest change when it was asked: the lists are stale for newer ones.
+            since: The number of the newest change when the runtime was asked; the lists are stale for newer
+                changes.
         """

@@ -1,4 +1,4 @@
-"""How a controller behaves."""
+"""The options of a controller."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from proxy.model.mode import NodeMode
 
 
 class ControllerOptions(Struct, frozen=True):
-    """How the controller behaves.
+    """The options of the controller.
 
     Attributes:
-        mode: The mode in which the node begins: to enforce, or only to observe.
-        refuse_on_error: Refuse a create that we could not decide, instead of letting it pass as it came.
+        mode: The mode of the node at the start: enforce, or only observe.
+        refuse_on_error: Refuse a create that could not be decided, instead of forwarding it unchanged.
         call_timeout: Seconds that one wait inside a held call may take.
-        settle_per_second: How many moved containers a second are made lasting at the runtime; 0 for none.
+        settle_per_second: How many moved containers a second have their cpusets sent to the runtime, so that
+            they last; 0 for none.
         reconcile_period: Seconds between comparisons with the runtime and the kernel.
-        history: How many decisions about what is gone are remembered.
+        history: How many decisions about removed containers and refusals are kept.
         quirks: How runtimes differ.
     """
 

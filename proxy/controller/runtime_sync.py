@@ -145,18 +145,18 @@ class Settler:
         return True
 
     def _backs_off(self, container_id: str) -> bool:
-        """Report whether a container waits after an update without a good answer; it is then retried later."""
+        """Report whether a container waits after an update without a good answer, and retry it later."""
         left = self._silent.left(container_id, self._context.clock())
         if left:
             asyncio.get_running_loop().call_later(left, self._context.settle_later, container_id)
         return bool(left)
 
     async def _runs(self, container_id: str) -> bool:
-        """Report whether a container whose update was refused runs; only then it is reported."""
+        """Report whether a container whose update was refused runs; only then it matters."""
         await asyncio.sleep(EXIT_NEWS_S)
         try:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)
-        except Exception:  # noqa: BLE001  a container not known to have exited counts as running
+        except Exception:  # noqa: BLE001  what is not known to have exited runs
             return True
         return any(one.state == "RUNNING" for one in listed)
 

@@ -1,6 +1,6 @@
-"""The end of the daemon, step by step, within a bounded time: one step that hangs does not hold up the next.
+"""The shutdown of the daemon, step by step, in bounded time: a step that hangs does not hold up the next.
 
-The steps share one deadline. Each has a bound of its own too, so that one that hangs leaves time to others.
+The steps share one deadline. Each also has its own limit, so that a step that hangs leaves time for others.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from collections.abc import Awaitable
 from proxy.telemetry.port import Report
 
 CLOSE_S = 4.0
-"""Seconds that the end of a controller may take."""
+"""Seconds that closing a controller may take."""
 
 
 class Ending:
-    """The time that is left for an end."""
+    """The remaining time of a shutdown."""
 
     def __init__(self, limit: float, report: Report) -> None:
-        """Begin to count.
+        """Start counting.
 
         Args:
             limit: Seconds for all steps together.
-            report: Called with what did not end in time.
+            report: Called with each step that failed or did not end in time.
         """
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + limit
         self._report = report
 
     def left(self) -> float:
-        """Return the seconds that are left."""
+        """Return the remaining seconds."""
         return max(0.0, self._until - self._loop.time())
 
     async def step(self, what: str, work: Awaitable[object], most: float = 1.0, least: float = 0.1) -> None:
-        """Do a step; what it raises is reported, and so is that it does not end in time.
+        """Do a step; report what it raises, or that it did not end in time.
 
         Args:
-            what: What it does, for people ("write the ledger").
+            what: What the step does, for the report ("write the ledger").
             work: The step.
             most: Seconds that it may take at most.
-            least: Seconds that it may take also where none are left.
+            least: Seconds that it may take even where none are left.
         """
         try:
             async with asyncio.timeout(max(least, min(most, self.left()))):
                 await work
         except TimeoutError:
             self._report("cannot finish a step of the shutdown in time: it is left behind", step=what)
-        except Exception as error:  # noqa: BLE001  whatever it is, the next step must come
+        except Exception as error:  # noqa: BLE001  no fault may prevent the next step
             self._report("cannot finish a step of the shutdown", step=what, err=error)

@@ -1,11 +1,11 @@
 """Daemon threads that take jobs from a queue, in order, and report how long they have been at one.
 
-``concurrent.futures.ThreadPoolExecutor`` has its threads joined when the interpreter ends. A thread that a
-file system keeps in a system call would keep the whole process. So these threads are daemon threads, and
-``shutdown`` waits for a bounded time only. The futures are the same.
+The threads of ``concurrent.futures.ThreadPoolExecutor`` are joined when the interpreter exits. A thread stuck
+in a system call on a file system would keep the whole process from exiting. So these threads are daemon
+threads, and ``shutdown`` waits for a bounded time only. The futures are the same.
 
-A thread that is stuck is never replaced. Its write may still happen later, and could undo what a second
-thread has written meanwhile: the older value would be the last one. The queue goes on when the call returns.
+A stuck thread is never replaced. Its write may still happen later, and could undo what a second thread has
+written meanwhile: the older value would be the last one. The queue goes on when the call returns.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Threads:
-    """A few threads with one queue. They are started when there is work."""
+    """A few threads with one queue. Threads are started when there is work."""
 
     def __init__(self, count: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Start nothing yet.
 
         Args:
             count: How many threads there may be.
-            name: What they are called.
-            clock: Seconds that never jump.
+            name: The name of the threads.
+            clock: A monotonic clock, in seconds.
         """
         self._count = count
         self._name = name
@@ -70,7 +70,7 @@ class Threads:
         thread.start()
 
     def running_s(self) -> float:
-        """Return how long the oldest job that runs has been running; 0 while none does."""
+        """Return how many seconds the oldest running job has been running; 0 while none runs."""
         began = list(self._began.values())
         return max(0.0, self._clock() - min(began)) if began else 0.0
 
@@ -80,10 +80,10 @@ class Threads:
         return self._jobs.qsize()
 
     def shutdown(self, limit: float) -> bool:
-        """Take no more jobs, cancel those that wait, and let those that run end for some seconds.
+        """Take no more jobs, cancel waiting ones, and give running ones ``limit`` seconds to end.
 
         Returns:
-            Whether all threads have ended. One that has not is left behind.
+            Whether all threads have ended. A thread that has not is left behind.
         """
         waiting: list[Job] = []
         with self._lock, contextlib.suppress(queue.Empty):

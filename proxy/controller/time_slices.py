@@ -1,8 +1,8 @@
-"""Turns of the event loop during work that takes long.
+"""Turns of the event loop during long work.
 
-What is done for every container of a node at once (taking them in after a start, comparing them with the
-runtime's list) is done in slices, and calls of clients go on between these. So after each ``turn`` the node's
-state may be another one.
+Work for all containers of a node at once (adopting them after a start, comparing them with the runtime's
+list) is done in slices, and calls of clients go on in between. So the node's state may have changed after
+each ``turn``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Iterable
 
 SLICE_S = 0.005
-"""How long work goes on before others get a turn."""
+"""Seconds that work goes on before other tasks get a turn."""
 
 
 class TimeSlices:
-    """Gives others a turn as soon as a slice of time is used up."""
+    """Gives other tasks a turn as soon as a slice of time is used up."""
 
     def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.perf_counter) -> None:
         """Begin a slice.
 
         Args:
             slice_s: Its length in seconds.
-            clock: Seconds that never jump.
+            clock: A monotonic clock, in seconds.
         """
         self._slice_s = slice_s
         self._clock = clock
@@ -40,6 +40,6 @@ class TimeSlices:
         self._until = self._clock() + self._slice_s
 
     async def through(self, steps: Iterable[object]) -> None:
-        """Do all steps of a generator, with turns in between."""
+        """Run a generator to its end, with turns in between."""
         for _ in steps:
             await self.turn()

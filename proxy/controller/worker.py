@@ -1,10 +1,10 @@
-"""Threads that do the blocking work of one kind.
+"""Threads that do blocking work of one kind.
 
 Kernel writes of all plans go through one thread, in order: what is queued later is written later, and every
-job reads the newest state when it runs, so the last write is always the newest truth. The ledger has a thread
-of its own: a cgroup file that does not answer holds up no record. What must come one after the other across
-both is awaited (``Journal.flush`` before a kernel write). Calls at the runtime that calls of clients wait for
-have a few threads, so that they do not queue behind one that hangs.
+job reads the newest state when it runs, so the last write always carries the newest state. The ledger has a
+thread of its own, so that a cgroup file that does not answer delays no record. Where work in both threads
+must happen in order, the first is awaited (``Journal.flush`` before a kernel write). Calls to the runtime
+that calls of clients wait for have a few threads, so that they do not queue behind one that hangs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_S = 1.0
-"""How long the end waits for jobs that run. A thread that is stuck longer ends with the process."""
+"""Seconds that ``close`` waits for running jobs. A thread that is stuck longer ends with the process."""
 
 
 class Worker:
@@ -32,15 +32,15 @@ class Worker:
         self._failed = failed
 
     async def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a job and wait for its result. One that has not begun is dropped where the wait is cancelled."""
+        """Do a job and wait for its result. Cancelling the wait drops a job that has not begun."""
         return await self.submit(job, *args, **kwargs)
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Queue a job; its result, or its exception, must be looked at."""
+        """Queue a job; the caller must retrieve its result or exception."""
         return asyncio.wrap_future(self._pool.submit(job, *args, **kwargs))
 
     def start(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Do a job some time; an exception is reported.
+        """Queue a job without waiting; an exception is reported.
 
         Returns:
             The job's future. Its end does not wake the event loop, unless something waits for it there.
@@ -54,7 +54,7 @@ class Worker:
             self._failed(error)
 
     def running_s(self) -> float:
-        """Return how long the oldest job that runs has been running; 0 while none does."""
+        """Return how many seconds the oldest running job has been running; 0 while none runs."""
         return self._pool.running_s()
 
     @property
@@ -63,5 +63,5 @@ class Worker:
         return self._pool.waiting
 
     def close(self) -> None:
-        """Let what runs end for a moment, forget what waits, and end the threads."""
+        """Give running jobs a moment to end, drop waiting ones, and end the threads."""
         self._pool.shutdown(CLOSE_S)

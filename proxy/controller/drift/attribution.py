@@ -1,9 +1,9 @@
-"""Finding the likely writer of a cpuset: by what was seen around the write, and by what the runtime saved.
+"""Finds the likely writer of a cpuset: by what was seen around the write, and by what the runtime saved.
 
-The rules are in ``proxy.engine.likely_writer``. The runtime is asked because a client may have updated a
+The rules are in ``proxy.engine.likely_writer``. The runtime is queried because a client may have updated a
 container at the runtime's own socket: then the runtime has saved that cpuset, will write it again at the next
-update of anything, and must be sent ours. A few containers are asked about at once, each now and then. The
-others are asked about later, as they may have been updated since.
+update of any resource, and must be sent ours. A few containers are queried at once, each at most once in
+``AGAIN_S``. The others are queried later, as they may have been updated since.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.model.idset import CpuSet
 
 AT_ONCE = 16
 AGAIN_S = 10.0
-"""Seconds in which the runtime is asked once about a container."""
+"""Seconds in which the runtime is asked at most once about a container."""
 PAUSE_S = 1.0
 """Seconds between two rounds of the containers that are asked about later."""
 
@@ -31,7 +31,7 @@ class Attribution:
     """Weighs the evidence around a write, and asks the runtime."""
 
     def __init__(self, context: NodeContext, beside: KubeletCpus) -> None:
-        """Prepare to ask.
+        """Query nothing yet.
 
         Args:
             context: Has the containers.
@@ -51,7 +51,7 @@ class Attribution:
         """Find the likely writers.
 
         Args:
-            found: By container id, what the kernel held; None where that was not read.
+            found: By container id, the cpuset in the kernel; None where it was not read.
             hints: The programs that were seen lately.
         """
         context, now = self._context, self._context.clock()
@@ -67,7 +67,7 @@ class Attribution:
         }
 
     async def _ask(self, ids: Iterable[str]) -> dict[str, CpuSet]:
-        """Ask the runtime what it has saved; have it sent our CPUs where that is something else."""
+        """Ask the runtime for its saved cpusets; have ours sent where the saved ones differ."""
         context, now = self._context, self._context.clock()
         self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
         self._due &= context.state.containers.keys()
@@ -91,7 +91,7 @@ class Attribution:
         return saved
 
     async def _ask_later(self) -> None:
-        """Ask about the containers that were not asked about at once, when it is time."""
+        """Ask later about the containers that were not asked about at once."""
         try:
             while self._due:
                 await asyncio.sleep(PAUSE_S)
@@ -105,7 +105,7 @@ class Attribution:
 
 
 def _saved(runtime: Runtime, ids: list[str]) -> dict[str, CpuSet]:
-    """Ask what the runtime has saved for some containers, up to the first error; runs in a worker."""
+    """Read the saved cpusets of some containers from the runtime, up to the first error; runs in a worker."""
     saved: dict[str, CpuSet] = {}
     for container_id in ids:
         try:

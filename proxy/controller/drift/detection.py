@@ -3,12 +3,12 @@
 Theory of operation.
 
 * Detected: as soon as the kernel reports a write (``watch``) or a part suspects one (``suspect``: a reload of
-  systemd); right after each start and update that passed, as part of landing it (updates that left nothing
-  else to do wait for each other, ``GATHER_S``); and on timers: in each comparison with the runtime, and where
-  writes are not reported, twice as often.
-* It is drift if the kernel holds something else than what was last written there for the same wanted set.
-  What a call in flight brings is not; it is compared when that has landed.
-* Repaired at once, unless the same program comes again and again (``engine.write_conflicts``).
+  systemd); right after each start and update that was forwarded, as part of landing it (updates that left
+  nothing else to do are gathered, ``GATHER_S``); and on timers: in each comparison with the runtime, and
+  twice as often where writes are not reported.
+* It is drift if the kernel has another cpuset than the one last written for the same wanted set. What a call
+  in flight brings is not drift; the cpuset is compared when the call has landed.
+* Repaired at once, unless the same program writes again and again (``engine.write_conflicts``).
 
 Suspicions come in bursts (a reload writes every unit). The first is compared at once. What is suspected
 meanwhile, or within ``GATHER_S`` after, is compared together.
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 UNKNOWN = Author.UNKNOWN
 GATHER_S = 0.02
 AT_ONCE = 64
-"""Containers that are compared before another job may use the kernel's worker."""
+"""How many containers are compared before another job may use the kernel worker."""
 
 
 class Drift:
-    """Compares what other programs may have written.
+    """Compares and repairs cpusets that other programs may have written.
 
     Attributes:
-        watch: Has the kernel report writes.
+        watch: Watches for writes that the kernel reports.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Drift:
 
         Args:
             context: Has the containers.
-            writes: Has the kernel follow, from now on by ``enforce``.
+            writes: Makes the kernel follow the state; from now on it writes with ``enforce``.
             beside: Knows which sets kubelet's CPU manager would write.
             reports: Reports writes of the kernel; None where nothing does.
         """
@@ -84,11 +84,11 @@ class Drift:
 
     @property
     def known(self) -> WriteConflicts:
-        """What is known about writes of other programs."""
+        """The known facts about writes of other programs."""
         return self._context.state.facts.drift
 
     def start(self) -> None:
-        """Begin to listen, and to compare on a timer."""
+        """Start listening, and comparing on a timer."""
         if self._context.store.mode.enforces:
             self.watch.start()
             self._context.tend(self._tick)
@@ -97,11 +97,11 @@ class Drift:
         """Compare some containers with what they should have, at once; callable from the event loop only.
 
         Args:
-            author: What may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
+            author: The program that may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
             ids: The containers; all if None.
         """
         if not self._context.store.mode.enforces:
-            return  # nothing would compare them, and they would gather
+            return  # nothing would compare them, and they would pile up
         there = self._context.state.containers
         some = list(there) if ids is None else [i for i in ids if i in there]
         self.hint(author, (ALL,) if ids is None else some)
@@ -111,7 +111,7 @@ class Drift:
             self._context.spawn(self._look())
 
     def hint(self, author: str, ids: Iterable[str]) -> None:
-        """A program was seen that may write the sets of some containers now; see ``likely_writer.ALL``."""
+        """Note a program that may write the cpusets of some containers now; see ``likely_writer.ALL``."""
         if author != UNKNOWN:
             hint = WriterHint(Author(author), self._context.clock())
             self._context.learn(drift=conflicts.seen(self.known, hint, tuple(ids)))
@@ -141,7 +141,7 @@ class Drift:
     # -- in the kernel's worker ---------------------------------------------------------------------------
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
-        """Write the sets of some containers; contested ones only when it is due."""
+        """Write the cpusets of some containers; contested ones only when they are due."""
         enforcer, there = self._context.enforcer, self._context.state.containers
         live = [c for i in ids if (c := there.get(i)) is not None and enforcer.is_live(c)]
         self._arm(live)
@@ -156,7 +156,7 @@ class Drift:
         return done
 
     def enforce_all(self) -> Enforced:
-        """Write the sets of all containers; contested ones only when it is due."""
+        """Write the cpusets of all containers; contested ones only when they are due."""
         live = self._live()
         self._arm(live, again=True)
         found = self._found(live)
@@ -170,7 +170,7 @@ class Drift:
         return conflicts.not_due(self.known, self._context.state, found, self._context.clock())
 
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
-        """Watch the groups that are known; gives the containers that are watched from now on."""
+        """Watch the known cgroups; returns the containers that are watched from now on."""
         enforcer, fought = self._context.enforcer, self.fought()
         if self._context.store.mode.is_leaving or self.watch.writes is None:
             return []
@@ -178,7 +178,7 @@ class Drift:
         return self.watch.arm(groups, again=again)
 
     def _found(self, live: list[Container]) -> dict[str, CpuSet]:
-        """Read which containers have something else than what they were given, and are still to have."""
+        """Return the cpusets in the kernel that differ from what was written and is still wanted, by id."""
         enforcer, state = self._context.enforcer, self._context.state
         found: dict[str, CpuSet] = {}
         for container in live:
@@ -203,7 +203,7 @@ class Drift:
         return await self._context.kernel.run(self.enforce_all)
 
     def note(self, done: Enforced) -> None:
-        """Take note of what an enforcement repaired, and of what it left."""
+        """Record what an enforcement repaired, and what it left."""
         if done.drifted or done.left:
             self._context.telemetry.count(metrics.CPUSETS_REPAIRED, len(done.drifted))
             repaired = {i: done.found.get(i) for i in done.drifted}
@@ -243,7 +243,7 @@ class Drift:
         self._step(conflicts.ConflictsDue(self._context.clock()))
 
     def fought(self) -> Holder[str]:
-        """Return ids of containers that a write conflict is about; callable from any thread."""
+        """Return the ids of containers with a write conflict; callable from any thread."""
         return self.known.conflicts
 
     def contested(self, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
@@ -258,7 +258,7 @@ class Drift:
         return {**self.watch.page(), "by": by, "writeConflicts": page, "wars": page}
 
     async def close(self) -> None:
-        """Listen no more; the kernel's worker has ended."""
+        """Stop listening; the kernel worker has ended."""
         self.watch.close()
         if self._attribution is not None:
             await asyncio.to_thread(self._attribution.close)

@@ -1,4 +1,4 @@
-"""What the controller needs of the kernel to notice writes of other programs, beside ``kernel_ports``."""
+"""What the controller needs from the kernel to notice writes of other programs, besides ``kernel_ports``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Protocol
 
 
 class Writes(Protocol):
-    """Reports when any program, also ours, writes a group's cpuset. Paths are as in ``Cgroups``.
+    """Reports when any program, including this one, writes a group's cpuset. Paths are as in ``Cgroups``.
 
-    ``watch`` is called in the kernel's worker, the rest on the loop; none of it waits.
+    ``watch`` is called in the kernel worker, the other methods on the event loop; none of them blocks.
     """
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there is something to take."""
+        """Return a descriptor that is readable when there are reports to take."""
 
     def watch(self, path: str) -> bool:
-        """Watch a group from now on; one that is watched stays so, unless it is another one of that name.
+        """Watch a group from now on; a watched one stays watched unless another of its name replaced it.
 
         Returns:
-            False where it is not there.
+            False where the group does not exist.
 
         Raises:
             CgroupError: It cannot be watched (too many are); the next may be refused too.
@@ -31,10 +31,10 @@ class Writes(Protocol):
         """Return the groups that are watched."""
 
     def taken(self) -> set[str] | None:
-        """Take what was reported since the last time: the groups that were written.
+        """Take the reports since the last time: the groups that were written.
 
         Returns:
-            None where more was reported than could wait: anything may have been written.
+            None where the queue of reports overflowed: any group may have been written.
         """
 
     def close(self) -> None:

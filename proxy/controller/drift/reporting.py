@@ -18,11 +18,11 @@ from proxy.telemetry.port import subject
 
 WRITE_CONFLICT = "another program keeps writing the cpuset of a container"
 MANY = 5
-"""More of a kind are not named one by one."""
+"""How many of a kind are named one by one; the others are only counted."""
 
 
 def report_repairs(context: NodeContext, report: ReportDrift) -> None:
-    """Count repairs by their writer, and log those that belong to no conflict."""
+    """Count repairs by their writer, and log those that do not belong to a conflict."""
     state, telemetry = context.state, context.telemetry
     for repairs, author in report.repairs.values():
         telemetry.count(metrics.DRIFT_REPAIRED, repairs.times, author=author)

@@ -1,12 +1,12 @@
-"""Reports of the kernel that cpusets of live containers were written, which are then compared.
+"""Watches the cpusets of live containers: the kernel reports a write, and the container is compared.
 
-Each live container's group is watched; on cgroup v2 also those above it, whose sets bound what takes effect.
-Whether a write was ours does not matter: the value is compared, and one that is right costs a read. After a
-report no more are taken for a moment, so that many writes cost one comparison, unless a container is confined
-(``proxy.controller.confinement``). A group is not watched while there is a write conflict about all that is
-below it (``engine.write_conflicts``): then it is compared on a timer.
+The cgroup of each live container is watched; on cgroup v2 also the groups above it, whose cpusets limit what
+takes effect. Whether topoproxy itself wrote does not matter: the value is compared, and a right one costs one
+read. After a report no more reports are taken for a moment, so that many writes cost one comparison, unless a
+container is confined (``proxy.controller.confinement``). A group is not watched while all containers below it
+have write conflicts (``engine.write_conflicts``): then they are compared on a timer.
 
-Where the kernel refuses to watch, comparisons on timers do it; that is reported once.
+Where the kernel refuses a watch, comparisons on timers take its place; that is reported once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NOT_WATCHED = "cannot watch the writes to all cpusets: those not watched are com
 
 
 class WriteWatch:
-    """Watches groups of containers.
+    """Watches the groups of containers.
 
     Attributes:
         writes: Reports writes; None where nothing does.
-        refused: Why some are not watched; empty where all are.
+        refused: Why some groups are not watched; empty where all are.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class WriteWatch:
         fought: Callable[[], Container[str]],
         writes: Writes | None = None,
     ) -> None:
-        """Prepare; nothing is reported before ``start``.
+        """Watch nothing yet; nothing is reported before ``start``.
 
         Args:
             context: Has the containers.
             suspect: Called with the containers that may have been written; None for all.
-            fought: Gives ids of containers that a write conflict is about.
+            fought: Returns the ids of containers with a write conflict.
             writes: Reports writes of the kernel; None where nothing does.
         """
         self._context = context
@@ -61,7 +61,7 @@ class WriteWatch:
         self._later: asyncio.TimerHandle | None = None
 
     def report_first(self, written: Callable[[Iterable[str]], bool]) -> None:
-        """Report writes to a part before all else; it returns whether the next reports must not wait."""
+        """Report writes to a function before all else; it returns whether the next reports must not wait."""
         self._first = written
 
     # -- the kernel's worker ------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class WriteWatch:
 
         Args:
             groups: Container ids with the paths of their groups.
-            again: Also those that are watched: their groups may be others by now.
+            again: Also watch those that are watched already: their groups may have been replaced.
 
         Returns:
             Ids of those that are watched from now on.
@@ -87,7 +87,7 @@ class WriteWatch:
                 continue
             if not known:
                 self._forget(container_id)
-            # Known before it is watched: a group that is reported and not known is not watched any longer.
+            # It is recorded before it is watched: an unrecorded group that is reported is unwatched.
             self._paths[container_id], self._containers[path] = path, container_id
             try:
                 there = self._watch(writes, path, above)
@@ -117,9 +117,9 @@ class WriteWatch:
         return path
 
     def _bounds(self, path: str) -> list[str]:
-        """Return the groups above one whose sets bound its own, without the root."""
+        """Return the groups above one whose cpusets limit its own, without the root."""
         if self._context.enforcer.cgroups.version == 1:
-            return []  # there a group cannot be narrowed below those in it
+            return []  # on v1 a group cannot be narrower than those in it
         parts = path.split("/")
         return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
@@ -131,7 +131,7 @@ class WriteWatch:
     # -- the loop -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         if self.writes is not None and self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self.writes, self._written)
@@ -142,7 +142,7 @@ class WriteWatch:
             self._loop.add_reader(self.writes, self._written)
 
     def _written(self) -> None:
-        """Some cpusets were written."""
+        """Take the reports of writes, and have the affected containers compared."""
         writes, loop = self.writes, self._loop
         if writes is None or loop is None:
             return
@@ -157,7 +157,7 @@ class WriteWatch:
             self._suspect(some)
 
     def _affected(self, writes: Writes, groups: Collection[str]) -> list[str]:
-        """Return the containers whose sets a write to some groups may have changed."""
+        """Return the containers whose cpusets a write to some groups may have changed."""
         fought, affected = self._fought(), list[str]()
         for group in groups:
             own = self._containers.get(group)
@@ -196,7 +196,7 @@ class WriteWatch:
         return {"watched": len(self._paths), "not_watched": self.refused}
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._later is not None:
             self._later.cancel()
         writes, self.writes = self.writes, None

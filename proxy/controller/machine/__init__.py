@@ -1,1 +1,1 @@
-"""A machine that changes, and the containers that have less by it."""
+"""Changes of the machine, and the containers that have less than promised because of them."""

@@ -1,14 +1,14 @@
-"""CPUs and memory that come and go while containers run: the state follows, and owners are kept whole.
+"""CPUs and memory that come and go while containers run: the state follows; owners get replacements.
 
 The machine is read in each comparison, and as soon as the kernel reports a change
-(``proxy.topology.uevents``). Where it is another one, the state is computed again from it
-(``engine.hotplug``), and then, in this order:
+(``proxy.topology.uevents``). Where it has changed, the state is computed again from it (``engine.hotplug``).
+Then, in this order:
 
-1. All containers leave what is gone. An owner has what is left of its CPUs. On cgroup v1 tasks whose group
-   had run empty are brought back into it.
-2. An owner that has all of its own again leaves the replacements. The others may use them only when the
-   kernel reports that it has.
-3. An owner that lacks CPUs which were our own choice is given others in their place
+1. All containers leave the CPUs and memory that are gone. An owner keeps what is left of its CPUs. On
+   cgroup v1, tasks whose cgroup had no CPUs left are brought back into it.
+2. An owner that has all of its own CPUs again leaves the replacements. Other containers may use these only
+   when the kernel reports that the owner has left them.
+3. An owner that lacks CPUs which topoproxy had chosen is given others in their place
    (``engine.replacement_cpus``), by a reservation.
 4. A container that has less than promised is reported: in the log, ``explain``, ``status`` and metrics.
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
 MOMENT_S = 0.05
-"""Many CPUs go at once where SMT is switched off: the machine is read when a few have gone."""
+"""Seconds between a report and reading the machine: many CPUs go at once where SMT is switched off."""
 
 LOOKS = 3
-"""So many times tasks that the kernel has moved away are looked for: it moves them after its report.
+"""How many times to look for tasks that the kernel has moved away: it moves them after its report.
 
-After a start too, where the groups of containers are not known yet the first time."""
+Also after a start, where the cgroups of containers are not known yet the first time."""
 NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is noticed at the next reconcile"
 
 
 class Hotplug:
-    """Follows the machine.
+    """Makes the state follow the machine.
 
     Attributes:
         events: What the kernel reports; None where nothing listens.
@@ -68,14 +68,14 @@ class Hotplug:
         events: MachineEvents | None = None,
         displaced: Displaced | None = None,
     ) -> None:
-        """Prepare.
+        """Read nothing yet.
 
         Args:
             context: Has the machine.
-            writes: Has the kernel follow.
-            mems: Compares memory nodes; its worker looks at the machine.
-            reservations: Gives owners CPUs in place of others.
-            hardware: Gives the machine if it is another than the known one now; called in a thread.
+            writes: Makes the kernel follow the state.
+            mems: Compares memory nodes; its worker reads the machine.
+            reservations: Gives owners CPUs in place of offline ones.
+            hardware: Returns the machine where it differs from the known one; called in a thread.
             events: What the kernel reports of CPUs and memory; None where it reports nothing.
             displaced: Brings tasks back; None where the kernel moves none away.
         """
@@ -96,7 +96,7 @@ class Hotplug:
     # -- seeing -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to listen to the kernel."""
+        """Start listening to the kernel."""
         if self.events is not None:
             self._loop.add_reader(self.events.fileno(), self._hear, self.events)
 
@@ -116,9 +116,9 @@ class Hotplug:
         self._context.spawn(self.look())
 
     async def look(self) -> None:
-        """Read the machine, and follow it where it is another one."""
+        """Read the machine, and update the state where it has changed."""
         context = self._context
-        async with self._looking:  # else an older look might overtake a newer one
+        async with self._looking:  # else an older reading might overtake a newer one
             machine = await self._mems.worker.run(self._hardware, context.state.node.machine)
             if machine is not None:
                 self._changed(machine)
@@ -126,7 +126,7 @@ class Hotplug:
             context.spawn(self.mend())
 
     def _changed(self, machine: Machine) -> None:
-        """CPUs or memory came or went: pools and owners are what is left of them."""
+        """Apply a change of CPUs or memory: pools and owners keep what is left of theirs."""
         context, before = self._context, self._context.state
         was, after = before.node.machine, before.on(machine)
         if not after.pools.shared:
@@ -137,7 +137,7 @@ class Hotplug:
         for what, old, new in differences(was, machine):
             context.telemetry.warning("the machine changed", what=what, now=new, before=old)
         context.store.handle(HardwareChanged(machine))
-        context.enforcer.forget()  # what the kernel took from groups, no program wrote
+        context.enforcer.forget()  # what the kernel removed from cgroups, no program wrote
         context.telemetry.count(metrics.MACHINE_CHANGES)
         self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:
@@ -145,10 +145,10 @@ class Hotplug:
         for container in after.containers.values():
             if before.wanted(container) != after.wanted(container):
                 context.settle_later(container.id)  # v1 itself removes CPUs: nothing is written
-        context.attention.set()  # sandboxes, memory nodes and what was promised of them
+        context.attention.set()  # compares sandboxes, memory nodes and promised memory
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
-        """Have the runtime sent the memory nodes of containers that have others now."""
+        """Have the memory nodes of containers whose nodes changed sent to the runtime."""
         context, there = self._context, after.node.machine.memory_nodes
         context.learn(mems=self._mems.known.changed(there - before.node.machine.memory_nodes))
         for container_id in with_other_memory(before, after):
@@ -158,7 +158,7 @@ class Hotplug:
     # -- mending ------------------------------------------------------------------------------------------
 
     async def mend(self) -> None:
-        """Give owners CPUs in place of those that are away, and take them back when those have returned."""
+        """Give owners CPUs in place of offline ones, and take them back when those are online again."""
         context = self._context
         async with self._mending:
             if context.store.mode.enforces and not context.store.mode.is_leaving:
@@ -191,7 +191,7 @@ class Hotplug:
                 )
 
     async def _take_back(self, short: MissingCpus) -> None:
-        """Release replacements that are no longer needed, once the kernel reports that they are left."""
+        """Release replacements that are no longer needed, once the kernel reports that they were left."""
         context, used = self._context, replacements_in_use(self._context.state, short)
         if all(container.placement.replacement == used for container in short.containers):
             return
@@ -205,7 +205,7 @@ class Hotplug:
         self._given_again(ids)
 
     async def _stand_in(self, short: MissingCpus) -> None:
-        """Give an owner CPUs in place of those that are away."""
+        """Give an owner CPUs in place of offline ones."""
         context = self._context
         cpus = choose_replacements(context.state, short)
         if not cpus:
@@ -224,7 +224,7 @@ class Hotplug:
             )
 
     def _given_again(self, ids: list[str]) -> None:
-        """Owners have other CPUs in effect than before."""
+        """Note that other CPUs than before are in effect for owners."""
         living = tuple(container.id for container in self._living(ids))
         self._context.store.handle(CpusGiven(living))
 
@@ -240,7 +240,7 @@ class Hotplug:
         self.events = None
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening to the kernel."""
         if self._soon is not None:
             self._soon.cancel()
         if self.events is not None:

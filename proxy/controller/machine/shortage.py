@@ -1,7 +1,7 @@
-"""Containers that have less than promised because CPUs or memory are away (``proxy.engine.hotplug``).
+"""Containers that have less than promised because CPUs or memory are offline (``proxy.engine.hotplug``).
 
-It is logged when it begins, changes and ends. Meanwhile it stands in ``topoproxy status``, in the metrics,
-and beside the decision about the container in ``topoproxy explain``.
+A shortage is logged when it begins, changes and ends. Meanwhile it shows in ``topoproxy status``, in the
+metrics, and beside the decision about the container in ``topoproxy explain``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Shortage:
             context.telemetry.warning("more containers have less than promised: see the status", count=more)
 
     def explained(self, container_id: str) -> str:
-        """Say what a container lacks now; empty for nothing."""
+        """Return in words what a container lacks now; empty where it lacks nothing."""
         container = self._context.state.containers.get(container_id)
         loss = None if container is None else loss_of(self._context.state, container)
         return "" if loss is None else loss.words()

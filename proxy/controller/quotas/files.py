@@ -11,14 +11,14 @@ from proxy.model.errors import CgroupError
 from proxy.pools.quota import UNLIMITED
 
 Errors = list[tuple[str, str]]
-"""The ledger's key of a quota, and what was wrong, in words."""
+"""The ledger's key of a quota, and the error in words."""
 
 
 def read_quotas(groups: CpuGroups, places: Mapping[str, QuotaPlace]) -> tuple[dict[str, QuotaRecord], Errors]:
     """Read quotas.
 
     Returns:
-        The quotas by key, without groups that are not there; and errors.
+        The quotas by key, without groups that do not exist; and errors.
     """
     found: dict[str, QuotaRecord] = {}
     errors: Errors = []
@@ -49,10 +49,10 @@ def remove_quotas(groups: CpuGroups, some: Iterable[tuple[str, QuotaRecord]]) ->
 def restore_quotas(
     groups: CpuGroups, some: Iterable[tuple[str, tuple[QuotaRecord, QuotaPlace]]]
 ) -> tuple[dict[str, int | None], Errors]:
-    """Restore quotas, in this order, where there is none now: what another program wrote is newer.
+    """Restore quotas, in this order, where there is none now: a quota that another program wrote is newer.
 
     Returns:
-        By key the quota that is there now (None: the group is gone), without those that failed; and errors.
+        By key the quota in effect now (None: the group is gone), without those that failed; and errors.
     """
     done: dict[str, int | None] = {}
     errors: Errors = []

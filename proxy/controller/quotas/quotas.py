@@ -1,16 +1,18 @@
-"""CFS quotas of owners of CPUs: off while they own them, and restored afterwards.
+"""CFS quotas of owners of CPUs: off while they own CPUs, and restored afterwards.
 
-Theory of operation. A container whose CPUs are its own needs no quota, and its pod's must not hold it back
-either. What is off, and what is restored, is decided in ``proxy.engine.quotas``; here it is done:
+Theory of operation. A container with CPUs of its own needs no quota, and its pod's quota must not throttle it
+either. Which quotas are off, and which are restored, is decided in ``proxy.engine.quotas``; this module
+carries it out:
 
-* pods. Nothing in the CRI names a pod's quota, so the kernel's file is written: before the first owner
+* Pods. No field of the CRI carries a pod's quota, so the kernel's file is written: before the first owner
   starts, and compared in each pass. A quota that another program writes there while it should be off (kubelet
-  at a resize, systemd at a daemon-reload) is the one that will be restored, and is removed again; where that
-  goes on it is removed ever more rarely.
-* containers. The request that makes or updates a container carries -1. Where one runs with a quota, its file
-  is written, and the quota is sent to the runtime (``runtime_sync``): else its saved state undoes that.
+  at a resize, systemd at a daemon-reload) is the one that will be restored, and is removed again. Where that
+  goes on, it is removed ever more rarely.
+* Containers. The request that creates or updates a container carries -1. Where a container runs with a quota,
+  its file is written, and the quota is sent to the runtime (``runtime_sync``): otherwise the runtime's saved
+  state undoes the write.
 
-Order: a pod's quota is removed first and a container's is restored first, as cgroup v1 wants it (see
+Order: a pod's quota is removed first and a container's is restored first, as cgroup v1 requires (see
 ``backends.cgroup.cfs_quota``). A failure costs the feature for that group, and is reported.
 """
 
@@ -37,7 +39,7 @@ class OwnerQuotas(Observer):
     """Removes quotas and restores them.
 
     Attributes:
-        groups: The cpu controller's tree; None where there is none: then nothing is done.
+        groups: The cpu controller's tree; None where there is none, and then nothing is done.
     """
 
     def __init__(self, context: NodeContext, groups: CpuGroups | None = None) -> None:
@@ -58,7 +60,7 @@ class OwnerQuotas(Observer):
         return self._context.state.facts.quotas
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Take over what the ledger holds; the first pass compares it."""
+        """Take over the records of the ledger; the first pass compares them with the kernel."""
         known, invalid = RemovedQuotas.load(entries)
         self._context.learn(recorded=False, quotas=known)
         for key in invalid:
@@ -82,15 +84,16 @@ class OwnerQuotas(Observer):
         return [c for c in there if c.placement.pool is Pool.OWN and self.off(c)]
 
     def carried(self, container: Container) -> int:
-        """Return the quota that a call to the runtime carries for a container; 0 to leave it."""
+        """Return the quota that a call to the runtime carries for a container; 0 to leave it unchanged."""
         return self.known.carried(container.id, off=self.off(container)) if self.active else 0
 
     # -- calls --------------------------------------------------------------------------------------------
 
     def created(self, token: str, container: Container) -> None:
-        """See ``Observer``. Where the request's quota was left out, that is remembered."""
+        """See ``Observer``. Where the request's quota was left out, it is recorded."""
         asked = container.request.cpu_quota
-        # Another container of its pod may have come since the request went on: then it is restored at once.
+        # Another container of the pod may have come since the request was forwarded: then the quota is
+        # restored at once.
         owns = container.placement.pool is Pool.OWN
         if owns and asked > 0 and self.active and (container.placement.cfs_quota_off or self.off(container)):
             self._become(self.known.keep({CONTAINER + container.id: QuotaRecord(asked)}))
@@ -109,14 +112,14 @@ class OwnerQuotas(Observer):
         self.restore_soon()
 
     def requested(self, container: Container, quota: int) -> int:
-        """A client updates a container.
+        """Handle a client's update of a container.
 
         Args:
             container: The container.
-            quota: What the request carries; 0 for none.
+            quota: The quota in the request; 0 for none.
 
         Returns:
-            The quota that replaces it; 0 to leave it.
+            The quota that replaces it; 0 to leave it unchanged.
         """
         if not self.active and quota >= 0:
             return 0
@@ -125,23 +128,23 @@ class OwnerQuotas(Observer):
         return carried
 
     def saved(self, container_id: str, quota: int) -> None:
-        """The runtime has saved a quota (0: none was carried)."""
+        """Note that the runtime has saved a quota (0: the call carried none)."""
         container = self._context.state.containers.get(container_id)
         if container is None or quota == self.carried(container):
             self._become(self.known.saved(container_id, quota))
 
     def send(self, ids: Iterable[str]) -> None:
-        """Have the quotas of containers sent to the runtime, which has others saved."""
+        """Have the quotas of containers sent to the runtime, which has saved other ones."""
         for container_id in ids:
             self._become(structs.replace(self.known, unsent=self.known.unsent | {container_id}))
             self._context.settle_later(container_id)
 
     def refused(self, container_id: str) -> None:
-        """The runtime refuses a quota: what we have written is in effect, and sending it again has time."""
+        """Note that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""
         self._restoring.failed(CONTAINER + container_id)
 
     def restore_soon(self) -> None:
-        """A container came, started, exited or went: restore soon what is no longer off."""
+        """Restore soon the quotas that are no longer to be off, after a change of a container's phase."""
         if self.known.records and self.active and not self._is_due:
             self._is_due = True
             self._context.spawn(self._follow())
@@ -152,7 +155,7 @@ class OwnerQuotas(Observer):
             await self._restore(self.all_off())
 
     async def before_start(self, container: Container) -> None:
-        """Remove the quota of a container's pod, where the container is to run without."""
+        """Remove the quota of a container's pod, where the container is to run without one."""
         if not self.off(container):
             return
         places = engine.removable(self._context.state, (container,))
@@ -165,7 +168,7 @@ class OwnerQuotas(Observer):
             )
 
     async def once(self) -> None:
-        """Compare all that is off, or was, with the kernel."""
+        """Compare all quotas that are off, or were, with the kernel."""
         if not self.active:
             return
         async with self._lock:
