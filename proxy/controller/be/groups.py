@@ -1,11 +1,11 @@
-"""The groups above BE containers: that of the Kubernetes QoS class BestEffort, and those of its pods.
+"""The cgroups above BE containers: that of the Kubernetes QoS class BestEffort, and those of its pods.
 
-Where requests of BE containers are erased (``beCpuset: erase``), a container starts with what its pod's group
-has, so these groups hold the BE pool. What is in them without a cpuset of its own, such as a pod's sandbox,
-follows it too. A pod that runs elsewhere (class LS in a BestEffort cgroup) makes the groups above it as wide
-as it needs. They are compared whenever containers are written, and before a container below them starts: a
-new pod's groups are made with all CPUs, and on v1 no container can have more than they do. The order of
-writes is that of ``proxy.pools.write_order``. Runs in the kernel worker's thread.
+Where the cpusets in requests of BE containers are erased (``beCpuset: erase``), a container starts with the
+cpuset of its pod's group, so these groups hold the BE pool. Groups in them without a cpuset of their own,
+such as a pod's sandbox, follow it too. A pod that runs elsewhere (class LS in a BestEffort cgroup) makes the
+groups above it as wide as it needs. The groups are compared whenever containers are written, and before a
+container below them starts: a new pod's groups are made with all CPUs, and on v1 no container can have more
+than they do. The order of writes is that of ``proxy.pools.write_order``. Runs in the kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.model.workload import KubeQos, Phase, Pool
 from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
 
 CLASS = ("besteffort", "-besteffort.slice")
-"""The name of the group of the class: with cgroupfs, and its end with systemd."""
+"""The name of the class's group with cgroupfs, and the end of its name with systemd."""
 
 
 class BeGroups:
@@ -31,10 +31,10 @@ class BeGroups:
         self._cgroups = cgroups
 
     def follow(self, state: NodeState, paths: Mapping[str, str]) -> list[str]:
-        """Write what differs.
+        """Write the groups whose cpusets differ.
 
         Args:
-            state: The node as it is.
+            state: The current state of the node.
             paths: The groups of containers by id, as far as they are known.
 
         Returns:
@@ -57,7 +57,7 @@ class BeGroups:
         return errors
 
     def _groups(self, root: str) -> Iterator[BeGroup]:
-        """Read a class's group, those of its pods, and what is in them."""
+        """Read a class's group, those of its pods, and the groups in them."""
         level = [root]
         for depth in (ROOT, POD, CONTAINER):
             below: list[str] = []
@@ -72,7 +72,7 @@ class BeGroups:
 def _wanted(
     state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
 ) -> dict[str, CpuSet]:
-    """Return what each group is to have."""
+    """Return the wanted CPUs of each group."""
     pool = state.pools.of(Pool.BE)
     wanted = {group.path: pool for group in groups}
     root = groups[0].path

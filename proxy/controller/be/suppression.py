@@ -1,15 +1,15 @@
-"""BE suppression at work: reads counters each period, and performs what ``proxy.engine.suppression`` decides.
+"""BE suppression: reads usage counters each period, and performs what ``proxy.engine.suppression`` decides.
 
-* A narrowed BE pool is a change of the state, which the containers in it follow by kernel writes only: a set
-  that changes every second is not made lasting (``proxy.controller.runtime_sync``). New containers get the
-  narrowed set. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above containers are
-  narrowed only where requests are erased (``proxy.controller.be.groups``).
+* A narrowed BE pool is a change of the state. The containers in it follow by kernel writes only: a cpuset
+  that changes every second is not sent to the runtime (``proxy.controller.runtime_sync``). New containers get
+  the narrowed cpuset. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
+  containers are narrowed only where requests are erased (``proxy.controller.be.groups``).
 * A quota is recorded in the ledger before it is written, so that it can be removed after a crash. The quota
   in effect is read before each decision: kubelet sets its own values now and then.
 
-Everything is given back when the daemon stops, when the other way (or none) is configured, and when usage
-cannot be read for a while. After a crash the next start gives back: narrowed sets because a fresh state has
-none, quotas by the ledger.
+Everything is restored when the daemon stops, when the other kind of suppression (or none) is configured, and
+when usage cannot be read for a while. After a crash the next start restores it: narrowed cpusets because a
+fresh state has none, quotas by the ledger.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ NOT_SUPPRESSED = BeSuppression()
 READ_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 LONGEST_WAIT_S = 60.0
-"""Between two attempts to remove the quotas of an earlier run, at most."""
+"""The longest wait between two attempts to remove the quotas of an earlier run."""
 
 
 class Suppression:
-    """Keeps BE pods within what the others leave.
+    """Keeps BE pods within the CPU time that other pods leave.
 
     Attributes:
-        settings: What is configured.
+        settings: The configuration.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Suppression:
         groups: GroupQuotas | None,
         record: Mapping[str, object] | None,
     ) -> None:
-        """Prepare; ``run`` begins.
+        """Suppress nothing before ``run``.
 
         Args:
             context: Has the BE containers.
-            writes: Has the kernel follow.
-            settings: What is configured.
+            writes: Makes the kernel follow the state.
+            settings: The configuration.
             usage: Reads CPU time; None where nothing counts it.
-            groups: Reads and writes quotas; None where there is no such controller.
-            record: What the ledger holds under ``engine.suppression.KEY``: what an earlier run has written.
+            groups: Reads and writes quotas; None where the cpu controller is missing.
+            record: The ledger's record under ``engine.suppression.KEY``: what an earlier run has written.
         """
         self._context = context
         self._writes = writes
@@ -90,11 +90,11 @@ class Suppression:
 
     @property
     def known(self) -> BeSuppression:
-        """What is known about BE suppression."""
+        """The known facts about BE suppression."""
         return self._context.state.facts.suppression or NOT_SUPPRESSED
 
     async def run(self) -> None:
-        """Suppress for ever; where nothing is to be suppressed, remove what an earlier run has written."""
+        """Suppress until cancelled; where suppression is off, remove what an earlier run has written."""
         settings, synced = self.settings, self._context.synced
         waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
         waited = 0
@@ -112,13 +112,13 @@ class Suppression:
                     waited = 0
                     await self.once()
                 else:
-                    waited += 1  # which pods there are is not known yet
-            except Exception as error:  # noqa: BLE001  whatever it is, the next round must come
+                    waited += 1  # the pods are not known yet
+            except Exception as error:  # noqa: BLE001  no fault may prevent the next round
                 self._context.broken(error)
             await asyncio.sleep(wait)
 
     async def once(self) -> None:
-        """Make one round."""
+        """Do one round."""
         context = self._context
         context.telemetry.count(metrics.BE_SUPPRESS_ROUNDS)
         query = usage_query(context.state)
@@ -146,7 +146,7 @@ class Suppression:
                     await self._give_back(why)
 
     async def _read(self, query: UsageQuery) -> tuple[str, UsageReading]:
-        """Read the counters; a reading that hangs is waited for again, not joined by more of them."""
+        """Read the counters; while one reading hangs, no other is started: it is waited for again."""
         if self._usage is None:
             raise CgroupError("cannot read the CPU time of pods: nothing counts it")
         if self._reading is None:
@@ -158,7 +158,7 @@ class Suppression:
         return reading.result()
 
     def _look(self, usage: UsageSource, query: UsageQuery) -> tuple[str, UsageReading]:
-        """Find the group above all BE pods, and read; runs in the worker."""
+        """Find the group above all BE pods, and read usage; runs in the worker."""
         above = usage.best_effort(query.parents) or self.known.above
         return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
 
@@ -193,7 +193,7 @@ class Suppression:
             )
 
     async def _write_quota(self, path: str, milli: int) -> bool:
-        """Have a group keep to a budget; gives whether its quota was written."""
+        """Limit a group to a budget; returns whether its quota was written."""
         groups, worker = self._groups, self._worker
         if groups is None:
             raise CgroupError("cannot set a CFS quota: the cpu controller is not there")
@@ -210,7 +210,7 @@ class Suppression:
         return True
 
     async def _remove_quotas(self, but: str = "") -> None:
-        """Remove all quotas of ours but one."""
+        """Remove all quotas that topoproxy wrote, except that of one group."""
         before = self.known.written
         for path in sorted(before - {but}):
             try:
@@ -243,7 +243,7 @@ class Suppression:
             self._changed(quota_words(had.quota), quota_words(UNLIMITED), why)
 
     async def stop(self) -> None:
-        """Give everything back; ``run`` has ended."""
+        """Restore everything; ``run`` has ended."""
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
                 await self._give_back("the daemon stops")

@@ -1,6 +1,7 @@
-"""Partitions: what is done in the kernel worker's thread, where every job uses the newest state.
+"""Partitions: the jobs of the kernel worker's thread, each of which uses the newest state.
 
-See ``proxy.engine.partition`` for which containers get one, ``proxy.controller.partitions.owners`` for when.
+See ``proxy.engine.partition`` for which containers get a partition, and
+``proxy.controller.partitions.owners`` for when.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class PartitionJobs:
 
     @property
     def known(self) -> PartitionFacts:
-        """What is known of partitions."""
+        """The known facts about partitions."""
         return self._context.state.facts.partitions or NONE_KNOWN
 
     @property
     def kind(self) -> str:
-        """``root`` or ``isolated``; empty where there are to be none now."""
+        """``root`` or ``isolated``; empty where there are to be no partitions now."""
         return "" if self._kernel.lack or self._context.store.mode.is_leaving else self._asked
 
     def clear(self) -> None:
-        """End the partitions that the newest state does not want; before any cpuset is written."""
+        """End the partitions that the newest state no longer wants, before any cpuset is written."""
         for container_id, record in self.known.outdated(self._context.state, self.kind):
             if container_id not in self.ended:
                 try:
@@ -57,7 +58,7 @@ class PartitionJobs:
         self.ended.add(container_id)
 
     def compare(self) -> dict[str, PartitionState]:
-        """Return those that are not what they should be, as the kernel has them; they are ended."""
+        """End the partitions that are not what they should be; returns their state in the kernel."""
         lost: dict[str, PartitionState] = {}
         self._watcher.silence()
         for container_id, record in self.known.records.items():
@@ -79,7 +80,7 @@ class PartitionJobs:
         return lost
 
     def _end_above(self, container_id: str, record: PartitionRecord) -> None:
-        """A partition is gone with its group; the groups above still lend its CPUs."""
+        """Take back the CPUs of a partition whose group is gone; the groups above still lend them."""
         self.ended.add(container_id)
         try:
             self._kernel.end(record.path, record.cpus, record.lent)
@@ -87,7 +88,7 @@ class PartitionJobs:
             self._context.telemetry.problem("cannot end a partition", path=record.path, err=error)
 
     def plan(self, container_id: str) -> PartitionRecord | None:
-        """Find out what is to be written; None where it is too early, or too late."""
+        """Find out which partition is to be made; None where it is too early, or too late."""
         context, kind = self._context, self.kind
         container = context.state.containers.get(container_id)
         cpus = partition_cpus(context.state, container_id)
@@ -95,7 +96,7 @@ class PartitionJobs:
         if path is None or not cpus or not kind or context.state.inflight.of(container_id):
             return None
         if any(record.cpus & cpus for record in self.known.records.values()):
-            return None  # what has not been ended yet
+            return None  # a partition that has not been ended yet has them
         try:
             if context.enforcer.cgroups.read(path).effective_cpus != cpus:
                 return None
@@ -108,7 +109,7 @@ class PartitionJobs:
             return None
 
     def carry_out(self, container_id: str, record: PartitionRecord) -> PartitionState | None:
-        """Make what was planned and recorded; None where it was not made, and there is nothing to report."""
+        """Make the planned and recorded partition; None where none was made and nothing is to be reported."""
         if container_id in self.ended:
             return None
         if not self.kind or partition_cpus(self._context.state, container_id) != record.cpus:

@@ -3,16 +3,16 @@
 Which containers get one is decided in ``proxy.engine.partition``; what the kernel does with a partition is
 described in ``proxy.backends.cgroup.partitions``.
 
-* Made: after the container has started, beside everything else, one at a time. By then the other containers
-  have left (the create's barrier), and the cpuset is in effect.
+* Made: after the container has started, in the background, one at a time. By then the other containers have
+  left the CPUs (the create's barrier), and the cpuset is in effect.
 * Ended: before anything that depends on it. Each job that writes cpusets first ends the partitions that the
   newest state no longer wants (``clear``, in the kernel worker's thread): their owner has exited, or is to
-  have other CPUs, or all is being released. Where ending fails it is reported, and a container that cannot
-  grow is reported by its own write that does not take effect.
-* After a crash the first pass ends, by the records, what is no longer wanted.
-* Compared: in each pass, and as soon as the kernel reports that one has changed. One that is not what it
-  should be is made a member at once, since an invalid one may run on all CPUs. It is reported with the
-  kernel's reason, and tried again ever more rarely.
+  have other CPUs, or the node is being released. Where that fails it is reported. A container that cannot
+  grow because of it is reported by its own write, which does not take effect.
+* After a crash the first pass uses the records to end the partitions that are no longer wanted.
+* Compared: in each pass, and as soon as the kernel reports that a partition has changed. A partition that is
+  not what it should be is made a member at once, since the tasks of an invalid one may run on all CPUs. It is
+  reported with the kernel's reason, and tried again ever more rarely.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PartitionSync(Observer):
     """Makes and ends the partitions of owners.
 
     Attributes:
-        jobs: What is done in the kernel worker's thread, and what is known.
+        jobs: The jobs of the kernel worker's thread, and the known facts.
     """
 
     def __init__(self, context: NodeContext, kernel: Partitions, asked: str) -> None:
@@ -48,7 +48,7 @@ class PartitionSync(Observer):
         Args:
             context: Has the owners.
             kernel: Makes partitions.
-            asked: ``root`` or ``isolated``; empty to end what an earlier run has made.
+            asked: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
         """
         self._context = context
         self._kernel = kernel
@@ -66,7 +66,7 @@ class PartitionSync(Observer):
             )
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Take over what the ledger holds; the first pass compares it."""
+        """Take over the records of the ledger; the first pass compares them with the kernel."""
         for key, value in entries.items():
             if not key.startswith(KEY):
                 continue
@@ -89,7 +89,7 @@ class PartitionSync(Observer):
         self.look_soon()
 
     def look_soon(self) -> None:
-        """Something has changed: look soon."""
+        """Schedule a pass soon, because something has changed."""
         if not self._is_due:
             self._is_due = True
             self._context.spawn(self._soon())
@@ -99,7 +99,7 @@ class PartitionSync(Observer):
         await self.once()
 
     async def once(self) -> None:
-        """End what is not wanted, compare what is there, and make what is missing."""
+        """End unwanted partitions, compare the existing ones, and make the missing ones."""
         context, jobs = self._context, self.jobs
         if not context.store.mode.writes:
             return
@@ -132,7 +132,7 @@ class PartitionSync(Observer):
             return
         record = await context.kernel.run(jobs.plan, container.id)
         if record is None:
-            return  # it has changed meanwhile: what changed it has us look again
+            return  # the state has changed meanwhile; that change schedules another pass
         context.learn(partitions=jobs.known.making(container.id, record))
         await context.journal.flush()
         made = await context.kernel.run(jobs.carry_out, container.id, record)
@@ -165,7 +165,7 @@ class PartitionSync(Observer):
             self._retries.succeeded(container_id)
 
     def _take_over_ended(self) -> None:
-        """Remove the records of what has ended."""
+        """Remove the records of partitions that have ended."""
         jobs, ended = self.jobs, list[str]()
         while jobs.ended:
             ended.append(jobs.ended.pop())
@@ -195,5 +195,5 @@ class PartitionSync(Observer):
         return {"asked": self._asked, "lack": self._kernel.lack, "isolated": isolated, "containers": rows}
 
     def close(self) -> None:
-        """Watch nothing any more; partitions stay."""
+        """Stop watching; partitions stay."""
         self._watcher.close()

@@ -1,4 +1,4 @@
-"""What the controller needs of the kernel for partitions. Every call may block; it is made in a worker."""
+"""What the controller needs from the kernel for partitions. Every call may block, and is made in a worker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MEMBER = "member"
 
 
 class PartitionState(Struct, frozen=True):
-    """What a group is, in the kernel's words.
+    """The partition state of a group, in the kernel's words.
 
     Attributes:
         kind: ``member``, ``root`` or ``isolated``.
         valid: Whether the partition is in effect.
-        reason: Why not; empty where the kernel gives none.
+        reason: Why it is not valid; empty where the kernel gives no reason.
     """
 
     kind: str
@@ -31,13 +31,13 @@ class Partitions(Protocol):
 
     @property
     def lack(self) -> str:
-        """Why there are no partitions at all, in words; empty where there may be."""
+        """Why there cannot be partitions at all, in words; empty where there can be."""
 
     def file(self, path: str) -> str:
-        """Return the file with poll events when a partition changes; empty where none has them."""
+        """Return the file that has poll events when a partition changes; empty where there is none."""
 
     def look(self, path: str) -> PartitionState:
-        """Read what a group is.
+        """Read the partition state of a group.
 
         Raises:
             CgroupError: It is gone, or the kernel has no partitions (errno ENOENT), or it cannot be read.
@@ -54,24 +54,24 @@ class Partitions(Protocol):
         """Return all CPUs of isolated partitions; None where the kernel does not report them."""
 
     def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
-        """Make a group a partition, and read back what came of it.
+        """Make a group a partition, and read back the result.
 
         Args:
-            path: The group; its list is ``cpus`` already.
+            path: The group; its CPU list is ``cpus`` already.
             cpus: The CPUs.
             kind: ``root`` or ``isolated``.
-            lent: What ``lent`` gave.
+            lent: The result of ``lent``.
 
         Returns:
-            What it is now. Where it is not valid, it was made a member again, and all is as before.
+            Its state now. Where that is not valid, the group was made a member again, and all is as before.
 
         Raises:
             CgroupError: The group is gone (errno ENOENT), or it could not be made a member again.
         """
 
     def end(self, path: str, cpus: CpuSet, lent: Mapping[str, CpuSet]) -> None:
-        """Make a group a member, and take its CPUs out of the exclusive sets again; nothing where it is so.
+        """Make a group a member, and remove its CPUs from the exclusive sets; a no-op where that is so.
 
         Raises:
-            CgroupError: The kernel refused; it can be tried again.
+            CgroupError: The kernel refused; the call can be repeated.
         """

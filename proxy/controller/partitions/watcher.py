@@ -1,8 +1,8 @@
-"""Notice when the kernel changes a partition, without a thread that waits.
+"""Notices when the kernel changes a partition, without a thread that waits.
 
-A partition's file is polled (cgroup-v2.rst: its changes cause poll events); an epoll of all of them is one
-descriptor that the event loop watches. It reports once. To read the files (``silence``) ends the poll events,
-and ``wind`` has the next change reported.
+A partition's file is polled (cgroup-v2.rst: its changes cause poll events). One epoll descriptor for all of
+them is watched by the event loop. It reports once. Reading the files (``silence``) ends the poll events, and
+``wind`` enables the report of the next change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PartitionWatcher:
         self._files: dict[str, int] = {}
 
     def add(self, key: str, file: str) -> None:
-        """Watch a file from now on; one without poll events (in an ordinary directory) is left."""
+        """Watch a file from now on; one without poll events (in an ordinary directory) is skipped."""
         if key in self._files or not file:
             return
         with contextlib.suppress(OSError):
@@ -42,19 +42,19 @@ class PartitionWatcher:
                 self._files[key] = number
 
     def drop(self, key: str) -> None:
-        """Watch a file no longer."""
+        """Stop watching a file."""
         number = self._files.pop(key, None)
         if number is not None:
             os.close(number)
 
     def silence(self) -> None:
-        """Take note of what has changed until now."""
+        """Acknowledge all changes until now, by reading the files."""
         for number in list(self._files.values()):
             with contextlib.suppress(OSError):
                 os.pread(number, _READ_BYTES, 0)
 
     def wind(self) -> None:
-        """Report the next change; in the event loop."""
+        """Have the next change reported; called in the event loop."""
         if self._files and self._poll is not None:
             self._loop.add_reader(self._poll.fileno(), self._ready)
 
@@ -64,7 +64,7 @@ class PartitionWatcher:
         self._changed()
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching everything."""
         for key in list(self._files):
             self.drop(key)
         if self._poll is not None:

@@ -1,9 +1,9 @@
 """Fences around pods while a call may put their containers on wrong CPUs; see ``proxy.engine.pod_fence``.
 
-Where the runtime's runc sends wrong cpusets to systemd (see ``unit_properties``), a wrong one may be in
+Where the runtime's runc sends wrong cpusets to systemd (see ``unit_properties``), a wrong cpuset may be in
 effect from the runtime's call until the unit is repaired, and nothing can prevent that. So the slice of the
-pod is narrowed before such a call leaves and widened when the unit is right again. Two writes to one file;
-what systemd writes meanwhile is the scope's file, not the slice's.
+pod is narrowed before such a call is sent, and widened when the unit is right again. That takes two writes to
+one file. Meanwhile systemd writes the file of the scope, not that of the slice.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ROUNDS = 5
 
 
 class UnitRepairs(Protocol):
-    """What fences need of the part that keeps units right (``unit_properties``).
+    """What fences need from the part that keeps units right (``unit_properties``).
 
     Attributes:
-        connected: Whether systemd can be asked now.
+        connected: Whether systemd can be queried now.
     """
 
     connected: bool
@@ -47,27 +47,27 @@ class UnitRepairs(Protocol):
         """Connect, once there is a unit."""
 
     def is_unit(self, container: Container) -> bool:
-        """Report whether a container is a scope of systemd, or will be one."""
+        """Report whether a container is a systemd scope, or will be one."""
 
     def is_trusted(self, cpus: CpuSet) -> bool:
-        """Report whether a set that the runtime sends to systemd is known to arrive as it is."""
+        """Report whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
 
     def sent(self, container_id: str, carried: CpuSet) -> None:
-        """The runtime has sent systemd a set, outside of a fence."""
+        """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
 
     def landed(self, container_id: str) -> None:
-        """A call for a container has landed, with or without success."""
+        """Note that a call for a container has landed, with or without success."""
 
     def changed(self, ids: Iterable[str]) -> None:
         """Have the units of some containers compared, soon."""
 
     def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
-        """A unit could not be read or set."""
+        """Handle that a unit could not be read or set."""
 
     async def put_right(
         self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
     ) -> bool:
-        """Make a unit's properties what its container is to have; report whether they were set."""
+        """Correct a unit's properties to what its container is to have; returns whether they were set."""
 
 
 class Fencing:
@@ -80,13 +80,13 @@ class Fencing:
         unit_properties: UnitRepairs,
         fences: Fences | None = None,
     ) -> None:
-        """Put up none.
+        """Start without fences.
 
         Args:
             context: Has the containers.
-            writes: Takes note of what is written.
+            writes: Processes the results of writes.
             unit_properties: Knows what the runtime sends to systemd, and repairs it.
-            fences: Writes the lists; None where nothing does.
+            fences: Writes the CPU lists of groups; None where nothing does.
         """
         self._context = context
         self._writes = writes
@@ -105,14 +105,14 @@ class Fencing:
         return self.fences is not None and has_group(container.pod)
 
     async def confine(self, flight: InflightCall, container: Container, mine: CpuSet) -> bool:
-        """Put a fence around the pod of a container while a call for it is in flight.
+        """Put a fence around the pod of a container while a call for the container is in flight.
 
-        A fence that stands for the call already is replaced. It is taken away when the call has landed.
+        An existing fence of the call is replaced. The fence is taken away when the call has landed.
 
         Args:
             flight: The call.
             container: Its container.
-            mine: CPUs that the call must not bring to the container.
+            mine: CPUs that the call must not give to the container.
 
         Returns:
             Whether the fence keeps the container off these CPUs, whatever the runtime writes.
@@ -135,7 +135,7 @@ class Fencing:
         return True
 
     def _left_behind(self, flight: InflightCall) -> None:
-        """A call is over of which ``landed`` was not informed: its fence is taken away here."""
+        """Take away the fence of a call that is over without a call of ``landed``."""
         fence = self._fenced.pop(flight, None)
         if fence is not None:
             self._context.spawn(self.take(fence))
@@ -169,13 +169,13 @@ class Fencing:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
     async def take_all(self) -> None:
-        """Take all away: the daemon ends."""
+        """Take all fences away, because the daemon ends."""
         await self._context.kernel.run(self._take_all)
 
     # -- around the runtime's calls -----------------------------------------------------------------------
 
     def is_wary(self, container: Container) -> bool:
-        """Report whether a call that carries a container's set to the runtime is to wait for a fence."""
+        """Report whether a call that carries a container's cpuset to the runtime is to wait for a fence."""
         if not self._unit_properties.is_unit(container):
             return False
         self._unit_properties.begin()
@@ -188,7 +188,7 @@ class Fencing:
 
         Args:
             container_id: The container that the call is for.
-            fence: What was put up for it before; it is taken away if it does not fit any more.
+            fence: The fence put up for the call before; it is taken away if it no longer fits.
         """
         container = self._context.state.containers.get(container_id)
         if fence is not None and container is not None and self.fits(container, fence):
@@ -209,27 +209,27 @@ class Fencing:
         return fence
 
     def fits(self, container: Container, fence: Fence | None) -> bool:
-        """Report whether a call for a container may leave with what was put up for it."""
+        """Report whether a call for a container may be sent with the fence put up for it, or without one."""
         if fence is None:
             return not self.is_wary(container)
         return fence.cpus == fence_cpus(self._context.state, container)
 
     async def drop(self, fence: Fence | None) -> None:
-        """No call will leave."""
+        """Take away the fence of a call that will not be sent."""
         if fence is not None:
             await self.take(fence)
 
     def bind(self, flight: InflightCall, fence: Fence | None) -> None:
-        """A call leaves in a fence."""
+        """Note that a call is sent within a fence."""
         if fence is not None:
             self._fenced[flight] = fence
 
     def landed(self, flight: InflightCall, carried: CpuSet | None, then: Callable[[], object]) -> None:
-        """A call has been answered, or is lost.
+        """Note that a call has been answered, or is lost.
 
         Args:
-            flight: Which.
-            carried: The set that the runtime has sent to systemd, if any.
+            flight: The call.
+            carried: The cpuset that the runtime has sent to systemd, if any.
             then: Called when the call no longer counts as in flight: at once where it had no fence.
         """
         fence = self._fenced.pop(flight, None)
@@ -244,7 +244,7 @@ class Fencing:
     async def _mend(
         self, flight: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
     ) -> None:
-        """Put a unit right, then its file, then take the fence away."""
+        """Correct a unit, then its cgroup file, then take the fence away."""
         context, container_id, again = self._context, flight.container_id, list[str]()
         try:
             container = context.state.containers.get(container_id)

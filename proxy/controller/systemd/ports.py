@@ -1,4 +1,4 @@
-"""What the controller needs of systemd, where containers are its scopes. Every call may block."""
+"""What the controller needs from systemd, where containers are systemd scopes. Every call may block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 
 
 class UnitSets(Struct, frozen=True):
-    """What systemd would write into the cpuset files of a unit; an empty set stands for "nothing"."""
+    """What systemd would write to the cpuset files of a unit; an empty set stands for "nothing"."""
 
     cpus: CpuSet
     mems: Mask
@@ -22,7 +22,7 @@ class UnitNews(Enum):
     """What systemd reports by itself."""
 
     CONNECTED = "connected"
-    """Signals arrive from now on; what was before has not been reported."""
+    """Signals arrive from now on; earlier changes have not been reported."""
     LOST = "lost"
     RELOADED = "reloaded"
     """All units have been reloaded, and their files may have been written."""
@@ -33,23 +33,25 @@ class Units(Protocol):
 
     Raises:
         UnavailableError: systemd cannot be reached, or does not answer in time.
-        CgroupError: It refuses; errno ENOENT where there is no such unit.
+        CgroupError: systemd refuses; errno ENOENT where there is no such unit.
     """
 
     def read(self, unit: str) -> UnitSets:
-        """Read what a unit is to have."""
+        """Read the cpuset properties of a unit."""
 
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
-        """Set what a unit is to have until it ends (None: leave); its files have it when this returns.
+        """Set the cpuset properties of a unit until it ends; its files have them when this returns.
+
+        None leaves a property unchanged.
 
         Args:
-            unit: As ``cri-containerd-ID.scope``.
+            unit: The unit, such as ``cri-containerd-ID.scope``.
             cpus: ``AllowedCPUs``; empty for none of its own.
             mems: ``AllowedMemoryNodes``; empty for none of its own.
         """
 
     def watch(self, heard: Callable[[UnitNews], None]) -> None:
-        """Connect, and again after each end; ``heard`` is called in a thread of its own."""
+        """Connect, and reconnect after each disconnection; ``heard`` is called in a thread of its own."""
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -59,10 +61,10 @@ class Fences(Protocol):
     """Narrows groups above containers for a moment (cgroup v2). For the kernel worker."""
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:
-        """Write the list of a group, whatever is in it.
+        """Write the CPU list of a group, whatever it contains.
 
         Returns:
-            What was configured before; empty where the group had none of its own.
+            The list configured before; empty where the group had none of its own.
 
         Raises:
             CgroupError: The group is gone (ENOENT), or the kernel refuses.

@@ -1,23 +1,24 @@
-"""Sets that last where containers are scopes of systemd (cgroup v2).
+"""Makes cpusets last where containers are systemd scopes (cgroup v2).
 
 Theory of operation.
 
 * A value in a cgroup file lasts until systemd writes the file: from the unit's properties, at a daemon-reload
-  and at any change of any property. So what was written to the kernel is set as the unit's ``AllowedCPUs``
-  (and ``AllowedMemoryNodes``, as the kernel has them) too, in the background and at a limited rate.
-* The runtime sends sets to systemd as well: runc does at each start and update. runc before 1.1.6 sends the
-  bytes of a mask in the wrong order, so that the unit's set is another one: the first eight CPUs change
-  places with the last, and a container that shares may be put on an owner's. So what a unit is to have is
-  read after each call that carried a set (``engine.systemd_masks``). A runtime that sends wrong sets is
-  reported once, and each unit is repaired at once. A set that is the same in both orders proves nothing and
-  does no harm.
-* Between such a call and the repair the wrong set may be in effect. As long as it is not known that the
-  runtime sends right ones, the pod stands in a fence meanwhile (``fencing``), and the call counts as in
-  flight until all is right. If it is known that it does not, changes of ours go to systemd alone.
-* Setting a property writes the file, too. So it counts as in flight like any other call that carries a set,
-  and a shrink waits for it.
-* Slices above may have sets as well. Where the kernel's list of one had to be widened for a container, its
-  property follows, so that no container sticks out of it after a reload.
+  and at any change of any property. So what was written to the kernel is also set as the unit's
+  ``AllowedCPUs`` (and ``AllowedMemoryNodes``, as the kernel has them), in the background and at a limited
+  rate.
+* The runtime sends cpusets to systemd as well: runc does at each start and update. runc before 1.1.6 sends
+  the bytes of a mask in the wrong order, so that the unit gets another cpuset: the first eight CPUs change
+  places with the last, and a container that shares CPUs may be put on an owner's. So the unit's properties
+  are read after each call that carried a cpuset (``engine.systemd_masks``). A runtime that sends wrong
+  cpusets is reported once, and each unit is repaired at once. A cpuset that is the same in both orders proves
+  nothing and does no harm.
+* Between such a call and the repair the wrong cpuset may be in effect. Until it is known that the runtime
+  sends right ones, the pod is fenced meanwhile (``fencing``), and the call counts as in flight until the unit
+  is right. Once it is known that the runtime sends wrong ones, topoproxy sends its changes to systemd only.
+* Setting a property writes the file, too. So it counts as in flight like any other call that carries a
+  cpuset, and a shrink waits for it.
+* Slices above may have cpusets as well. Where the kernel's list of one had to be widened for a container, its
+  property follows, so that the container's cpuset stays within it after a reload.
 
 When systemd has reloaded its units, all containers are compared with the kernel at once (``drift``).
 """
@@ -44,19 +45,19 @@ from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 
 PER_SECOND = 50.0
-"""So many units are set a second in the background; each costs systemd a small file."""
+"""How many units are set a second in the background; each costs systemd a small file."""
 LOOK = 0.2
-"""What it costs to look at a unit that is as it should be, as a part of that."""
+"""The cost of comparing a unit that is right, as a fraction of the cost of setting one."""
 AWAY_S = 1.0
 
 
 class UnitProperties:
-    """Makes sets last as properties of units.
+    """Makes cpusets last as properties of units.
 
     Attributes:
-        units: systemd; None where there is none.
+        units: The units of systemd; None where there is no systemd.
         fencing: The fences around pods.
-        connected: Whether systemd can be asked now.
+        connected: Whether systemd can be queried now.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class UnitProperties:
 
         Args:
             context: Has the containers.
-            writes: Has the kernel follow, and reports what was written.
-            suspect: Has all containers compared, with the name of what may have written.
-            units: systemd; None where there is none.
+            writes: Makes the kernel follow the state, and reports what was written.
+            suspect: Has all containers compared; takes the name of the program that may have written.
+            units: The units of systemd; None where there is no systemd.
             fences: Narrows groups above containers; None where nothing can.
         """
         self._context = context
@@ -92,13 +93,13 @@ class UnitProperties:
         self._dirty: dict[str, None] = {}
         self._put_off: set[str] = set()
         self._late: list[InflightCall] = []
+        """Changes that systemd was asked to make and has not answered."""
         context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
-        """What systemd was asked to set and has not answered."""
         self._wake = asyncio.Event()
 
     @property
     def order(self) -> MaskOrder:
-        """In which order the runtime sends masks to systemd."""
+        """The byte order in which the runtime sends masks to systemd."""
         return self._context.state.facts.masks
 
     # -- what systemd reports -----------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class UnitProperties:
             self.units.watch(self._heard)
 
     def _heard(self, news: UnitNews) -> None:
-        """Runs in a thread of ``units``."""
+        """Pass news on to the event loop; called in a thread of ``units``."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, news)
 
@@ -133,26 +134,26 @@ class UnitProperties:
     # -- what the runtime sends to systemd ----------------------------------------------------------------
 
     def is_instead(self, container: Container) -> bool:
-        """Report whether a container's set is sent to systemd alone, as the runtime sends a wrong one."""
+        """Report whether a container's cpuset is sent to systemd only, as the runtime sends wrong ones."""
         return self.order is MaskOrder.REVERSED and self.connected and self.is_unit(container)
 
     def is_trusted(self, cpus: CpuSet) -> bool:
-        """Report whether a set that the runtime sends to systemd is known to arrive as it is."""
+        """Report whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
         return self.order is MaskOrder.RIGHT or self._as_sent(cpus) == cpus
 
     def sent(self, container_id: str, carried: CpuSet) -> None:
-        """The runtime has sent systemd a set, outside of a fence."""
+        """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
         if not self.is_trusted(carried) or self._known.get(container_id) != carried:
             self.changed([container_id])
 
     def landed(self, container_id: str) -> None:
-        """A call has landed, whatever came of it: a unit that was not compared because of it is, now."""
+        """Note that a call has landed, with any result: a unit not compared because of it is compared now."""
         if container_id in self._put_off:
             self._put_off.discard(container_id)
             self.changed([container_id])
 
     def _learn(self, has: CpuSet, meant: CpuSet, *, sent: bool) -> None:
-        """Find out from a unit in which order the runtime sends masks."""
+        """Find out from a unit in which byte order the runtime sends masks."""
         before, reverse = self.order, self._as_sent(meant)
         order = learned(before, has, meant, reverse, sent=sent)
         if order is not before:
@@ -171,7 +172,7 @@ class UnitProperties:
     # -- in the background --------------------------------------------------------------------------------
 
     def is_unit(self, container: Container) -> bool:
-        """Report whether a container is a scope of systemd, or is to be one."""
+        """Report whether a container is a systemd scope, or will be one."""
         context = self._context
         if self.units is None or context.enforcer.cgroups.version != 2 or not context.store.mode.enforces:
             return False
@@ -189,13 +190,13 @@ class UnitProperties:
         if some:
             self.begin()
             self._known = {i: cpus for i, cpus in self._known.items() if i in there}
-            # They stay as long as systemd is not there.
+            # They are kept as long as systemd is not connected.
             self._dirty = {i: None for i in self._dirty if i in there}
             self._dirty.update(dict.fromkeys(some))
             self._wake.set()
 
     async def run(self) -> None:
-        """Compare for ever what is to be compared."""
+        """Compare the units that are due, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -214,7 +215,7 @@ class UnitProperties:
                     self._context.broken(error)
 
     def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
-        """A unit could not be read or set."""
+        """Handle that a unit could not be read or set."""
         if isinstance(error, UnavailableError):
             self._dirty[container_id] = None
             self._wake.set()
@@ -229,7 +230,7 @@ class UnitProperties:
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
         if any(flight not in self._late for flight in context.state.inflight.of(container_id)):
-            self._put_off.add(container_id)  # until that has landed
+            self._put_off.add(container_id)  # until the call has landed
             return False
         path = await context.kernel.run(context.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
@@ -239,19 +240,19 @@ class UnitProperties:
     async def put_right(
         self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
     ) -> bool:
-        """Make a unit's properties what its container is to have.
+        """Correct a unit's properties to what its container is to have.
 
         Args:
             container_id: The container.
             path: Its group.
-            flight: The call at the runtime that is followed up, and still counts as in flight.
-            carried: What the runtime has just sent to systemd, if anything.
+            flight: The call at the runtime that this follows, and that still counts as in flight.
+            carried: The cpuset that the runtime has just sent to systemd, if any.
 
         Returns:
-            Whether it was set.
+            Whether the properties were set.
 
         Raises:
-            CgroupError, UnavailableError: systemd refuses, or is not there.
+            CgroupError, UnavailableError: systemd refuses, or is not available.
         """
         context = self._context
         has, nodes = await self._worker.run(self._read, path)
@@ -261,7 +262,7 @@ class UnitProperties:
             self._known.pop(container_id, None)
             return False
         want = context.state.wanted(container)
-        # Where a call of ours was on its way too, it may be ours that is read.
+        # Where a call of topoproxy was in flight too, the properties read may be those of that call.
         call = flight and (context.state.inflight.current(flight) or flight)
         alone = call is None or not call.overlapped
         self._learn(has.cpus, carried or want, sent=carried is not None and alone)
@@ -270,7 +271,7 @@ class UnitProperties:
         mems = nodes if nodes != has.mems else None
         if cpus is None and not mems:
             return False
-        # A create that wants CPUs which this brings waits for it.
+        # A create that needs CPUs which this gives to the container waits for it.
         own = (
             None
             if flight is not None and want <= flight.carries
@@ -280,7 +281,7 @@ class UnitProperties:
             await self._worker.run(self._set, path, cpus, mems or None)
             self._known[container_id] = want if cpus else has.cpus
             context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
-        except UnavailableError:  # it may be done all the same: a reload can take longer than the deadline
+        except UnavailableError:  # it may still be done: a reload can take longer than the deadline
             self._late.append(own or context.calls.depart(container_id, want))
             own = None
             raise
@@ -291,7 +292,7 @@ class UnitProperties:
         return True
 
     def _caught_up(self) -> None:
-        """What systemd was asked before is done, as it has answered: it does one thing after the other."""
+        """Land the unanswered changes: systemd works in order, so its answer shows that they are done."""
         late, self._late = self._late, []
         for flight in late:
             self._context.calls.land(flight)
@@ -300,7 +301,7 @@ class UnitProperties:
     # -- in the worker ------------------------------------------------------------------------------------
 
     def _read(self, path: str) -> tuple[UnitSets, Mask]:
-        """Read what a unit is to have, and which memory nodes the kernel has for it."""
+        """Read the properties of a unit, and the memory nodes that the kernel has for it."""
         assert self.units is not None
         return self.units.read(path.rpartition("/")[2]), self._context.enforcer.cgroups.nodes(path)
 
@@ -318,7 +319,7 @@ class UnitProperties:
                 self._context.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
 
     async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
-        """Make a unit's properties what its container gets back when we leave; failures are reported."""
+        """Set a unit's properties to what its container gets back at a release; failures are reported."""
         context = self._context
         container = context.state.containers.get(container_id)
         if container is None or not self.connected or context.enforcer.cgroups.version != 2:
