@@ -38,7 +38,7 @@ class CgroupLocator:
     Attributes:
         places: Finds a cgroup by the runtime's answer; None where nothing does.
         driver: ``cgroupfs`` or ``systemd`` as the runtime reports it; empty where it does not.
-        absent: Ids of containers whose cgroup was looked for and not found, since the last comparison.
+        absent: Ids of containers with a cgroup that was looked for and not found, since the last comparison.
         why: By id, why the runtime's answer did not help.
     """
 
@@ -67,7 +67,7 @@ class CgroupLocator:
             self._context.telemetry.debug("cannot ask the runtime for its cgroup driver", err=error)
 
     async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
-        """Ask about containers without a cgroup; those whose last query did not help are queried rarely.
+        """Ask about containers without a cgroup; rarely about those for which the last query did not help.
 
         Args:
             running: The containers that run according to the runtime; others have no cgroup yet or no longer.

@@ -39,7 +39,7 @@ class Listing(Struct, frozen=True):
 def listed(runtime: Runtime, container_id: str = "") -> Listing:
     """List all pods, and all containers or one; runs in a worker.
 
-    Pods are listed first: a container whose pod is not listed yet waits for the next pass.
+    Pods are listed first: a container without a listed pod waits for the next pass.
     """
     pods = runtime.list_pods()
     containers = runtime.list_containers(container_id)

@@ -399,7 +399,7 @@ class Reservations:
         return found
 
     async def _place_elsewhere(self, one: Reservation, run: ReservationRun, reason: AbortReason) -> Event:
-        """Withdraw a placement whose CPUs cannot be freed, and make another one."""
+        """Withdraw a placement on CPUs that cannot be freed, and make another one."""
         context, token = self._context, one.containers[0]
         container = context.state.containers.get(token)
         if container is None:

@@ -126,7 +126,7 @@ class Settler:
         self._silent.failed(container_id, self._context.clock())
 
     async def _learn(self, container_id: str) -> bool:
-        """Ask the runtime what it has saved for a container whose cpuset was not sent since the start.
+        """Ask the runtime what it has saved for a container that was sent no cpuset since the start.
 
         What the runtime does not report stays unknown, and the cpuset is sent once.
         """
@@ -152,7 +152,7 @@ class Settler:
         return bool(left)
 
     async def _runs(self, container_id: str) -> bool:
-        """Report whether a container whose update was refused runs; only then it matters."""
+        """Report whether a container runs after its update was refused; only then the refusal matters."""
         await asyncio.sleep(EXIT_NEWS_S)
         try:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)

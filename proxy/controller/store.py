@@ -65,7 +65,7 @@ _NOTICES: dict[type[Notice], Callable[..., None]] = {
     to_do.NotifyPodGone: Observer.pod_gone,
     to_do.NotifyListed: Observer.listed,
 }
-"""The methods of observers, by the effect whose fields are their arguments."""
+"""The methods of observers, by the effect; the fields of the effect are the arguments."""
 
 
 def _answer(effect: NodeEffect) -> None:

@@ -7,7 +7,7 @@ loop goes on meanwhile, so its own watchdog ping shows nothing.
 - After ``after`` seconds at one job a worker is *stuck*: a problem is reported, and it shows under
   ``workers`` in the status and in a metric. While the kernel worker or the ledger worker is stuck, the node
   is not ready: no owner of CPUs can be created.
-- When the job ends, the queue goes on by itself. Jobs whose requester has gone away are dropped, and each
+- When the job ends, the queue goes on by itself. Jobs of requesters that have gone away are dropped, and each
   remaining job reads the newest state. A comparison of the whole node is requested, since writes may have
   come late.
 - A restart is the last resort. It helps where the fault is in this process or in its handle of a file (a
@@ -30,7 +30,7 @@ from proxy.telemetry.port import Telemetry
 STUCK_S = 10.0
 """Seconds at one job after which a worker for files is stuck: twice the default ``callTimeout``."""
 PATIENT_S = 60.0
-"""The same for workers whose jobs query peers several times, each time with a deadline."""
+"""The same for workers with jobs that query peers several times, each time with a deadline."""
 RESTART_S = 300.0
 STEADY_S = 60.0
 PERIOD_S = 2.0

@@ -58,8 +58,8 @@ Where it finds none, the placement in the ledger counts, and the containers are 
 
 ``ClientGone`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT or a
 MOVE: no container is left that runs on the CPUs. ``Interrupted`` (an effect failed in a way not foreseen) and
-``Cancelled`` (the daemon stops) release what a REPLACEMENT holds; what CREATE and START have taken is for the
-caller, who handles every fault of a call alike.
+``Cancelled`` (the daemon stops) release what a REPLACEMENT holds; what CREATE and START have taken is
+released by the caller, which handles every fault of a call alike.
 """
 
 from __future__ import annotations

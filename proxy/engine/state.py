@@ -315,7 +315,7 @@ class NodeState(Struct, frozen=True):
         pod = self.pods.get(container.pod.sandbox_id)
         asks = container.pod.asks or (pod.asks if pod else None)
         if asks is None:
-            return self  # init containers cannot be told from others; most pods are like that
+            return self  # init containers are not known; most pods are like that
         return self._released(container.pod.sandbox_id, pod, inits_before(asks, container.name))
 
     def _released(self, sandbox_id: str, pod: Pod | None, ended: Collection[str]) -> NodeState:

@@ -6,8 +6,8 @@ v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go
 ``proxy.engine.admit``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also where it
 is a refusal.
 
-Under policy ``none`` nothing is merged. kubelet's allocators then choose by themselves; here each provider is
-told so (``ProviderRequest.unmerged``) and CPUs stay on one NUMA node where they fit.
+Under policy ``none`` nothing is merged. kubelet's allocators then choose by themselves; here each provider
+receives that as ``ProviderRequest.unmerged``, and CPUs stay on one NUMA node where they fit.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Requests(Direction):
         return CUT if stream in streams.dead else KEEP
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
-        """Tell the response direction what the client allows; use what the runtime allowed."""
+        """Pass the client's limits to the response direction; apply the limits of the runtime."""
         if acknowledged:
             self.streams.resize_windows(self.streams.books.acknowledged())
             return

@@ -6,7 +6,8 @@ has ended) are left out as long as enough are left without them.
 
 An ordinary init container that has ended leaves its CPUs to the containers after it (kubernetes v1.36,
 pkg/kubelet/cm/cpumanager/policy_static.go ``updateCPUsToReuse``). Where the pod's containers are not known,
-an init container cannot be told from one that crashed, so the CPUs of a sibling that has ended are free.
+an exited init container looks the same as a container that crashed, so the CPUs of an exited sibling are
+free.
 
 Where no policy merges hints, CPUs are chosen on one NUMA node if one can hold them, if possible on that of
 the devices (``pick_unpoliced``). kubelet's allocator takes them in the order of the topology.
@@ -44,7 +45,7 @@ class CpuProvider(Provider):
         machine: The hardware.
         policy: Topology, options and reserved CPUs.
         node_binding: What the node says about the binding of CPUs.
-        state: Who owns CPUs, for one decision.
+        state: The owners of CPUs, for one decision.
         binding: How the CPUs of the pod are bound; None where the options of the CPU manager decide.
     """
 

@@ -31,7 +31,7 @@ class BeGroups:
         self._cgroups = cgroups
 
     def follow(self, state: NodeState, paths: Mapping[str, str]) -> list[str]:
-        """Write the groups whose cpusets differ.
+        """Write the groups that have other cpusets than wanted.
 
         Args:
             state: The current state of the node.

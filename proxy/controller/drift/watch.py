@@ -1,10 +1,10 @@
 """Watches the cpusets of live containers: the kernel reports a write, and the container is compared.
 
-The cgroup of each live container is watched; on cgroup v2 also the groups above it, whose cpusets limit what
-takes effect. Whether topoproxy itself wrote does not matter: the value is compared, and a right one costs one
-read. After a report no more reports are taken for a moment, so that many writes cost one comparison, unless a
-container is confined (``proxy.controller.confinement``). A group is not watched while all containers below it
-have write conflicts (``engine.write_conflicts``): then they are compared on a timer.
+The cgroup of each live container is watched; on cgroup v2 also the groups above it, as their cpusets limit
+what takes effect. Whether topoproxy itself wrote does not matter: the value is compared, and a right one
+costs one read. After a report no more reports are taken for a moment, so that many writes cost one
+comparison, unless a container is confined (``proxy.controller.confinement``). A group is not watched while
+all containers below it have write conflicts (``engine.write_conflicts``): then they are compared on a timer.
 
 Where the kernel refuses a watch, comparisons on timers take its place; that is reported once.
 """
@@ -117,7 +117,7 @@ class WriteWatch:
         return path
 
     def _bounds(self, path: str) -> list[str]:
-        """Return the groups above one whose cpusets limit its own, without the root."""
+        """Return the groups above one that limit its cpuset, without the root."""
         if self._context.enforcer.cgroups.version == 1:
             return []  # on v1 a group cannot be narrower than those in it
         parts = path.split("/")
@@ -157,7 +157,7 @@ class WriteWatch:
             self._suspect(some)
 
     def _affected(self, writes: Writes, groups: Collection[str]) -> list[str]:
-        """Return the containers whose cpusets a write to some groups may have changed."""
+        """Return the containers that a write to the cpusets of some groups may have affected."""
         fought, affected = self._fought(), list[str]()
         for group in groups:
             own = self._containers.get(group)

@@ -5,7 +5,7 @@ The machine is read in each comparison, and as soon as the kernel reports a chan
 Then, in this order:
 
 1. All containers leave the CPUs and memory that are gone. An owner keeps what is left of its CPUs. On
-   cgroup v1, tasks whose cgroup had no CPUs left are brought back into it.
+   cgroup v1, tasks that the kernel moved out of a cgroup without CPUs are brought back into it.
 2. An owner that has all of its own CPUs again leaves the replacements. Other containers may use these only
    when the kernel reports that the owner has left them.
 3. An owner that lacks CPUs which topoproxy had chosen is given others in their place
@@ -148,7 +148,7 @@ class Hotplug:
         context.attention.set()  # compares sandboxes, memory nodes and promised memory
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
-        """Have the memory nodes of containers whose nodes changed sent to the runtime."""
+        """Have the memory nodes of containers sent to the runtime where they have changed."""
         context, there = self._context, after.node.machine.memory_nodes
         context.learn(mems=self._mems.known.changed(there - before.node.machine.memory_nodes))
         for container_id in with_other_memory(before, after):

@@ -21,7 +21,7 @@ class PartitionJobs:
     """Makes, compares and ends partitions.
 
     Attributes:
-        ended: Ids of containers whose partitions have ended since the event loop took them over.
+        ended: Ids of the containers of partitions that have ended since the event loop last took them over.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PartitionJobs:
         return lost
 
     def _end_above(self, container_id: str, record: PartitionRecord) -> None:
-        """Take back the CPUs of a partition whose group is gone; the groups above still lend them."""
+        """Take back the CPUs of a partition after its group is gone; the groups above still lend them."""
         self.ended.add(container_id)
         try:
             self._kernel.end(record.path, record.cpus, record.lent)

@@ -77,7 +77,7 @@ class OwnerQuotas(Observer):
         return engine.quota_is_off(state, pod, container.name, container.placement.pool)
 
     def all_off(self) -> list[Container]:
-        """Return the containers whose quota is to be off now."""
+        """Return the containers that are to have no quota now."""
         if not self.active:
             return []
         there = self._context.state.containers.values()
