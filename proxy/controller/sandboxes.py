@@ -105,7 +105,7 @@ class Sandboxes:
         context.store.handle(SandboxRemoved(sandbox_id))
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
-        """Handle a sandbox that the runtime does not list: it is gone, or got its id while we were down."""
+        """Handle a sandbox that is not listed: it is gone, or got its id while the daemon was down."""
         context = self._context
         pod = context.state.pods.get(sandbox_id)
         if pod is not None and pod.reserved_for_pod is not None:

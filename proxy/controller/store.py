@@ -139,7 +139,7 @@ class NodeStore:
         return effects
 
     def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> Plan | None:
-        """Have the engine decide about a container; returns the plan, None where there was none to make."""
+        """Have the engine decide about a container; returns the plan, None where nothing was decided."""
         effects = self.handle(event)
         answer = effects[-1] if effects else None
         return answer.plan if type(answer) is PlanDecided else None

@@ -144,7 +144,7 @@ class OwnerQuotas(Observer):
         self._restoring.failed(CONTAINER + container_id)
 
     def restore_soon(self) -> None:
-        """Restore soon the quotas that are no longer to be off, after a change of a container's phase."""
+        """Restore soon the quotas that are no longer to be off: a container came, started, exited or went."""
         if self.known.records and self.active and not self._is_due:
             self._is_due = True
             self._context.spawn(self._follow())
