@@ -19,12 +19,6 @@ follows, without further state, what is easily done wrong:
 * a body that is rewritten, refused, reset or cancelled needs no correction: only what really left was booked;
 * DATA that only passes lowers both, and the runtime's update for it passes unchanged.
 
-A body larger than the client's window would cost a round trip for each 64 KiB. So the first such body has the
-client *lent* ``LENT_BYTES`` on the connection, once: it counts as if ``server`` were so much larger. On its
-stream a client is lent what the announced length of the message exceeds the initial window by, at most
-``LENT_BYTES``, and gets no further window before it has used that. A connection without such bodies carries
-no frame more for it.
-
 While there is a debt the client may have more window than the runtime gave. DATA of a passing stream that
 finds no window therefore waits in ``queue``; it counts as not granted back (``waiting``), which bounds it by
 the client's window.
@@ -48,8 +42,6 @@ from typing import Final
 from proxy.relay import frames
 from proxy.relay.events import RelayError
 
-LENT_BYTES: Final = 512 << 10
-"""What a client may be lent beyond the runtime's window, on the connection and on a stream."""
 _LOW_WINDOW: Final = 32_768
 _ENDLESS: Final = 1 << 62
 _JOINED_BYTES: Final = 65_536
@@ -117,20 +109,18 @@ class FlowControl:
     Attributes:
         client, server: The two connection-level windows of the request direction.
         waiting: Bytes of passing streams in the queue.
-        lent: By how much the client's window on the connection may be above the runtime's.
         initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE, as far as it may be used.
         largest: The runtime's SETTINGS_MAX_FRAME_SIZE, the same.
         credits: What to grant to the client, by stream.
         queue: What waits to be sent, by stream, in order.
     """
 
-    __slots__ = ("_limits", "client", "credits", "initial", "largest", "lent", "queue", "server", "waiting")
+    __slots__ = ("_limits", "client", "credits", "initial", "largest", "queue", "server", "waiting")
 
     def __init__(self) -> None:
         self.client = frames.DEFAULT_WINDOW
         self.server = frames.DEFAULT_WINDOW
         self.waiting = 0
-        self.lent = 0
         self.initial = frames.DEFAULT_WINDOW
         self.largest = frames.DEFAULT_FRAME
         # What holds, then what each SETTINGS that is not acknowledged yet will change it to.
@@ -153,23 +143,9 @@ class FlowControl:
         if length:
             self.credits[stream] = self.credits.get(stream, 0) + length
 
-    def lend(self, length: int, came: int) -> int:
-        """Lend window for a body that is held.
-
-        Args:
-            length: The length of the body, by the prefix of its message.
-            came: How much of it has come.
-
-        Returns:
-            What the client is to be granted on the stream before it uses more; it is not booked yet.
-        """
-        if length - came > self.client:
-            self.lent = LENT_BYTES
-        return max(0, min(length - self.initial, LENT_BYTES, frames.LARGEST_WINDOW - self.initial))
-
     def matches(self, increment: int) -> bool:
         """Book that the runtime's update goes on to the client, if that is just what can be granted."""
-        if self.server + self.lent - self.waiting - self.client != increment:
+        if self.server - self.waiting - self.client != increment:
             return False
         self.client += increment
         return True
@@ -180,7 +156,7 @@ class FlowControl:
 
     def grant(self) -> int:
         """Book and return all that the client can be granted on the connection; 0 for nothing."""
-        extra = self.server + self.lent - self.waiting - self.client
+        extra = self.server - self.waiting - self.client
         if extra <= 0:
             return 0
         self.client += extra

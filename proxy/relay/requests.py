@@ -80,15 +80,8 @@ class Requests(Direction):
                 books.credit(stream, length)
             else:
                 self._empties = 0
-                is_first = not tracked.body
                 if streams.hold(tracked, data[start:end]):
-                    if is_first and end - start >= frames.PREFIX.size:
-                        size = frames.PREFIX.size + frames.PREFIX.unpack_from(data, start)[1]
-                        tracked.lent = books.lend(size, end - start)
-                        books.credit(stream, tracked.lent)
-                    used = min(tracked.lent, length)
-                    tracked.lent -= used
-                    books.credit(stream, length - used)
+                    books.credit(stream, length)
         elif stream in streams.dead:
             if not length:
                 self.empty()

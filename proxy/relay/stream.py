@@ -20,7 +20,6 @@ class Stream(Outgoing):
         body: What came of the body so far; small pieces are gathered in buffers.
         tail: What came behind the message while WAITING.
         size: Bytes that count against the limit of the connection.
-        lent: What the client may still send on the stream before it is granted more.
         message: The original message while WAITING.
         asked: ``request`` was called.
         answered: The runtime began to answer.
@@ -28,19 +27,7 @@ class Stream(Outgoing):
         tee: What came of the answer so far; None once there is nothing more to read.
     """
 
-    __slots__ = (
-        "answered",
-        "asked",
-        "body",
-        "closing",
-        "lent",
-        "message",
-        "path",
-        "phase",
-        "size",
-        "tail",
-        "tee",
-    )
+    __slots__ = ("answered", "asked", "body", "closing", "message", "path", "phase", "size", "tail", "tee")
 
     def __init__(self, stream: int, path: str, window: int) -> None:
         super().__init__(stream, window)
@@ -49,7 +36,6 @@ class Stream(Outgoing):
         self.body: list[bytes | bytearray] = []
         self.tail = b""
         self.size = 0
-        self.lent = 0
         self.message: bytes | None = None
         self.asked = False
         self.answered = False

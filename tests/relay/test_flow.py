@@ -1,7 +1,7 @@
 import pytest
 
 from proxy.relay.events import RelayError
-from proxy.relay.flow import LENT_BYTES, FlowControl, Outgoing, joined
+from proxy.relay.flow import FlowControl, Outgoing, joined
 
 
 def item(stream, size, window=65535, *, end=True, passing=False):
@@ -88,43 +88,6 @@ def test_a_sent_body_is_a_debt_that_updates_repay():
     books.widened(10_010)
     assert books.grant() == 20_000
     assert books.client == books.server == 65535
-
-
-def test_a_body_beyond_the_window_is_lent_window_once():
-    books = FlowControl()
-    books.arrived(16_384)
-    assert books.lend(65_535, 16_384) == 0
-    assert books.lent == 0, "the client can send it whole"
-    assert books.due() == 0
-    books.arrived(16_384)
-    assert books.lend(205_000, 16_384) == 205_000 - 65_535
-    assert books.due() == LENT_BYTES + 32_768
-    assert books.lend(205_000, 16_384) == 205_000 - 65_535
-    assert books.due() == 0
-    assert books.client == books.server + LENT_BYTES
-
-
-def test_what_a_stream_is_lent_is_bounded():
-    books = FlowControl()
-    assert books.lend(1 << 31, 5) == LENT_BYTES
-    books.initial = (1 << 31) - 11
-    assert books.lend(1 << 32, 5) == 10, "a window is at most 2^31 - 1"
-
-
-def test_updates_repay_a_debt_beside_what_is_lent():
-    books = FlowControl()
-    books.arrived(40_000)
-    books.lend(205_000, 40_000)
-    assert books.due() == LENT_BYTES + 40_000
-    books.arrived(165_000)
-    assert books.due() == 0, "the client has more than half of a window left"
-    books.enqueue(item(1, 205_000))
-    sent(books)
-    books.widened(65_535)
-    sent(books)
-    assert books.matches(65_535) is False
-    assert books.grant() == 165_000
-    assert books.client == books.server + LENT_BYTES
 
 
 def test_waiting_data_of_passing_streams_is_not_granted_back():

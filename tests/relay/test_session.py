@@ -657,7 +657,6 @@ def test_what_would_exceed_the_memory_limit_is_refused(monkeypatch):
     first = net.client.call(CREATE, bytes(200_000))
     net.run()
     second = net.client.call(CREATE, bytes(200_000))
-    net.run()
     third = net.client.call(CREATE, bytes(50_000))
     net.run()
     assert net.client.streams[second].headers[0]["grpc-status"] == "8"
