@@ -20,6 +20,7 @@ from proxy.calls.pod_calls import PodCalls
 from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
@@ -136,7 +137,7 @@ class CallFlow:
         controller.telemetry.count(metrics.REQUESTS_UNDECODABLE)
         controller.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
         controller.attention.set()
-        if call.method in self._answered and controller.store.mode.enforces and self._is_strict(call):
+        if call.method in self._answered and self._must_be_placed(call):
             call.refuse(
                 GrpcStatus.INTERNAL,
                 f"cannot place what {call.method} asks for: the request cannot be decoded",
@@ -152,8 +153,8 @@ class CallFlow:
             # It passes without our set: not what we meant.
             controller.store.handle(SavedCpusLearned(call.state.target, None))
             call.state.sent = None
-        strict = call.method == "CreateContainer" and controller.store.mode.enforces
-        if strict and (controller.options.refuse_on_error or self._is_strict(call)):
+        always = controller.options.refuse_on_error
+        if call.method == "CreateContainer" and self._must_be_placed(call, always=always):
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
             call.refuse(GrpcStatus.INTERNAL, message)
         else:
@@ -167,7 +168,7 @@ class CallFlow:
         except TimeoutError:
             controller.telemetry.problem(UNSYNCED, method=call.method)
             controller.attention.set()
-            if call.method == "CreateContainer" and controller.store.mode.enforces and self._is_strict(call):
+            if call.method == "CreateContainer" and self._must_be_placed(call):
                 call.refuse(
                     GrpcStatus.UNAVAILABLE, "cannot place the container: not in step with the runtime yet"
                 )
@@ -179,8 +180,15 @@ class CallFlow:
         if not call.done:
             self._handle(call)
 
-    def _is_strict(self, call: HeldCall) -> bool:
-        """Return whether a call's pod must not run unplaced, or may be such a pod."""
+    def _must_be_placed(self, call: HeldCall, *, always: bool = False) -> bool:
+        """Return whether a call's pod must not run unplaced, or may be such a pod.
+
+        Args:
+            call: The call.
+            always: Whether no pod to which the plan is applied may run unplaced.
+        """
         state = self.controller.state
+        if not applies_to(state, None):
+            return False
         pod = call.pod_of(state.pods, state.node.machine.bounds)
-        return pod is None or state.node.refuses_unplaced(pod)
+        return applies_to(state, pod) and (always or pod is None or state.node.refuses_unplaced(pod))

@@ -11,6 +11,7 @@ from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import ContainersUpdated
 from proxy.engine.pod_fence import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -126,7 +127,7 @@ class ContainerCalls:
 
     def _go_update(self, call: HeldCall, asked: ResourceUpdate, fence: Fence | None) -> None:
         container = self.controller.state.containers[asked.container_id]
-        if not self.controller.store.mode.enforces or container.phase is Phase.EXITED:
+        if container.phase is Phase.EXITED or not applies_to(self.controller.state, container.pod):
             call.release()
             self.controller.spawn(self.controller.unit_properties.fencing.drop(fence))
             return

@@ -11,6 +11,7 @@ from proxy.controller.exited_siblings import holders, see_ended
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.reservations import CreateClient
 from proxy.engine.admit import with_earlier_decision
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import PodLearned
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -96,13 +97,13 @@ class CreateCalls:
         self.controller.sandboxes.moved_on(pod, asked.name)
         plan = self.controller.creates.place(pod, asked.name, asked.attempt, asked.resources)
         if plan.container is None:
-            if self.controller.store.mode.enforces:
+            if applies_to(self.controller.state, pod):
                 call.refuse(plan.verdict.code, plan.verdict.message)
             else:
                 call.release()
             return
         call.state = Trip(target=plan.container.id)
-        if not self.controller.store.mode.enforces:
+        if not applies_to(self.controller.state, pod):
             call.release()
         elif "pre_create_container" in self.hooked.points:
             self.hooked.create(call, plan.container, self._go_create)

@@ -10,6 +10,7 @@ from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import NodeController
 from proxy.engine.admit import decides_pod
+from proxy.engine.enforcement import applies_to
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
 
@@ -61,7 +62,7 @@ class PodCalls:
             call.release()
             return
         verdict, pod = controller.sandboxes.admit(pod, total)
-        if not verdict.admitted and controller.store.mode.enforces:
+        if not verdict.admitted and applies_to(controller.state, pod):
             call.refuse(verdict.code, verdict.message)
             return
         # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from proxy.controller.context import NodeContext
 from proxy.controller.enforce import Enforced
 from proxy.controller.observer import Observer
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import Change, Follow, WriteCpusets
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
@@ -64,7 +65,9 @@ class KernelWrites(Observer):
 
     async def follow(self, ids: list[str]) -> None:
         """Write the cpusets of some containers now."""
-        context, inflight = self._context, self._context.state.inflight
+        context, state = self._context, self._context.state
+        there, inflight = state.containers, state.inflight
+        ids = [i for i in ids if (c := there.get(i)) is not None and applies_to(state, c.pod)]
         ids = [i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i)]
         if not ids:
             return

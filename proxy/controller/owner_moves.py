@@ -12,6 +12,7 @@ from msgspec import structs
 from proxy.controller.context import NodeContext
 from proxy.controller.reservation_records import MOVE, MoveRecord
 from proxy.controller.reservations import ReservationRun, Reservations
+from proxy.engine.enforcement import applies_to
 from proxy.engine.movable import containers_of, why_not_movable
 from proxy.engine.node_events import CpusGiven
 from proxy.engine.owners import CpuHold
@@ -47,6 +48,8 @@ class OwnerMoves:
         if why := why_not_movable(context.state, owner, cpus):
             return why
         containers = containers_of(context.state, owner)
+        if not applies_to(context.state, containers[0].pod):
+            return "the plan is not applied to its pod"
         first, ids = containers[0], tuple(container.id for container in containers)
         own = first.placement.exclusive
         one = Reservation(ReservationKind.MOVE, ids, cpus, ref=first.ref, previous=own)

@@ -19,6 +19,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.reservations import Reservations
 from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.worker import Worker
+from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_effects import StrayOver
 from proxy.engine.node_events import (
@@ -86,7 +87,7 @@ class StartUpdate:
     def is_ready(self, container: Container) -> bool:
         """Return whether a container may start at once: the runtime has saved the right CPUs for it."""
         context = self._context
-        if not context.store.mode.enforces:
+        if not applies_to(context.state, container.pod):
             return True
         is_ready = start_step(context.state, container.id) is StartStep.READY
         return is_ready and not is_below_class(context.state, container)
@@ -101,10 +102,10 @@ class StartUpdate:
             UnavailableError, RuntimeCallError: The runtime did not accept the CPUs.
         """
         context = self._context
-        if not context.store.mode.enforces:
-            return ""
         known = context.state.containers.get(container_id)
-        if known is not None and known.phase is Phase.CREATED and is_below_class(context.state, known):
+        if known is None or not applies_to(context.state, known.pod):
+            return ""
+        if known.phase is Phase.CREATED and is_below_class(context.state, known):
             await self._see_to_groups(known)
         for _ in range(STEPS):
             step = start_step(context.state, container_id)

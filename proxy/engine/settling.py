@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
@@ -21,7 +22,9 @@ class SettleStep(Enum):
 def settle_step(state: NodeState, container_id: str) -> SettleStep:
     """Return what is to be done about a container that is unsettled."""
     container = state.containers.get(container_id)
-    if container is None or container.phase is not Phase.RUNNING or not state.mode.enforces:
+    if container is None or container.phase is not Phase.RUNNING:
+        return SettleStep.NOTHING
+    if not applies_to(state, container.pod):
         return SettleStep.NOTHING
     if state.node.erases(container.placement):
         return SettleStep.NOTHING  # what its cgroups have is all that it is to have

@@ -161,7 +161,7 @@ class Hotplug:
         """Give owners CPUs in place of offline ones, and take them back when those are online again."""
         context = self._context
         async with self._mending:
-            if context.store.mode.enforces and not context.store.mode.is_leaving:
+            if context.store.mode.enforces:
                 if self._looks:
                     self._looks -= 1
                     await self._mems.once()

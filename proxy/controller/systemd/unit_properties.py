@@ -34,6 +34,7 @@ from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.systemd.ports import Fences, UnitNews, Units, UnitSets
 from proxy.controller.worker import Worker
+from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import Author
 from proxy.engine.node_effects import CompareUnits
@@ -174,12 +175,14 @@ class UnitProperties:
     def is_unit(self, container: Container) -> bool:
         """Report whether a container is a systemd scope, or will be one."""
         context = self._context
-        if self.units is None or context.enforcer.cgroups.version != 2 or not context.store.mode.enforces:
+        if self.units is None or context.enforcer.cgroups.version != 2:
+            return False
+        if not applies_to(context.state, container.pod):
             return False
         parent, path = container.pod.cgroup_parent, context.enforcer.known_path(container) or ""
         erased = context.state.node.erases(container.placement)  # it has what its pod's slice has
         is_one = path.endswith(".scope") if path else parent.rstrip("/").endswith(".slice")
-        return is_one and not erased and not context.store.mode.is_leaving
+        return is_one and not erased
 
     def changed(self, ids: Iterable[str]) -> None:
         """Have the units of some containers compared, soon."""

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from proxy.api.cri import api_pb2 as pb
 from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import HeldCall
+from proxy.engine.enforcement import applies_to
 from proxy.model.grpc_status import GrpcStatus
 from proxy.relay.events import Unusual
 from proxy.telemetry import metrics
@@ -32,7 +33,7 @@ class Interceptors(CallFlow):
         controller.attention.set()
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
-        if controller.store.mode.is_leaving or not controller.store.mode.enforces:
+        if not applies_to(controller.state, None):
             return None
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 

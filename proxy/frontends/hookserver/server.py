@@ -177,8 +177,7 @@ class Server:
         """Answer after a fault of ours: as it is, unless the container would rather not run."""
         if isinstance(asked, pb.PodSandboxHookRequest):
             return pod_echo(asked)
-        strict = self._controller.options.refuse_on_error or self._servicer.is_strict(asked)
-        if name == "PreCreateContainerHook" and self._controller.store.mode.enforces and strict:
+        if name == "PreCreateContainerHook" and self._servicer.must_be_placed(asked):
             what = f"{type(error).__name__}: {error}"
             raise HookCallRefusedError(
                 GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}"

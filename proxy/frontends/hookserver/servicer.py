@@ -12,6 +12,7 @@ from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import Trip
 from proxy.controller.controller import NodeController
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER
 from proxy.frontends.hookserver.foreign_call import ContainerCall, HookCallRefusedError, SandboxCall
 from proxy.frontends.hookserver.lookup import RuntimeLookup
@@ -199,11 +200,13 @@ class Servicer:
             err=why,
         )
         controller.attention.set()
-        if controller.store.mode.enforces and (controller.options.refuse_on_error or self.is_strict(asked)):
+        if self.must_be_placed(asked):
             raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, words)
         return container_echo(asked)
 
-    def is_strict(self, asked: Container) -> bool:
+    def must_be_placed(self, asked: Container) -> bool:
         """Return whether a container's pod must not run unplaced."""
-        node = self._controller.state.node
-        return node.refuses_unplaced(pod_of(asked, "", 0, node.machine.bounds))
+        state = self._controller.state
+        pod = pod_of(asked, "", 0, state.node.machine.bounds)
+        is_strict = self._controller.options.refuse_on_error or state.node.refuses_unplaced(pod)
+        return is_strict and applies_to(state, pod)
