@@ -85,7 +85,7 @@ class Pages:
                 "endpoint": str(config.runtime),
                 "connected": self._sync.connected,
                 "version": self._sync.runtime_version,
-                "events": self._controller.runtime_events.hearing.value,
+                "events": self._controller.runtime_events.events_state.value,
             }
             if self._suppression is not None:
                 from proxy.controller.be.page import suppression_page
@@ -144,7 +144,7 @@ class Pages:
             raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
         state, manager, meta = (
             self._controller.state,
-            self._controller.beside.manager,
+            self._controller.kubelet_cpus.manager,
             self._controller.node_policy.meta,
         )
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()

@@ -20,7 +20,7 @@ from proxy.backends.cgroup.fences import KernelFences
 from proxy.backends.cgroup.inotify import InotifyWrites
 from proxy.backends.cgroup.locator import Locator
 from proxy.backends.cgroup.memory import KernelMemory, open_memory
-from proxy.backends.kubelet.cpu_manager import KubeletBeside
+from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.backends.runtime.containerd_events import ContainerdEvents
@@ -125,7 +125,7 @@ def _ports(
         hardware=lambda known: _changed(config, known) if reread else None,
         kubelet=_kubelet(config, context),
         devices=_devices(config, context),
-        beside=_beside(config, context),
+        kubelet_cpu_manager=_kubelet_cpu_manager(config, context),
         node_object=_node_object(config),
         topology_options=config.topology_manager_policy_options,
         cpu_groups=groups,
@@ -270,10 +270,10 @@ def _devices(config: Config, context: NodeContext) -> Hardware:
     return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.telemetry.problem)
 
 
-def _beside(config: Config, context: NodeContext) -> KubeletCpuManager:
+def _kubelet_cpu_manager(config: Config, context: NodeContext) -> KubeletCpuManager:
     """Find out what kubelet's CPU manager does."""
     asked = config.kubelet
-    return KubeletBeside(
+    return KubeletCpuManagerReader(
         _kubelet_settings(config),
         str(asked.state_dir),
         str(asked.config_file or ""),

@@ -149,7 +149,7 @@ class ContainerCalls:
         cpus, mems = asked.cpus or known.cpuset_cpus, asked.mems or known.cpuset_mems
         if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
             return
-        if self.controller.beside.manager.policy != "static":
+        if self.controller.kubelet_cpus.manager.policy != "static":
             request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
             changed = structs.replace(container, request=request)
             self.controller.store.handle(ContainersUpdated((changed,), "container updated"))

@@ -43,7 +43,7 @@ class CreateCalls:
         asks = fact_lookup.pod_matters(node, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
-        if asks or holders(controller.state, pod) or controller.beside.matters(pod, asked.resources):
+        if asks or holders(controller.state, pod) or controller.kubelet_cpus.matters(pod, asked.resources):
             self._hold(call, self._find_out(call, pod, asked, given))
         else:
             self._decide(call, pod, asked)
@@ -85,8 +85,8 @@ class CreateCalls:
             asked.resources = await controller.fact_lookup.devices(pod, asked.name, given, asked.resources)
             pod = controller.state.pods.get(pod.sandbox_id) or pod
         await see_ended(controller, controller.lifecycle, controller.fact_lookup.worker, pod)
-        if controller.beside.matters(pod, asked.resources):
-            await controller.beside.look()
+        if controller.kubelet_cpus.matters(pod, asked.resources):
+            await controller.kubelet_cpus.look()
         if not call.done:
             self._decide(call, pod, asked)
 

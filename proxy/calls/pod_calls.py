@@ -54,7 +54,7 @@ class PodCalls:
             pod = await controller.fact_lookup.pod(pod)
         if decides_pod(node, pod):
             total = await controller.fact_lookup.pod_devices(pod, total)
-            await controller.beside.look()
+            await controller.kubelet_cpus.look()
         if call.done:
             return
         if not decides_pod(node, pod):

@@ -86,7 +86,7 @@ class Adoption:
         self,
         context: NodeContext,
         creates: Creates,
-        beside: KubeletCpus,
+        kubelet_cpus: KubeletCpus,
         runtime_events: RuntimeEvents,
         worker: Worker,
         lookups: Worker,
@@ -96,7 +96,7 @@ class Adoption:
         Args:
             context: The node with the containers to adopt.
             creates: Keeps records of decisions.
-            beside: Reads the assignments of kubelet's CPU manager, before CPUs are taken.
+            kubelet_cpus: Reads the assignments of kubelet's CPU manager, before CPUs are taken.
             runtime_events: Corrects lists by the exit events that have arrived.
             worker: Makes the requests of reconcile passes.
             lookups: Makes the requests that a client's call waits for, so that the call does not wait for a
@@ -104,7 +104,7 @@ class Adoption:
         """
         self._context = context
         self._creates = creates
-        self._beside = beside
+        self._kubelet_cpus = kubelet_cpus
         self._runtime_events = runtime_events
         self._worker = worker
         self._lookups = lookups
@@ -144,7 +144,7 @@ class Adoption:
     ) -> None:
         context = self._context
         if found:
-            await self._beside.look()
+            await self._kubelet_cpus.look()
         for some in by_pod(found):
             asked = [*(c.id for c in some), *self._ended_beside(some, listing)]
             details = await worker.run(self._details, asked)

@@ -69,7 +69,7 @@ class Ports(Struct, frozen=True):
         hardware: Returns the machine where it differs from the known one; called in a thread.
         kubelet: What kubelet knows of pods and devices.
         devices: Where devices are, from sysfs.
-        beside: The settings and assignments of kubelet's CPU manager.
+        kubelet_cpu_manager: The settings and assignments of kubelet's CPU manager.
         node_object: The Node object.
         topology_options: The options of the topology manager in the configuration.
         cpu_groups: The cpu controller's tree.
@@ -88,7 +88,7 @@ class Ports(Struct, frozen=True):
     hardware: Callable[[Machine], Machine | None] = lambda known: None
     kubelet: Kubelet | None = None
     devices: Hardware | None = None
-    beside: KubeletCpuManager | None = None
+    kubelet_cpu_manager: KubeletCpuManager | None = None
     node_object: NodeObject | None = None
     topology_options: TopologyOptions = field(default_factory=TopologyOptions)
     cpu_groups: CpuGroups | None = None
@@ -145,19 +145,21 @@ class NodeController(NodeContext):
         self.delegated = DelegatedCreates(self, lifecycle)
         self.creates = creates = Creates(self, self.delegated)
         self.sandboxes = Sandboxes(self, lifecycle, writes)
-        self.beside = beside = KubeletCpus(self, others.beside)
-        self.node_policy = NodePolicySync(self, beside, node, others.node_object, others.topology_options)
+        self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
+        self.node_policy = NodePolicySync(
+            self, kubelet_cpus, node, others.node_object, others.topology_options
+        )
         self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
         subscribe(quotas)
         self.mems = mems = CpusetMems(self, others.memory)
         self.partitions = self._partitions(others)
         if self.partitions is not None:
             subscribe(self.partitions)
-        self.drift = drift = Drift(self, writes, beside, others.writes)
+        self.drift = drift = Drift(self, writes, kubelet_cpus, others.writes)
         self.unit_properties = unit_properties = UnitProperties(
             self, writes, drift.suspect, others.units, others.fences
         )
-        self.where = CgroupLocator(self, writes, others.places)
+        self.cgroup_locator = CgroupLocator(self, writes, others.places)
         self.confinement = Confinement(self, writes, drift, unit_properties.fencing)
         self.reservations = reservations = Reservations(
             self, writes, self.confinement, drift, lifecycle, creates
@@ -185,11 +187,11 @@ class NodeController(NodeContext):
                 lifecycle,
                 creates,
                 self.sandboxes,
-                beside,
+                kubelet_cpus,
                 self.node_policy,
                 self.hotplug,
                 self.runtime_events,
-                self.where,
+                self.cgroup_locator,
                 drift,
                 self.confinement,
                 quotas,
@@ -218,7 +220,14 @@ class NodeController(NodeContext):
         await ending.step("end tasks", self.end_tasks())
         await ending.step("write the ledger", self.journal.close(), limit, least=1.0)
         await ending.step("take fences away", self.unit_properties.close())
-        workers = (self.recorder, self.kernel, self.fact_lookup, self.node_policy, self.beside, self.mems)
+        workers = (
+            self.recorder,
+            self.kernel,
+            self.fact_lookup,
+            self.node_policy,
+            self.kubelet_cpus,
+            self.mems,
+        )
         closing = (asyncio.to_thread(part.close) for part in workers)
         await ending.step("end the workers", asyncio.gather(*closing), limit)
         await ending.step("stop looking at writes", self.drift.close())

@@ -84,7 +84,11 @@ class Creates:
         if not isinstance(plan.problem, InputDefect):
             context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
         why = plan.explanation
-        if why is None or plan.problem in pod.defects or any(plan.problem in told for told in why.reasons):
+        if (
+            why is None
+            or plan.problem in pod.defects
+            or any(plan.problem in reason for reason in why.reasons)
+        ):
             return plan
         return structs.replace(plan, explanation=structs.replace(why, reasons=(*why.reasons, plan.problem)))
 

@@ -58,16 +58,16 @@ class DelegatedCreates:
         Returns:
             The request with the client's own values, and whether there was an earlier decision.
         """
-        told = self._open.pop((pod.sandbox_id, name, attempt), None)
-        first = None if told is None else self._context.state.containers.get(told.token)
-        if told is None or first is None:
+        opened = self._open.pop((pod.sandbox_id, name, attempt), None)
+        first = None if opened is None else self._context.state.containers.get(opened.token)
+        if opened is None or first is None:
             return request, False
         asked = first.request
-        self._lifecycle.failed(told.token, again=True)
+        self._lifecycle.failed(opened.token, again=True)
         same = (
-            request.cpuset_cpus == told.cpus,
-            request.cpuset_mems == told.mems,
-            request.cpu_quota == told.quota,
+            request.cpuset_cpus == opened.cpus,
+            request.cpuset_mems == opened.mems,
+            request.cpu_quota == opened.quota,
         )
         meant = structs.replace(
             request,

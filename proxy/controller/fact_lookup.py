@@ -85,10 +85,10 @@ class FactLookup:
         kubelet = self._kubelet
 
         def asked() -> Pod:
-            told = kubelet.asks(pod.uid, pod.namespace, pod.name)
-            if told is None:
+            answer = kubelet.asks(pod.uid, pod.namespace, pod.name)
+            if answer is None:
                 return pod
-            asks, source = told
+            asks, source = answer
             # The QoS class by the cgroup parent counts: it is the one that takes effect in the kernel.
             guaranteed = asks.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
             asks = structs.replace(asks, uid=pod.key, guaranteed=guaranteed)
@@ -98,18 +98,18 @@ class FactLookup:
 
     def _devices(self, pod: Pod, name: str, given: DeviceFacts) -> tuple[Near, ...]:
         if self._kubelet is not None and self._kubelet.knows_devices:
-            told = self._told(self._kubelet, pod, (name,))
-            if told:
-                return told
+            answer = self._device_nodes(self._kubelet, pod, (name,))
+            if answer:
+                return answer
         hardware = self._hardware
         return self._try(lambda: hardware.near(given), ()) if given and hardware is not None else ()
 
     def _pod_devices(self, pod: Pod) -> tuple[Near, ...]:
         if self._kubelet is None or not self._kubelet.knows_devices or pod.asks is None:
             return ()
-        return self._told(self._kubelet, pod, [ask.name for ask in pod.asks.containers])
+        return self._device_nodes(self._kubelet, pod, [ask.name for ask in pod.asks.containers])
 
-    def _told(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[Near, ...]:
+    def _device_nodes(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[Near, ...]:
         """Query kubelet for the devices of some containers of a pod."""
 
         def asked() -> tuple[Near, ...]:

@@ -103,11 +103,11 @@ class History:
         if not entries:
             return
         number, when, _, cpus = entries[-1]
-        told = _explanation(entries[-1])
-        reasons = (*told.reasons, message(words))
+        explanation = _explanation(entries[-1])
+        reasons = (*explanation.reasons, message(words))
         if len(reasons) > FIRST + LAST:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
-        entries[-1] = (number, when, structs.replace(told, reasons=reasons), cpus)
+        entries[-1] = (number, when, structs.replace(explanation, reasons=reasons), cpus)
 
     def refused(self, token: str, verdict: Verdict) -> None:
         """Note that a container was refused elsewhere after it was placed here: the placement is void."""
@@ -117,7 +117,7 @@ class History:
             entries[-1] = (
                 number,
                 when,
-                structs.replace(_explanation(entries[-1]), verdict=_said(verdict)),
+                structs.replace(_explanation(entries[-1]), verdict=_shortened(verdict)),
                 cpus,
             )
 
@@ -187,15 +187,15 @@ class History:
                 yield container_id, entry, True
 
 
-def _fitted(told: Explanation) -> Explanation:
+def _fitted(explanation: Explanation) -> Explanation:
     """Truncate the sentences of a decision that are too long."""
-    if all(len(words) <= MESSAGE for words in (told.verdict.message, *told.reasons)):
-        return told
-    reasons = tuple(map(message, told.reasons))
-    return structs.replace(told, verdict=_said(told.verdict), reasons=reasons)
+    if all(len(words) <= MESSAGE for words in (explanation.verdict.message, *explanation.reasons)):
+        return explanation
+    reasons = tuple(map(message, explanation.reasons))
+    return structs.replace(explanation, verdict=_shortened(explanation.verdict), reasons=reasons)
 
 
-def _said(verdict: Verdict) -> Verdict:
+def _shortened(verdict: Verdict) -> Verdict:
     return structs.replace(verdict, message=message(verdict.message))
 
 

@@ -4,10 +4,10 @@ Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). 
 kubelet assigns CPUs when it admits a pod, and writes them to its state file before it requests a sandbox. The
 create of the container follows later, with these CPUs in its request. In between only the file shows them. So
 the file is read in each comparison, and before CPUs are chosen for any container; that costs a ``stat`` while
-the file is unchanged. Its assignments become part of the state of the node (``NodeState.beside``): the pools
-lose these CPUs at once, no other container is given them, and containers that run there move away. When
-kubelet removes an entry, the pools get the CPUs back. CPUs that had an owner here first stay with that owner
-(``engine.kubelet_cpus``).
+the file is unchanged. Its assignments become part of the state of the node
+(``NodeState.with_kubelet_cpus``): the pools lose these CPUs at once, no other container is given them, and
+containers that run there move away. When kubelet removes an entry, the pools get the CPUs back. CPUs that had
+an owner here first stay with that owner (``engine.kubelet_cpus``).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class KubeletCpus:
 
     def _follow(self, manager: CpuManager) -> None:
         context, state = self._context, self._context.state
-        after = state.beside(self._counts(manager.held))
+        after = state.with_kubelet_cpus(self._counts(manager.held))
         if after is not state:
             context.store.handle(KubeletAssigned(after.kubelet))
             context.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)

@@ -37,7 +37,7 @@ class NodePolicySync:
     def __init__(
         self,
         context: NodeContext,
-        beside: KubeletCpus,
+        kubelet_cpus: KubeletCpus,
         configured: Node,
         source: NodeObject | None = None,
         options: TopologyOptions | None = None,
@@ -46,13 +46,13 @@ class NodePolicySync:
 
         Args:
             context: Has the rules.
-            beside: Knows what kubelet's CPU manager keeps.
+            kubelet_cpus: Knows what kubelet's CPU manager keeps.
             configured: The node as our configuration has it.
             source: Where the Node object is; None for none.
             options: Of the topology manager, as our configuration has them.
         """
         self._context = context
-        self._beside = beside
+        self._kubelet_cpus = kubelet_cpus
         self._configured = configured
         self._source = source
         self._options = options or TopologyOptions()
@@ -80,7 +80,9 @@ class NodePolicySync:
         """Have the state follow the policy, by what is known."""
         context, before = self._context, self._context.state
         machine = before.node.machine
-        wanted = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
+        wanted = self._with_kept(
+            read_node_policy(self._configured, machine, self.meta, self._kubelet_cpus.manager)
+        )
         done = apply_node_policy(before, wanted, self.policy, self._options)
         old = self.policy.named()
         context.learn(policy=done.policy)

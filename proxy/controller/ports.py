@@ -39,7 +39,7 @@ class MachineEvents(Protocol):
     def fileno(self) -> int:
         """Return a file descriptor that is readable when events have arrived."""
 
-    def heard(self) -> bool:
+    def changed(self) -> bool:
         """Read the events that have arrived, without waiting; True if the machine may have changed.
 
         Raises:

@@ -78,11 +78,11 @@ class Compared(Struct, frozen=True):
     lifecycle: Lifecycle
     creates: Creates
     sandboxes: Sandboxes
-    beside: KubeletCpus
+    kubelet_cpus: KubeletCpus
     node_policy: NodePolicySync
     hotplug: Hotplug
     runtime_events: RuntimeEvents
-    where: CgroupLocator
+    cgroup_locator: CgroupLocator
     drift: Drift
     confinement: Confinement
     quotas: OwnerQuotas
@@ -109,7 +109,12 @@ class Sync:
         self._worker = Worker("sync", context.broken)
         context.health.watch(self._worker)
         self.adoption = Adoption(
-            context, parts.creates, parts.beside, parts.runtime_events, self._worker, start_update.lookups
+            context,
+            parts.creates,
+            parts.kubelet_cpus,
+            parts.runtime_events,
+            self._worker,
+            start_update.lookups,
         )
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
@@ -144,7 +149,7 @@ class Sync:
         for container in context.state.containers.values():
             context.history.note_simple(context.wall(), container, context.state.wanted(container))
             yield
-        self._parts.where.recall()
+        self._parts.cgroup_locator.recall()
 
     def _recorded(
         self,
@@ -229,9 +234,9 @@ class Sync:
         known_pods = set(context.state.pods)
         if not self.connected:
             self.runtime_version = await self._worker.run(context.runtime.version)
-            await self._parts.where.ask_driver(self._worker)
+            await self._parts.cgroup_locator.ask_driver(self._worker)
         await self._parts.hotplug.look()
-        await self._parts.beside.refresh(self._worker)
+        await self._parts.kubelet_cpus.refresh(self._worker)
         await self._parts.node_policy.follow(self._worker)
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
         self.connected, self._waits = True, False
@@ -287,7 +292,7 @@ class Sync:
         context.report_errors(done)
         self._parts.writes.moved(done, look_again=False)
         running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
-        found = await self._parts.where.find(running, self._worker)
+        found = await self._parts.cgroup_locator.find(running, self._worker)
         await self._parts.writes.follow(found)
         self._say_lost([i for i in done.lost if i not in found], listing, began)
         await self._also(self._parts.quotas.once())
@@ -339,7 +344,7 @@ class Sync:
             )
             lost = [min(lost, key=lambda c: c.ref)]
         for container in lost:
-            why = self._parts.where.why.get(container.id)
+            why = self._parts.cgroup_locator.why.get(container.id)
             context.telemetry.problem(NO_CGROUP, **subject(container), err=why)
 
     # -- parts of a pass ----------------------------------------------------------------------------------
@@ -391,14 +396,14 @@ class Sync:
         context = self._context
         phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
 
-        def told(container_id: str) -> Phase | None:
+        def phase_of(container_id: str) -> Phase | None:
             return (
                 phases.get(container_id)
                 if context.state.runtime.changes.is_unchanged(container_id, began)
                 else None
             )
 
-        await turns.through(self._start_update.end_strays(told, asked))
+        await turns.through(self._start_update.end_strays(phase_of, asked))
         absent = [i for i in known if listing.lacks_container(i)]
         for at in range(0, len(absent), AT_ONCE):
             there = context.state.containers

@@ -62,7 +62,7 @@ REFUSED_S, NOT_OFFERED_S = 30.0, 300.0
 JOIN_S = 2.0
 
 
-class Hearing(Enum):
+class EventsState(Enum):
     """The state of the stream of the runtime's events."""
 
     OFF = "off"
@@ -87,8 +87,8 @@ class RuntimeEvents:
         self._events = events
         if events is not None:
             events.unread = self.missed
-        self.hearing = Hearing.OFF if events is None else Hearing.WAITING
-        self._queue: deque[RuntimeEvent | Hearing] = deque()
+        self.events_state = EventsState.OFF if events is None else EventsState.WAITING
+        self._queue: deque[RuntimeEvent | EventsState] = deque()
         self._lock = threading.Lock()
         self._woken = self._overflown = False
         self._closing = threading.Event()
@@ -127,23 +127,23 @@ class RuntimeEvents:
         """
         try:
             stream = events.listen()
-            self._put(Hearing.CONNECTED)
+            self._put(EventsState.CONNECTED)
             for event in stream:
                 self._put(event)
         except UnavailableError:
             pass  # the reconcile pass reports that the runtime cannot be reached
         except RuntimeCallError as error:
             if error.code == GrpcStatus.UNIMPLEMENTED:
-                self._put(Hearing.NOT_OFFERED)
+                self._put(EventsState.NOT_OFFERED)
                 return NOT_OFFERED_S
-            self._put(Hearing.WAITING)
+            self._put(EventsState.WAITING)
             self._context.telemetry.problem("cannot receive the runtime's events", err=error)
             return REFUSED_S
         except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes go on
-            self._put(Hearing.WAITING)
+            self._put(EventsState.WAITING)
             self._context.broken(error)
             return REFUSED_S
-        self._put(Hearing.WAITING)
+        self._put(EventsState.WAITING)
         return 0
 
     def missed(self, what: str) -> None:
@@ -152,7 +152,7 @@ class RuntimeEvents:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._context.attention.set)
 
-    def _put(self, what: RuntimeEvent | Hearing) -> None:
+    def _put(self, what: RuntimeEvent | EventsState) -> None:
         with self._lock:
             if self._closing.is_set():
                 return
@@ -185,21 +185,21 @@ class RuntimeEvents:
             self._context.attention.set()
         for what in some:
             try:
-                if isinstance(what, Hearing):
-                    self._hear(what)
+                if isinstance(what, EventsState):
+                    self._enter(what)
                 else:
                     self._handle(what)
             except Exception as error:  # noqa: BLE001  a fault in one event must not affect the others
                 self._context.broken(error)
                 self._context.attention.set()
 
-    def _hear(self, now: Hearing) -> None:
+    def _enter(self, now: EventsState) -> None:
         context = self._context
-        if now is Hearing.CONNECTED:
+        if now is EventsState.CONNECTED:
             context.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
             context.attention.set()  # events from before the subscription were not delivered
-        if now is not self.hearing:
-            self.hearing = now
+        if now is not self.events_state:
+            self.events_state = now
             context.telemetry.debug("the runtime's event stream changed", state=now.value)
 
     def _handle(self, event: RuntimeEvent) -> None:

@@ -121,7 +121,7 @@ class StartUpdate:
                     await self._send(container)
                 case StartStep.CLEAR:
                     return await self._clear(container)
-        return "the pools change faster than the runtime can be told"
+        return "the pools change faster than the runtime can be updated"
 
     async def _clear(self, container: Container) -> str:
         """Move other containers off the CPUs of an owner; returns why that fails, empty if it succeeds."""
@@ -170,7 +170,7 @@ class StartUpdate:
         done, _ = await asyncio.wait([job], timeout=context.options.call_timeout)
         if not done:
             job.add_done_callback(lambda late: late.cancelled() or late.exception())
-            raise UnavailableError(f"cannot tell the runtime the CPUs of {container.ref}: it does not answer")
+            raise UnavailableError(f"cannot send the runtime the CPUs of {container.ref}: it does not answer")
         await job
 
     async def make_ready_fenced(self, container_id: str) -> tuple[str, Fence | None]:

@@ -49,11 +49,11 @@ def node_page(controller: NodeController) -> dict[str, object]:
         "shortfalls": controller.hotplug.shortage.page(),
         "counters": controller.telemetry.registry.page(),
         "settings": _settings(state.node),
-        "cgroups": controller.where.page(controller.enforcer.cgroups.version)
+        "cgroups": controller.cgroup_locator.page(controller.enforcer.cgroups.version)
         | controller.unit_properties.page(),
         "drift": controller.drift.page(),
         "nodePolicy": controller.node_policy.page(),
-        "kubelet": controller.beside.page(),
+        "kubelet": controller.kubelet_cpus.page(),
         "memory": _memory(state),
         "reservations": [
             {

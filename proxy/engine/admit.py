@@ -261,7 +261,7 @@ def _refuse(
     pod, total = request.pod, request.cri
     verdict = detailed_verdict(decision.verdict, pod.ref, decision)
     missing = shortfall(context) if context is not None and verdict.reason == AFFINITY else ()
-    why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, lacks=missing)
+    why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, shortfalls=missing)
     return PodAdmission(verdict, pod, state, why)
 
 

@@ -122,11 +122,13 @@ def place(
     def no(
         verdict: Verdict,
         decision: TopologyDecision | None = None,
-        lacks: tuple[Shortfall, ...] = (),
+        shortfalls: tuple[Shortfall, ...] = (),
         problem: str = claimed.problem,
         limit: AdmissionRule | None = None,
     ) -> Plan:
-        why = explain("CreateContainer", pod, name, attempt, request, verdict, decision, lacks=lacks)
+        why = explain(
+            "CreateContainer", pod, name, attempt, request, verdict, decision, shortfalls=shortfalls
+        )
         return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
 
     if breach is not None and rejects_claims(state.node):
@@ -138,7 +140,7 @@ def place(
         return no(
             refusal.verdict,
             refusal.decision,
-            refusal.lacks,
+            refusal.shortfalls,
             limit=refusal.limit,
         )
     found, container, after = drafted.found, drafted.container, drafted.after
@@ -400,7 +402,7 @@ def _placed(
         )
         return with_grants(pooled_placement, granted)
     cpus = granted.cpus
-    mems, said = owner_memory_nodes(
+    mems, memory_reasons = owner_memory_nodes(
         state, request, cpus, f"{pod.key}/{name} {name}", counted_nodes(pod, granted.blocks)
     )
     where = named(state.node.machine.nodes_of(cpus))
@@ -410,4 +412,4 @@ def _placed(
         why = f"{claimed.why}; {listed(cpus)} on {where}, set aside for its pod"
     else:
         why = f"{claimed.why}; picked {listed(cpus)} on {where}"
-    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *said), claimed.hard), granted)
+    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *memory_reasons), claimed.hard), granted)

@@ -31,7 +31,7 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
     if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
-    walled = state.beside({**state.kubelet, STUCK: {"": reason.cpus}})
+    walled = state.with_kubelet_cpus({**state.kubelet, STUCK: {"": reason.cpus}})
     plan = place(walled, pod, container.name, container.attempt, container.request, token)
     new = plan.container
     if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
@@ -42,5 +42,5 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     why = plan.explanation
     if why is not None:
         why = structs.replace(why, reasons=(*why.reasons, words))
-    after = plan.state.beside(state.kubelet).changed(put=(new,))
+    after = plan.state.with_kubelet_cpus(state.kubelet).changed(put=(new,))
     return structs.replace(plan, state=after, container=new, explanation=why)

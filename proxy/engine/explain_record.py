@@ -29,7 +29,7 @@ def explain(
     decision: TopologyDecision | None = None,
     placement: Placement | None = None,
     after: NodeState | None = None,
-    lacks: tuple[Shortfall, ...] = (),
+    shortfalls: tuple[Shortfall, ...] = (),
 ) -> Explanation:
     """Write the record of a decision.
 
@@ -43,7 +43,7 @@ def explain(
         decision: What the topology manager decided; None where it was not asked.
         placement: The placement; None on a refusal.
         after: The state afterwards.
-        lacks: On a refusal, what was missing.
+        shortfalls: On a refusal, what was missing.
     """
     weighed = decision or TopologyDecision(verdict, ANYWHERE)
     cpus = weighed.cpus if verdict.admitted else CpuSet()
@@ -57,7 +57,7 @@ def explain(
         name,
         attempt,
         facts_of(pod, name, request),
-        weighed.said,
+        weighed.answers,
         weighed.merge,
         weighed.steps,
         verdict,
@@ -67,7 +67,7 @@ def explain(
         tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids if verdict.admitted)
         or tuple(f"{near.resource}={near.name}" if near.resource else near.name for near in request.devices),
         placement.reasons if placement else weighed.reasons,
-        lacks=lacks,
+        shortfalls=shortfalls,
     )
 
 

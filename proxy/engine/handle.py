@@ -73,7 +73,7 @@ def _machine_changed(state: NodeState, event: events.HardwareChanged) -> Handled
 
 
 def _kubelet_assigned(state: NodeState, event: events.KubeletAssigned) -> Handled:
-    after = state.beside(event.held)
+    after = state.with_kubelet_cpus(event.held)
     return after, followed(state, after, "kubelet's CPU manager changed")
 
 

@@ -75,12 +75,12 @@ class HardwareLoss(Struct, frozen=True):
         parts = []
         if self.away:
             one = len(self.away) == 1
-            said = f"its {cpus(self.away)} {'is' if one else 'are'} offline: it runs on {self.cpus}"
+            text = f"its {cpus(self.away)} {'is' if one else 'are'} offline: it runs on {self.cpus}"
             if self.instead:
-                said += f", with {cpus(self.instead)} in {'its' if one else 'their'} place"
+                text += f", with {cpus(self.instead)} in {'its' if one else 'their'} place"
             if self.missing:
-                said += f", {self.missing} fewer than it was promised"
-            parts.append(said)
+                text += f", {self.missing} fewer than it was promised"
+            parts.append(text)
         if self.nodes:
             parts.append(f"its memory of {named(self.nodes)} is gone: it has that of {named(self.mems)}")
         return "; ".join(parts)

@@ -158,23 +158,23 @@ def read_node_policy(
         meta: The Node object; None where there is none.
         kubelet: What its CPU and topology managers do; None where it is not known.
     """
-    said, told = meta or NodeMeta(), kubelet or CpuManager()
-    policy, scope = _policy(base, said, told)
-    kept, apply_policy = _reservation(base, machine, said)
-    system, alone = _system(base, machine, said)
-    ratios, no_ratios = amplification_ratios(said.annotations)
+    meta, kubelet = meta or NodeMeta(), kubelet or CpuManager()
+    policy, scope = _policy(base, meta, kubelet)
+    kept, apply_policy = _reservation(base, machine, meta)
+    system, alone = _system(base, machine, meta)
+    ratios, no_ratios = amplification_ratios(meta.annotations)
     return NodePolicy(
-        _bind(base, said, told),
-        _strategy(base, said, told),
+        _bind(base, meta, kubelet),
+        _strategy(base, meta, kubelet),
         policy,
         scope,
-        _reserved(base, machine, told),
+        _reserved(base, machine, kubelet),
         kept,
         apply_policy,
         system,
         alone,
         PolicyValue(ratios or {}, _source_annotation(AMPLIFICATION) if ratios else DEFAULT, no_ratios),
-        _numa_reservation(said),
+        _numa_reservation(meta),
     )
 
 
@@ -193,16 +193,16 @@ def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> t
         return found.with_cpus(CpuSet()), problem or f"cannot choose CPUs for the node's reservation: {error}"
 
 
-def _bind(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NodeBindPolicy]:
-    value, key, problem = read_label(NodeBindPolicy, BIND_POLICY, said.labels)
+def _bind(base: Node, meta: NodeMeta, kubelet: CpuManager) -> PolicyValue[NodeBindPolicy]:
+    value, key, problem = read_label(NodeBindPolicy, BIND_POLICY, meta.labels)
     whole = NodeBindPolicy.FULL_PCPUS_ONLY
     if key:
         if value is NodeBindPolicy.SPREAD_BY_PCPUS and _whole_cores_only(base):
             arch = base.machine.architecture
             problem = f"{value} is not available on {arch}: pods that own CPUs are refused"
         return PolicyValue(value, _source_label(key), problem)
-    if base.bind is NodeBindPolicy.NONE and _kubelet_option(told, "full-pcpus-only"):
-        return PolicyValue(whole, _source_kubelet("full-pcpus-only", told, "options"), problem)
+    if base.bind is NodeBindPolicy.NONE and _kubelet_option(kubelet, "full-pcpus-only"):
+        return PolicyValue(whole, _source_kubelet("full-pcpus-only", kubelet, "options"), problem)
     return PolicyValue(base.bind, _source_config("koordinator.cpuBindPolicy", base.bind), problem)
 
 
@@ -210,12 +210,12 @@ def _whole_cores_only(base: Node) -> bool:
     return base.machine.architecture in ARM and base.topology.cpus_per_core > 1
 
 
-def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NumaStrategy]:
-    value, key, problem = read_label(NumaStrategy, NUMA_STRATEGY, said.labels)
+def _strategy(base: Node, meta: NodeMeta, kubelet: CpuManager) -> PolicyValue[NumaStrategy]:
+    value, key, problem = read_label(NumaStrategy, NUMA_STRATEGY, meta.labels)
     if key:
         return PolicyValue(value, _source_label(key))
-    if base.strategy is NumaStrategy.NONE and _kubelet_option(told, "distribute-cpus-across-numa"):
-        source = _source_kubelet("distribute-cpus-across-numa", told, "options")
+    if base.strategy is NumaStrategy.NONE and _kubelet_option(kubelet, "distribute-cpus-across-numa"):
+        source = _source_kubelet("distribute-cpus-across-numa", kubelet, "options")
         return PolicyValue(NumaStrategy.DISTRIBUTE_EVENLY, source, problem)
     return PolicyValue(
         base.strategy, _source_config("koordinator.numaAllocateStrategy", base.strategy), problem
@@ -223,39 +223,39 @@ def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NumaS
 
 
 def _policy(
-    base: Node, said: NodeMeta, told: CpuManager
+    base: Node, meta: NodeMeta, kubelet: CpuManager
 ) -> tuple[PolicyValue[TopologyPolicy], PolicyValue[Scope]]:
-    value, key, problem = read_label(NumaPolicy, NUMA_POLICY, said.labels)
+    value, key, problem = read_label(NumaPolicy, NUMA_POLICY, meta.labels)
     scope = PolicyValue(base.scope, _source_config("topologyManagerScope", base.scope is not Scope.CONTAINER))
     if key:
         return PolicyValue(KUBERNETES[value], _source_label(key)), scope
-    kubelets = told.topology_policy
+    kubelets = kubelet.topology_policy
     if (
         base.policy is TopologyPolicy.NONE
         and kubelets in tuple(TopologyPolicy)
         and kubelets != TopologyPolicy.NONE
     ):
-        if told.topology_scope in tuple(Scope):
-            source = _source_kubelet("topologyManagerScope", told, "topology_scope")
-            scope = PolicyValue(Scope(told.topology_scope), source)
-        source = _source_kubelet("topologyManagerPolicy", told, "topology_policy")
+        if kubelet.topology_scope in tuple(Scope):
+            source = _source_kubelet("topologyManagerScope", kubelet, "topology_scope")
+            scope = PolicyValue(Scope(kubelet.topology_scope), source)
+        source = _source_kubelet("topologyManagerPolicy", kubelet, "topology_policy")
         return PolicyValue(TopologyPolicy(kubelets), source, problem), scope
     own = base.policy is not TopologyPolicy.NONE
     return PolicyValue(base.policy, _source_config("topologyManagerPolicy", own), problem), scope
 
 
-def _reserved(base: Node, machine: Machine, told: CpuManager) -> PolicyValue[CpuSet]:
+def _reserved(base: Node, machine: Machine, kubelet: CpuManager) -> PolicyValue[CpuSet]:
     own = _source_config("reservedSystemCPUs, or the amounts,", base.reserved)
-    kubelets = told.reserved & machine.present
-    if base.reserved or told.policy != "static" or not kubelets:
+    kubelets = kubelet.reserved & machine.present
+    if base.reserved or kubelet.policy != "static" or not kubelets:
         return PolicyValue(base.reserved, own)
-    return PolicyValue(kubelets, _source_kubelet("reserve", told, "reserved"))
+    return PolicyValue(kubelets, _source_kubelet("reserve", kubelet, "reserved"))
 
 
 def _reservation(
-    base: Node, machine: Machine, said: NodeMeta
+    base: Node, machine: Machine, meta: NodeMeta
 ) -> tuple[PolicyValue[CpuSet], PolicyValue[str]]:
-    found, problem = node_reservation(said.annotations, base.topology)
+    found, problem = node_reservation(meta.annotations, base.topology)
     cpus, absent = _present(found.cpus, machine, RESERVATION)
     problem = problem or absent
     apply_policy = PolicyValue(APPLY[1])
@@ -270,8 +270,8 @@ def _reservation(
     return PolicyValue(base.reservation, source, problem), apply_policy
 
 
-def _system(base: Node, machine: Machine, said: NodeMeta) -> tuple[PolicyValue[CpuSet], PolicyValue[bool]]:
-    found, problem = system_qos(said.annotations)
+def _system(base: Node, machine: Machine, meta: NodeMeta) -> tuple[PolicyValue[CpuSet], PolicyValue[bool]]:
+    found, problem = system_qos(meta.annotations)
     cpus, absent = _present(found.cpus, machine, SYSTEM_QOS)
     problem = problem or absent
     if cpus:
@@ -291,17 +291,17 @@ def _present(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
     return cpus & machine.present, problem if absent else ""
 
 
-def _numa_reservation(said: NodeMeta) -> PolicyValue[bool]:
-    text = said.labels.get(NUMA_RESERVATION, "")
+def _numa_reservation(meta: NodeMeta) -> PolicyValue[bool]:
+    text = meta.labels.get(NUMA_RESERVATION, "")
     if text in ("true", "false"):
         return PolicyValue(text == "true", _source_label(NUMA_RESERVATION))
     problem = f"label {NUMA_RESERVATION}: {text!r:.60} is neither true nor false" if text else ""
     return PolicyValue(value=False, problem=problem)
 
 
-def _kubelet_option(told: CpuManager, name: str) -> bool:
+def _kubelet_option(kubelet: CpuManager, name: str) -> bool:
     # The options of a policy that is not in effect are ignored.
-    return told.policy == "static" and told.options.get(name) in TRUE
+    return kubelet.policy == "static" and kubelet.options.get(name) in TRUE
 
 
 def _source_label(key: str) -> str:
@@ -312,8 +312,8 @@ def _source_annotation(key: str) -> str:
     return f"annotation {key} of the Node object"
 
 
-def _source_kubelet(name: str, told: CpuManager, attribute: str) -> str:
-    where = told.sources.get(attribute, "")
+def _source_kubelet(name: str, kubelet: CpuManager, attribute: str) -> str:
+    where = kubelet.sources.get(attribute, "")
     return f"kubelet's {name} ({where})" if where else f"kubelet's {name}"
 
 

@@ -103,11 +103,11 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
     tenancy = Tenancy(pod.numa_exclusive, node_status(_tenants(state, pod)))
     aligned = align(policy, answers, node.nodes, tenancy)
     hint = TopologyHint(aligned.hint.affinity, aligned.hint.preferred)
-    said = tuple(
+    recorded = tuple(
         record for name, hints in _hints_by_provider(answers) for record in record_answer(name, hints)
     )
     merge = Merge(str(policy), Scope.POD.value, hint, blame=aligned.reasons)
-    return TopologyDecision(Verdict() if aligned.admitted else UNALIGNED, hint, said=said, merge=merge)
+    return TopologyDecision(Verdict() if aligned.admitted else UNALIGNED, hint, answers=recorded, merge=merge)
 
 
 def _amounts(

@@ -53,9 +53,9 @@ class DryRunOutcome(Struct, frozen=True):
 def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
     """Run a pod on a node, with all its containers in their order."""
     admission = admit(state, arrival.pod, arrival.total)
-    told = [admission.explanation] if admission.explanation else []
+    explanations = [admission.explanation] if admission.explanation else []
     if not admission.verdict.admitted:
-        return DryRunOutcome(admission.verdict, state, explanations=tuple(told))
+        return DryRunOutcome(admission.verdict, state, explanations=tuple(explanations))
     pod = admission.pod
     kinds = {ask.name: ask.kind for ask in pod.asks.containers} if pod.asks else {}
     after = admission.state.with_pod(pod)
@@ -64,9 +64,11 @@ def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
         pod = after.pods[pod.sandbox_id]
         plan = place(after, pod, name, 0, request, f"{pod.sandbox_id}/{name}")
         if plan.container is None:
-            told += [plan.explanation] if plan.explanation else []
-            return DryRunOutcome(plan.verdict, state, tuple(placed), name, tuple(told))
-        told.append(plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container)))
+            explanations += [plan.explanation] if plan.explanation else []
+            return DryRunOutcome(plan.verdict, state, tuple(placed), name, tuple(explanations))
+        explanations.append(
+            plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container))
+        )
         ends = kinds.get(name) is ContainerKind.INIT
         container = plan.container.in_phase(Phase.RUNNING)
         after = plan.state.changed(put=(container,)).started(container)
@@ -74,4 +76,4 @@ def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
             container = container.in_phase(Phase.EXITED)
             after = after.changed(put=(container,))
         placed.append(container)
-    return DryRunOutcome(Verdict(), after, tuple(placed), explanations=tuple(told))
+    return DryRunOutcome(Verdict(), after, tuple(placed), explanations=tuple(explanations))

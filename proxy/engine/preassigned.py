@@ -32,13 +32,13 @@ class PlacementRefusedError(Exception):
         self,
         verdict: Verdict,
         decision: TopologyDecision | None = None,
-        lacks: tuple[Shortfall, ...] = (),
+        shortfalls: tuple[Shortfall, ...] = (),
         limit: AdmissionRule | None = None,
     ) -> None:
         super().__init__(verdict.operator_message)
         self.verdict = verdict
         self.decision = decision
-        self.lacks = lacks
+        self.shortfalls = shortfalls
         self.limit = limit
 
 
@@ -76,10 +76,10 @@ def place_on_named_cpus(
     if decision is not None and not decision.verdict.admitted:
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision)
     granted = decision.granted if decision else Grants()
-    mems, said = owner_memory_nodes(
+    mems, reasons = owner_memory_nodes(
         state, request, cpus, f"{owner} {name}", counted_nodes(pod, granted.blocks)
     )
-    placement = with_grants(Placement(Pool.OWN, cpus, mems, (claimed.why, *said), claimed.hard), granted)
+    placement = with_grants(Placement(Pool.OWN, cpus, mems, (claimed.why, *reasons), claimed.hard), granted)
     return FoundPlacement(placement, owner, claimed.problem, decision)
 
 

@@ -173,5 +173,5 @@ def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
 
 def without_quota(placement: Placement, request: Request) -> Placement:
     """Return the placement of a container whose quota is off; where it asked for one, the reasons say so."""
-    said = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
-    return structs.replace(placement, cfs_quota_off=True, reasons=(*placement.reasons, *said))
+    reasons = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
+    return structs.replace(placement, cfs_quota_off=True, reasons=(*placement.reasons, *reasons))

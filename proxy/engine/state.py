@@ -118,7 +118,7 @@ class NodeState(Struct, frozen=True):
         """Return the state after CPUs came or went."""
         return self.under(self.node.on(machine))
 
-    def beside(self, held: Held) -> NodeState:
+    def with_kubelet_cpus(self, held: Held) -> NodeState:
         """Return the state with what kubelet's CPU manager holds.
 
         What it holds for a container that exists here is ignored: what was decided here counts. The

@@ -64,7 +64,7 @@ class TopologyDecision(Struct, frozen=True):
         verdict: Admit or refuse; on a refusal nothing is granted.
         hint: The merged hint, which the allocators followed.
         granted: What was granted.
-        said, merge, steps: The record.
+        answers, merge, steps: The record.
         reasons: Sentences.
         providers: The providers with the grant in their books; empty on a refusal.
         parts: For a pod as a whole, what each of its containers gets, where those are known.
@@ -73,7 +73,7 @@ class TopologyDecision(Struct, frozen=True):
     verdict: Verdict
     hint: TopologyHint
     granted: Grants = field(default_factory=Grants)
-    said: tuple[ProviderAnswer, ...] = ()
+    answers: tuple[ProviderAnswer, ...] = ()
     merge: Merge | None = None
     steps: tuple[AllocationStep, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def admit_container(context: AdmissionContext) -> TopologyDecision:
     if (context.policy or context.node.policy) is TopologyPolicy.NONE:
         unmerged = structs.replace(context.request, unmerged=True)
         context = structs.replace(context, request=unmerged)
-    return allocate(context, decision.hint, decision.said, decision.merge)
+    return allocate(context, decision.hint, decision.answers, decision.merge)
 
 
 def apply_policy(
@@ -126,15 +126,15 @@ def apply_policy(
     if asked and context.wished is not None:
         asked.append(("volcano", {"nodes": (context.wished,)}))
     decision = decide(policy, [hints for _, hints in asked], node.nodes, node.distances)
-    said = tuple(record for provider, hints in asked for record in record_answer(provider, hints))
+    recorded = tuple(record for provider, hints in asked for record in record_answer(provider, hints))
     merge = record_merge(decision, scope) if asked else None
-    return TopologyDecision(decision.verdict, decision.hint, said=said, merge=merge)
+    return TopologyDecision(decision.verdict, decision.hint, answers=recorded, merge=merge)
 
 
 def allocate(
     context: AdmissionContext,
     hint: TopologyHint,
-    said: tuple[ProviderAnswer, ...] = (),
+    answers: tuple[ProviderAnswer, ...] = (),
     merge: Merge | None = None,
 ) -> TopologyDecision:
     """Let every provider allocate for a container under a hint; one refusal refuses all."""
@@ -148,8 +148,12 @@ def allocate(
             after.append(allocation.provider)
             steps += [AllocationStep(provider.name, words) for words in allocation.steps]
     except AllocationRefusedError as refusal:
-        return TopologyDecision(refusal_verdict(refusal), hint, said=said, merge=merge, steps=tuple(steps))
-    return TopologyDecision(Verdict(), hint, granted, said, merge, steps=tuple(steps), providers=tuple(after))
+        return TopologyDecision(
+            refusal_verdict(refusal), hint, answers=answers, merge=merge, steps=tuple(steps)
+        )
+    return TopologyDecision(
+        Verdict(), hint, granted, answers, merge, steps=tuple(steps), providers=tuple(after)
+    )
 
 
 def refusal_verdict(error: AllocationRefusedError) -> Verdict:

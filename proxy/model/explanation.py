@@ -122,7 +122,7 @@ class Explanation(Struct, frozen=True):
         container: The container's name; empty for a decision about the whole pod.
         attempt: The container's attempt, or the sandbox's.
         facts: What was known.
-        said: What the providers said.
+        answers: What the providers answered.
         merge: What the policy made of it; None where no policy was asked.
         steps: What the allocators did.
         verdict: Admit or refuse.
@@ -133,7 +133,7 @@ class Explanation(Struct, frozen=True):
         reasons: The decision in sentences.
         moved: Containers that had to leave CPUs for it; the first of them.
         more_moved: How many more had to.
-        lacks: On a refusal, what would have made it fit, where that is known.
+        shortfalls: On a refusal, what would have made it fit, where that is known.
     """
 
     event: str
@@ -142,7 +142,7 @@ class Explanation(Struct, frozen=True):
     container: str = ""
     attempt: int = 0
     facts: tuple[Fact, ...] = ()
-    said: tuple[ProviderAnswer, ...] = ()
+    answers: tuple[ProviderAnswer, ...] = ()
     merge: Merge | None = None
     steps: tuple[AllocationStep, ...] = ()
     verdict: Verdict = field(default_factory=Verdict)
@@ -153,7 +153,7 @@ class Explanation(Struct, frozen=True):
     reasons: tuple[str, ...] = ()
     moved: tuple[MovedContainer, ...] = ()
     more_moved: int = 0
-    lacks: tuple[Shortfall, ...] = ()
+    shortfalls: tuple[Shortfall, ...] = ()
 
     @property
     def ref(self) -> str:

@@ -73,7 +73,7 @@ _ANYWHERE = (
 def against(record: Explanation) -> tuple[str, ...]:
     """Say what stood against a preferred result; empty where nothing did or nothing is known of it.
 
-    What the record blames comes first; else it is read from what the providers said.
+    What the record blames comes first; else it is read from what the providers answer.
     """
     merge = record.merge
     if merge is None or merge.best.preferred or merge.policy == TopologyPolicy.NONE:
@@ -83,7 +83,7 @@ def against(record: Explanation) -> tuple[str, ...]:
             [f"What stood against it: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"]
         )
     single = merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
-    short = [s for s in record.said if s.nothing != "no preference" and not _could(s, single=single)]
+    short = [s for s in record.answers if s.nothing != "no preference" and not _could(s, single=single)]
     if short:
         cannot = [name(s) for s in short if _cannot(s)]
         rest = [name(s) for s in short if not _cannot(s)]
@@ -94,7 +94,7 @@ def against(record: Explanation) -> tuple[str, ...]:
                 f"What it asks of {both(rest)} cannot be had on {wanted}" if rest else "",
             ]
         )
-    apart = [f"{name(s)} on {_places(s)}" for s in record.said if _places(s)]
+    apart = [f"{name(s)} on {_places(s)}" for s in record.answers if _places(s)]
     if len(apart) < 2:
         return ()
     return (sentence(f"Each resource has nodes that it prefers, but not the same: {few(apart, gap='; ')}"),)
@@ -102,7 +102,7 @@ def against(record: Explanation) -> tuple[str, ...]:
 
 def help_for(record: Explanation) -> tuple[str, ...]:
     """Say what would have let a refused request in."""
-    exact = _by_lacks(record.lacks)
+    exact = _by_shortfalls(record.shortfalls)
     reason = record.verdict.reason
     texts = [exact, _BY_REASON.get(reason, "")]
     if reason not in _BY_REASON and not exact:
@@ -110,7 +110,7 @@ def help_for(record: Explanation) -> tuple[str, ...]:
     if (
         record.merge is not None
         and reason == TOPOLOGY_AFFINITY
-        and not any(_cannot(said) for said in record.said)
+        and not any(_cannot(answer) for answer in record.answers)
     ):
         texts.append(_other_policy(record.merge.policy, record.merge.best))
     if reason not in _ANYWHERE:
@@ -118,37 +118,37 @@ def help_for(record: Explanation) -> tuple[str, ...]:
     return sentences(texts)
 
 
-def name(said: ProviderAnswer) -> str:
+def name(answer: ProviderAnswer) -> str:
     """Name the resource that a provider spoke of; the provider where there is none."""
-    return clean(said.resource or said.provider)
+    return clean(answer.resource or answer.provider)
 
 
-def _could(said: ProviderAnswer, *, single: bool) -> bool:
+def _could(answer: ProviderAnswer, *, single: bool) -> bool:
     """Return whether a resource has a hint that could be part of a preferred result.
 
     Preferred hints with the fewest nodes are the first of those that are kept.
     """
-    if _cannot(said) or said.preferred == 0:
+    if _cannot(answer) or answer.preferred == 0:
         return False
-    if not single or not said.hints:
+    if not single or not answer.hints:
         return True
-    first = said.hints[0]
+    first = answer.hints[0]
     return first.preferred and (first.affinity is None or len(first.affinity) == 1)
 
 
-def _cannot(said: ProviderAnswer) -> bool:
-    return said.nothing == "impossible" or (not said.nothing and said.count == 0)
+def _cannot(answer: ProviderAnswer) -> bool:
+    return answer.nothing == "impossible" or (not answer.nothing and answer.count == 0)
 
 
-def _places(said: ProviderAnswer) -> str:
-    masks = [hint.affinity for hint in said.hints if hint.preferred and hint.affinity is not None]
+def _places(answer: ProviderAnswer) -> str:
+    masks = [hint.affinity for hint in answer.hints if hint.preferred and hint.affinity is not None]
     return few([node_set(mask) for mask in masks], 4)
 
 
-def _by_lacks(lacks: tuple[Shortfall, ...]) -> str:
+def _by_shortfalls(shortfalls: tuple[Shortfall, ...]) -> str:
     """Name the nodes that lacked least, and what."""
     grouped: dict[Mask | None, list[Shortfall]] = {}
-    for lack in lacks:
+    for lack in shortfalls:
         if lack.wanted > lack.free:
             grouped.setdefault(lack.nodes, []).append(lack)
     if not grouped:
@@ -178,7 +178,7 @@ def _more(lack: Shortfall) -> str:
 
 def _smaller(record: Explanation) -> str:
     single = record.merge is not None and record.merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
-    names = [name(s) for s in record.said if s.nothing != "no preference" and not _could(s, single=single)]
+    names = [name(s) for s in record.answers if s.nothing != "no preference" and not _could(s, single=single)]
     if names:
         enough = ", so that one NUMA node has enough" if single else ""
         return f"Ask for less of {both(list(dict.fromkeys(names)))}{enough}"

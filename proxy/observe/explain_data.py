@@ -32,10 +32,10 @@ T = TypeVar("T")
 def to_data(record: Explanation) -> Data:
     """Give a decision as plain data."""
     verdict = record.verdict
-    providers = [_said(s) for s in record.said]
+    providers = [_answer(each) for each in record.answers]
     shortfalls = [
         {"resource": k.resource, "nodes": _ids(k.nodes), "wanted": k.wanted, "free": k.free}
-        for k in record.lacks
+        for k in record.shortfalls
     ]
     return {
         "event": record.event,
@@ -82,7 +82,7 @@ def from_data(data: object) -> Explanation:
         container=top.text("container"),
         attempt=top.number("attempt"),
         facts=top.each("facts", lambda r: Fact(r.text("what"), r.text("value"), r.text("source"))),
-        said=top.each(top.either("providers", "said"), _read_said),
+        answers=top.each(top.either("providers", "said"), _read_answer),
         merge=None if merge is None else _read_merge(_FieldReader(merge, "merge")),
         steps=top.each("steps", lambda r: AllocationStep(r.text("provider"), r.text("what"))),
         verdict=Verdict(verdict.number("code"), verdict.text("reason"), verdict.text("message")),
@@ -93,7 +93,7 @@ def from_data(data: object) -> Explanation:
         reasons=top.texts("reasons"),
         moved=top.each("moved", lambda r: MovedContainer(r.text("ref"), r.cpus("before"), r.cpus("after"))),
         more_moved=top.number("more_moved"),
-        lacks=top.each(
+        shortfalls=top.each(
             top.either("shortfalls", "lacks"),
             lambda r: Shortfall(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),
         ),
@@ -108,14 +108,14 @@ def _hint(hint: TopologyHint | None) -> Data | None:
     return None if hint is None else {"nodes": _ids(hint.affinity), "preferred": hint.preferred}
 
 
-def _said(said: ProviderAnswer) -> Data:
+def _answer(answer: ProviderAnswer) -> Data:
     return {
-        "provider": said.provider,
-        "resource": said.resource,
-        "nothing": said.nothing,
-        "count": said.count,
-        "preferred": said.preferred,
-        "hints": [_hint(hint) for hint in said.hints],
+        "provider": answer.provider,
+        "resource": answer.resource,
+        "nothing": answer.nothing,
+        "count": answer.count,
+        "preferred": answer.preferred,
+        "hints": [_hint(hint) for hint in answer.hints],
     }
 
 
@@ -208,7 +208,7 @@ def _read_hint(reader: _FieldReader) -> TopologyHint:
     return TopologyHint(reader.nodes("nodes"), reader.yes("preferred"))
 
 
-def _read_said(reader: _FieldReader) -> ProviderAnswer:
+def _read_answer(reader: _FieldReader) -> ProviderAnswer:
     return ProviderAnswer(
         reader.text("provider"),
         reader.text("resource"),

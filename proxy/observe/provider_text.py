@@ -10,30 +10,32 @@ from proxy.observe.advice import name
 from proxy.observe.value_text import few, node_set, sentence
 
 
-def offer(said: ProviderAnswer) -> str:
+def offer(answer: ProviderAnswer) -> str:
     """Say what a provider offered for a resource."""
-    if said.nothing == "no preference":
-        return sentence(f"{name(said)}: any nodes will do")
-    if said.nothing or said.count == 0:
-        return sentence(f"{name(said)}: no nodes can give it")
-    liked = [node_set(hint.affinity) for hint in said.hints if hint.preferred]
-    others = [node_set(hint.affinity) for hint in said.hints if not hint.preferred]
-    if said.count is None or said.preferred is None:
+    if answer.nothing == "no preference":
+        return sentence(f"{name(answer)}: any nodes will do")
+    if answer.nothing or answer.count == 0:
+        return sentence(f"{name(answer)}: no nodes can give it")
+    liked = [node_set(hint.affinity) for hint in answer.hints if hint.preferred]
+    others = [node_set(hint.affinity) for hint in answer.hints if not hint.preferred]
+    if answer.count is None or answer.preferred is None:
         some = (
             f"; preferred ones are e.g. {few(liked)}" if liked else f", e.g. {few(others)}" if others else ""
         )
-        return sentence(f"{name(said)}: too many node sets to count{some}")
-    if said.count == 1:
+        return sentence(f"{name(answer)}: too many node sets to count{some}")
+    if answer.count == 1:
         which = "".join([*liked, *others][:1])
         only = f"the only node set is {which}, and" if which else "there is one node set, and"
-        return sentence(f"{name(said)}: {only} it is {'' if said.preferred else 'not '}preferred")
-    rest = said.count - said.preferred
-    if not said.preferred:
-        return sentence(f"{name(said)}: none of {said.count} node sets is preferred{_some(others, rest)}")
-    share = f"all {said.count}" if not rest else f"{said.preferred} of {said.count}"
-    verb = "is" if said.preferred == 1 else "are"
+        return sentence(f"{name(answer)}: {only} it is {'' if answer.preferred else 'not '}preferred")
+    rest = answer.count - answer.preferred
+    if not answer.preferred:
+        return sentence(f"{name(answer)}: none of {answer.count} node sets is preferred{_some(others, rest)}")
+    share = f"all {answer.count}" if not rest else f"{answer.preferred} of {answer.count}"
+    verb = "is" if answer.preferred == 1 else "are"
     beside = f"; {'the other' if rest == 1 else 'others'}{_some(others, rest)}" if rest and others else ""
-    return sentence(f"{name(said)}: {share} node sets {verb} preferred{_some(liked, said.preferred)}{beside}")
+    return sentence(
+        f"{name(answer)}: {share} node sets {verb} preferred{_some(liked, answer.preferred)}{beside}"
+    )
 
 
 def _some(shown: list[str], count: int) -> str:

@@ -69,13 +69,13 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 def sections(record: Explanation) -> tuple[Section, ...]:
     """Give the sentences of a decision, section by section; sections without any are left out."""
-    if record.verdict.admitted and not (record.said or record.merge or record.steps or record.moved):
+    if record.verdict.admitted and not (record.answers or record.merge or record.steps or record.moved):
         return (Section("", sentences((headline(record), *_why(record), _known(record)))),)
     refused = not record.verdict.admitted
     parts = [
         Section("", (headline(record), *(against(record) if refused else ()))),
         Section("What was asked for", _facts(record)),
-        Section("What there was", tuple(offer(said) for said in record.said)),
+        Section("What there was", tuple(offer(answer) for answer in record.answers)),
         Section("What was chosen", _chosen(record)),
         Section("What was tried" if refused else "What was taken", _taken(record)),
         Section("Where that left it", _why(record) if refused else (*_placed(record), *_why(record))),

@@ -204,7 +204,7 @@ class Release:
         progress.left = {}
         # Without a runtime the kernel is given back all the same, by the ledger's account.
         listed = not progress.sweeps or await self._passed()
-        await controller.beside.refresh(self._worker)
+        await controller.kubelet_cpus.refresh(self._worker)
         await controller.quotas.once()
         if controller.partitions is not None:
             await controller.partitions.once()
@@ -254,7 +254,7 @@ class Release:
 
     async def _kernel(self) -> SweepResult:
         controller = self._controller
-        state, manager = controller.state, controller.beside.manager
+        state, manager = controller.state, controller.kubelet_cpus.manager
         targets = [
             (c, target_of(c, state.node.machine, manager))
             for c in state.containers.values()

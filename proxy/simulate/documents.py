@@ -85,7 +85,7 @@ def _json(text: str, file: str) -> list[Document] | None:
         return made
 
     def constant(word: str) -> Never:
-        raise InputError(f"cannot read {file}: {word} is no JSON value")
+        raise InputError(f"cannot read {file}: {word} is not a JSON value")
 
     try:
         value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)

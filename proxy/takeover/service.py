@@ -76,7 +76,7 @@ class Takeover:
         controller.health.watch(self._worker)
         self._one = asyncio.Lock()
         self._static = controller.state.node.static
-        controller.beside.count_only(lambda held: self.record.standing(held))
+        controller.kubelet_cpus.count_only(lambda held: self.record.standing(held))
 
     @property
     def record(self) -> TakeoverRecord:
@@ -127,7 +127,7 @@ class Takeover:
                 return {"done": False, "step": step, "why": str(error), "hints": []}
             finally:
                 self._follow()
-                await controller.beside.look()
+                await controller.kubelet_cpus.look()
             if self.record.stage is not before.stage:
                 controller.telemetry.event(
                     "takeover from kubelet",
@@ -160,12 +160,12 @@ class Takeover:
             controller.broken(error)
 
     async def _scene(self) -> TakeoverInputs:
-        await self._controller.beside.refresh(self._worker)
+        await self._controller.kubelet_cpus.refresh(self._worker)
         state, ready = self._controller.state, self._controller.synced.is_set()
         scene = TakeoverInputs(
             self._places.kubelet,
             File(),
-            self._controller.beside.manager,
+            self._controller.kubelet_cpus.manager,
             owning=owning_of(state),
             pods=pods_of(state),
             elsewhere=elsewhere_of(state),

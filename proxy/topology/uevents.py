@@ -51,7 +51,7 @@ class Uevents:
         """The descriptor that is readable when an event has arrived."""
         return self._socket.fileno()
 
-    def heard(self) -> bool:
+    def changed(self) -> bool:
         """Read all events; return whether one is about CPUs or memory, or events were lost.
 
         Raises:

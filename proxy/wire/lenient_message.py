@@ -97,7 +97,7 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int, int, int, int]]:
         else:
             raise DecodeError(f"it has a field of wire type {wire}")
         if number == 0 or at > len(raw):
-            raise DecodeError("it is no message")
+            raise DecodeError("it is not a message")
         yield start, number, wire, payload, at
 
 
@@ -110,4 +110,4 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, index + 1
         shift += 7
-    raise DecodeError("it is no message")
+    raise DecodeError("it is not a message")

@@ -264,7 +264,7 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
         (["60-second.py", "--event", "60-second.py"], 65, "it is not JSON"),
         (["60-second.py", "--event", "/dev/zero"], 65, "it is larger than 16777216 bytes"),
         (["gone.py", "--example", "shutdown"], 65, "cannot read hook gone.py: there is no such file"),
-        (["koordlet.json", "--example", "shutdown"], 2, "it is no NN-name.py"),
+        (["koordlet.json", "--example", "shutdown"], 2, "it is not named NN-name.py"),
         (["50-pinned.py", "--set", "words.x=a"], 2, "it must be KEY=VALUE, and KEY a field of Settings"),
         (["50-pinned.py", "--set", "name=a\u2028b: c"], 2, "it must be KEY=VALUE"),
         (["50-pinned.py", "--set", "name=a: b"], 2, "cannot use --set name=a: b: not YAML: mapping values"),

@@ -27,7 +27,7 @@ from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.telemetry.port import Telemetry
 from proxy.topology.build import described
-from tests.said import Said
+from tests.testkit.captured_log import CapturedLog
 
 MACHINE = described(2, 1, 4, 2)
 
@@ -332,7 +332,7 @@ class World:
         told: Any = None,
     ) -> None:
         self.log: list[str] = []
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.now = 1000.0
         self.cgroups = MemoryCgroups(self.log)
         self.cpu = MemoryCpuGroups(self.log)
@@ -359,7 +359,7 @@ class World:
             self.runtime,
             self.ledger,
             self.options,
-            Telemetry(Said(self.said), lambda: self.now),
+            Telemetry(CapturedLog(self.logged), lambda: self.now),
             lambda: self.now,
             ports=lambda context: Ports(
                 hardware=lambda known: None if known is self.machine else self.machine,
@@ -381,7 +381,7 @@ class World:
 
     def beside(self, port: Any) -> None:
         """Have the node look at what kubelet's CPU manager does, from now on."""
-        self.controller.beside._port = port
+        self.controller.kubelet_cpus._port = port
 
     def played(self, method: str, message: Any) -> PlayedCall:
         return PlayedCall(method, message, self.log)

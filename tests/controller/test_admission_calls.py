@@ -218,7 +218,7 @@ def test_claims_of_containers_that_are_adopted_are_bounded_too(live: Any) -> Non
         assert (
             world.controller.telemetry.value(metrics.ADMISSION_LIMITS, rule="request", verdict="shared") == 2
         )
-        assert any("names 15 CPUs" in problem for problem in world.said)
+        assert any("names 15 CPUs" in problem for problem in world.logged)
         assert world.on("a") == "0-15"
         world.check()
 
@@ -235,7 +235,7 @@ def test_answers_name_no_other_pod(live: Any) -> None:
             "cannot give CPUs 6-9 to tenant-b/mine/c: CPUs 6-7 are owned by another pod already",
         )
         full = "CPUs 6-7 are owned by tenant-a/secret-project already"
-        assert any(full in line for line in world.said), "the log has it all"
+        assert any(full in line for line in world.logged), "the log has it all"
         page = history_page(world.controller.history, {"query": "tenant-b/mine"})
         assert full in page["records"][-1]["decision"]["verdict"]["message"]
         assert any(full in problem["what"] for problem in node_page(world.controller)["problems"])
@@ -264,7 +264,7 @@ def test_a_container_that_cannot_be_moved_is_not_named_either(live: Any) -> None
             9,
             "cannot free CPUs for ns/mine/c: the kernel refuses to move another container off them",
         )
-        assert any(stuck in line for line in world.said)
+        assert any(stuck in line for line in world.logged)
 
     live(day, rules=RULES)
 
@@ -312,7 +312,7 @@ def test_in_mode_observe_a_rejection_is_reported_and_the_call_continues(live: An
         call = await world.begin(sandbox, **TENTH)
         assert call.refused is None
         assert call.sent == call.body
-        assert any("names 15 CPUs" in line for line in world.said)
+        assert any("names 15 CPUs" in line for line in world.logged)
 
     live(day, rules=RULES, mode=NodeMode.OBSERVE)
 

@@ -7,7 +7,7 @@ from proxy.controller.bad_input import BadInput
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.workload import Pod
 from proxy.telemetry import metrics
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 
 
 def counted(w: Any) -> dict[str, int]:

@@ -124,7 +124,7 @@ def test_groups_are_seen_to_before_each_start_below_them(live) -> None:
             assert (await w.start(container)).refused is None
             assert w.log.count("groups") == times, kube
             assert not times or w.log.index("groups") < w.log.index("forward StartContainer")
-        assert "cannot write poda" in " ".join(w.said)
+        assert "cannot write poda" in " ".join(w.logged)
 
     live(day, rules={"be_cpuset": BeCpuset.ERASE})
 
@@ -136,7 +136,7 @@ def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
         container = await w.create(await w.pod("a", "", "besteffort"))
         w.controller.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
         begun = asyncio.ensure_future(w.start(container))
-        await w.until(lambda: "above a container in time pod=ns/a" in " ".join(w.said))
+        await w.until(lambda: "above a container in time pod=ns/a" in " ".join(w.logged))
         over.set()
         assert (await begun).refused is None
 

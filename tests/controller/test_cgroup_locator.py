@@ -18,10 +18,10 @@ class Places:
         self.paths = paths
         self.asked: list[str] = []
 
-    def locate(self, container_id: str, told: RuntimeDetail) -> Located:
+    def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
         self.asked.append(container_id)
         path = self.paths.get(container_id, "")
-        return Located(path, "" if path else f"its first process {told.pid} is nobody's")
+        return Located(path, "" if path else f"its first process {detail.pid} is nobody's")
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
         self.paths[container_id] = path
@@ -32,8 +32,8 @@ def hide(w: Any, container_id: str, path: str) -> Places:
     w.cgroups.sets[path] = w.cgroups.sets.pop(container_id)
     w.controller.enforcer._paths.clear()
     w.runtime.details[container_id] = RuntimeDetail(pid=7)
-    w.controller.where.places = Places(**{container_id: path})
-    return w.controller.where.places
+    w.controller.cgroup_locator.places = Places(**{container_id: path})
+    return w.controller.cgroup_locator.places
 
 
 def test_a_container_that_is_found_is_moved_and_not_searched_again(live) -> None:
@@ -53,7 +53,7 @@ def test_a_container_that_is_found_is_moved_and_not_searched_again(live) -> None
         await w.sync.once()
         assert places.asked == [ls]
         places.paths.clear()
-        w.controller.where.recall()
+        w.controller.cgroup_locator.recall()
         assert places.paths == {ls: "odd"}, "as after a start"
         assert w.controller.telemetry.problems() == []
         w.cgroups.sets[ls] = w.cgroups.sets.pop("odd")
@@ -67,7 +67,7 @@ def test_a_group_that_is_gone_is_searched_again(live) -> None:
         hide(w, ls, "odd")
         await w.sync.once()
         w.cgroups.sets["odder"] = w.cgroups.sets.pop("odd")
-        w.controller.where.places.paths[ls] = "odder"
+        w.controller.cgroup_locator.places.paths[ls] = "odder"
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         for _ in range(2):
             await w.sync.once()
@@ -129,7 +129,7 @@ def test_only_those_that_run_are_asked_for(live) -> None:
 
 def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(live) -> None:
     async def day(w: Any) -> None:
-        where = w.controller.where
+        where = w.controller.cgroup_locator
         assert where.page(1) == {"version": 1, "driver": "cgroupfs", "driver_from": "the runtime"}
         w.runtime.cgroup_driver = lambda: ""
         w.sync.connected = False

@@ -64,7 +64,9 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         w.cgroups.mems[lse] = Mask((1,))
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
-        assert any("drift: another program wrote memory nodes containers=ns/lse/c" in line for line in w.said)
+        assert any(
+            "drift: another program wrote memory nodes containers=ns/lse/c" in line for line in w.logged
+        )
         # What is too much now is another matter, and it is not known where its memory is.
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]

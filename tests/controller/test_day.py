@@ -438,7 +438,7 @@ def test_observe_changes_nothing(live) -> None:
         assert w.on("ls") == "0-15"
         assert w.ledger.entries == {}
         assert [line for line in w.log if not line.startswith("forward")] == []
-        assert any("placed pod=ns/lse container=c cpus=0-3" in line for line in w.said)
+        assert any("placed pod=ns/lse container=c cpus=0-3" in line for line in w.logged)
 
     live(day, mode=NodeMode.OBSERVE)
 

@@ -66,7 +66,7 @@ async def done(w: Any, repaired: int) -> None:
 
 
 def lines(w: Any, words: str) -> list[str]:
-    return [line for line in w.said if words in line]
+    return [line for line in w.logged if words in line]
 
 
 def test_a_reported_write_is_repaired_without_a_reconcile(live: Callable[..., None]) -> None:
@@ -329,7 +329,7 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(live: Callab
             " containerID=s-ls-c-1 cpus=0-15 found=0-3 times=3 seconds=0.1",
         )
         assert len(lines(w, "drift: ")) == 2, "the third is reported as a conflict"
-        assert [line for line in w.said if 'putBack="less and less often" advice=' in line]
+        assert [line for line in w.logged if 'putBack="less and less often" advice=' in line]
         assert w.controller.telemetry.value(metrics.WRITE_CONFLICTS) == 1
         repaired = 3
         for gap in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S):
@@ -372,7 +372,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(live: Callable[..., N
                 f"cpus={right} found={cpus} ",
                 'putBack="each second, as exclusive CPUs are at stake"',
             )
-            assert [line for line in w.said if which in line and pace in line]
+            assert [line for line in w.logged if which in line and pace in line]
         scribble(w, writes, ls, "4-5")  # those have no owner
         w.now += 1
         await w.controller.writes.follow([ls])

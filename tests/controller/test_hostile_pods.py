@@ -17,7 +17,7 @@ from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request, Verdict
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 from tests.testkit.changed_copy import changed_copy
 
 SPARSE = json.dumps({"cpuset": ",".join(map(str, range(0, 65536, 2)))})
@@ -36,7 +36,7 @@ def longest(value: object) -> int:
 
 
 def check_little_is_said(w: Any) -> None:
-    assert max(map(len, w.said)) <= 2000
+    assert max(map(len, w.logged)) <= 2000
     assert longest(w.controller.telemetry.problems()) <= 2000
     assert (
         longest(

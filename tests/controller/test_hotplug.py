@@ -61,7 +61,7 @@ def test_every_container_leaves_an_offline_cpu_and_returns_to_it(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3")
-        assert any("the machine changed what=CPUs now=0-15 before=0-2,4-14" in line for line in w.said)
+        assert any("the machine changed what=CPUs now=0-15 before=0-2,4-14" in line for line in w.logged)
         w.check()
 
     live(day)
@@ -173,7 +173,9 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
         reasons, said = explained(w, "g")
         assert said == words
         assert reasons[-1].endswith(words)
-        assert any(line.startswith("a container has less") and f'reason="{words}"' in line for line in w.said)
+        assert any(
+            line.startswith("a container has less") and f'reason="{words}"' in line for line in w.logged
+        )
         assert violations(w.controller.state) == []
 
         for entries in (None, dict(w.ledger.entries)):  # by itself, and over a restart meanwhile
@@ -194,7 +196,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
             moves = [line for line in w.log if line.startswith("kernel")]
             assert moves.index(f"kernel {own} {had}") < moves.index(f"kernel {ls} {w.on(ls)}")
             assert w.controller.hotplug.shortage.page() == []
-            assert any("a container has all that was promised again pod=ns/g" in line for line in w.said)
+            assert any("a container has all that was promised again pod=ns/g" in line for line in w.logged)
             assert "at 1970" in explained(w, "g")[0][-1]
         w.check()
 
@@ -211,12 +213,12 @@ def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(live) -> None:
         (entry,) = w.controller.hotplug.shortage.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == ("3", "", 1)
         assert entry["what"] == "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised"
-        assert sum(f'reason="{entry["what"]}"' in line for line in w.said) == 1, "once"
+        assert sum(f'reason="{entry["what"]}"' in line for line in w.logged) == 1, "once"
         assert w.controller.telemetry.value(metrics.EXCLUSIVE_CPU_SHORTFALLS) == 1
         await w.remove(lse)
         await look(w)
         assert w.controller.hotplug.shortage.page() == []
-        assert not any("again" in line for line in w.said), "a container that is gone has nothing again"
+        assert not any("again" in line for line in w.logged), "a container that is gone has nothing again"
         w.check()
 
     live(day)
@@ -382,7 +384,7 @@ class PlayedUevents:
     def fileno(self) -> int:
         return self.out
 
-    def heard(self) -> bool:
+    def changed(self) -> bool:
         if self.broken:
             raise OSError(5, "broken")
         return os.read(self.out, 100) != b"-"
@@ -401,7 +403,7 @@ def test_the_kernel_reports_and_the_machine_is_read(live) -> None:
         w.machine = without(whole, "3")
         os.write(uevents.into, b"-")  # about something else
         await w.quiet()
-        assert "3" not in w.said[-1]
+        assert "3" not in w.logged[-1]
         assert w.controller.telemetry.value(metrics.MACHINE_CHANGES) == 0
         os.write(uevents.into, b"xxx")
         await w.until(lambda: w.on(ls) == "0-2,4-15")

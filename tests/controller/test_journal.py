@@ -17,7 +17,7 @@ from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.telemetry import metrics
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 from tests.testkit.changed_copy import changed_copy
 
 EVIL = '{"numaNodeResources":[{"node":0,"resources":{"\\ud800":"abc"}}]}'

@@ -15,7 +15,7 @@ import pytest
 from proxy.admin.status_text import render
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_text
-from proxy.backends.kubelet.cpu_manager import KubeletBeside
+from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.controller.status_data import node_page
@@ -57,7 +57,7 @@ class Kubelet:
 
     def beside(self, w: Any, **settings: Any) -> None:
         """Have a world look at this kubelet."""
-        found = KubeletBeside(
+        found = KubeletCpuManagerReader(
             KubeletSettings(**settings), str(self.directory), "", lambda: w.controller.state.node.topology
         )
         w.beside(found)
@@ -80,7 +80,7 @@ def node(live: Callable[..., None], kubelet: Kubelet) -> Callable[..., None]:
             try:
                 await day(w)
             finally:
-                await asyncio.to_thread(w.controller.beside.close)
+                await asyncio.to_thread(w.controller.kubelet_cpus.close)
 
         live(whole, synced=False, **{"static": False, **more})
 
@@ -337,7 +337,7 @@ def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kube
         w.runtime.details[pinned] = RuntimeDetail(f"/kubepods/podg/{pinned}", 2048, -1, 100_000, 0, "2-3")
         for entries in (dict(w.ledger.entries), {}):  # with its ledger, and from the runtime alone
             w.ledger.entries = entries
-            await asyncio.to_thread(w.controller.beside.close)
+            await asyncio.to_thread(w.controller.kubelet_cpus.close)
             w.boot()
             kubelet.beside(w)
             # Guaranteed, whole CPUs, created but not started: its CPUs are chosen when it is taken in.
@@ -390,7 +390,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_reported(live) -> None:
         assert lse in w.controller.state.containers
         assert problems(w) == ["cannot read kubelet's state file: the file system does not answer"]
         port.go.set()
-        await asyncio.to_thread(w.controller.beside.close)
+        await asyncio.to_thread(w.controller.kubelet_cpus.close)
 
     live(day, static=False, call_timeout=0.3)
 
@@ -409,7 +409,7 @@ def test_a_fault_in_looking_costs_no_container(live) -> None:
         own = await w.run(await w.pod("g"), **WHOLE)
         assert len(CpuSet.parse(w.on(own))) == 2
         await w.until(lambda: problems(w) == ["internal error fault=\"KeyError: 'oops'\""])
-        await asyncio.to_thread(w.controller.beside.close)
+        await asyncio.to_thread(w.controller.kubelet_cpus.close)
 
     live(day)
 
@@ -435,7 +435,7 @@ def test_containers_that_own_nothing_do_not_wait_for_a_look(live) -> None:
         assert port.looks == 0
         await w.run(await w.pod("g"), **WHOLE)
         assert port.looks == 1
-        await asyncio.to_thread(w.controller.beside.close)
+        await asyncio.to_thread(w.controller.kubelet_cpus.close)
 
     live(day)
 
@@ -475,7 +475,7 @@ def test_a_node_without_kubelet_says_nothing_of_it(live, tmp_path) -> None:
         await w.sync.once()
         assert problems(w) == []
         assert "Kubelet" not in render(node_page(w.controller))
-        await asyncio.to_thread(w.controller.beside.close)
+        await asyncio.to_thread(w.controller.kubelet_cpus.close)
 
     live(day, synced=False)
 
@@ -489,7 +489,7 @@ def test_kubelet_that_changes_to_none_gives_everything_back(node, kubelet) -> No
         assert w.controller.state.owners == {}
         write_text(kubelet.directory, none_state())
         await w.sync.once()
-        assert w.controller.beside.manager.policy == "none"
+        assert w.controller.kubelet_cpus.manager.policy == "none"
         assert str(w.controller.state.pools.shared) == "0-15"
 
     node(day)
@@ -576,11 +576,11 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
 def test_cpus_that_kubelet_assigns_and_takes_back_are_reported(node, kubelet) -> None:
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
-        await w.controller.beside.look()
-        assert w.said[-1] == 'kubelet\'s CPU manager changed its assignments came=2-3 went=""'
+        await w.controller.kubelet_cpus.look()
+        assert w.logged[-1] == 'kubelet\'s CPU manager changed its assignments came=2-3 went=""'
         kubelet.takes_back("g")
         kubelet.gives("h", c="3-4")
-        await w.controller.beside.look()
-        assert w.said[-1] == "kubelet's CPU manager changed its assignments came=4 went=2"
+        await w.controller.kubelet_cpus.look()
+        assert w.logged[-1] == "kubelet's CPU manager changed its assignments came=4 went=2"
 
     node(day)

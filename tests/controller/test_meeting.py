@@ -34,7 +34,7 @@ class PlayedUnits:
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
         self.cpus = cpus or self.cpus
 
-    def watch(self, heard: Any) -> None:
+    def watch(self, on_event: Any) -> None:
         pass
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:

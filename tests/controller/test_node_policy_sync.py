@@ -70,7 +70,7 @@ def test_pools_follow_a_reservation_that_changes(live, tmp_path: Path) -> None:
         assert (w.on(ls), w.on(system)) == ("0-15", "0-15")
         assert w.controller.telemetry.value(metrics.NODE_POLICY_CHANGES) == 2
         assert any(
-            line.startswith('the policy of the node changed values="reservedCPUs 0,2 (') for line in w.said
+            line.startswith('the policy of the node changed values="reservedCPUs 0,2 (') for line in w.logged
         )
         w.check()
 

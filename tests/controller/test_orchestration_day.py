@@ -21,7 +21,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
-from proxy.backends.kubelet.cpu_manager import KubeletBeside
+from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.engine.invariants import violations
@@ -119,7 +119,7 @@ class Day:
         """Have a fresh controller look at kubelet's state file and at the Node object."""
         self.write_state()
         controller = self.w.controller
-        port = KubeletBeside(
+        port = KubeletCpuManagerReader(
             KubeletSettings(), str(self.folder), "", lambda: self.w.controller.state.node.topology
         )
         self.w.beside(port)

@@ -102,7 +102,9 @@ def test_another_program_writes_the_pods_quota(live: Callable[..., None]) -> Non
         await w.sync.once()
         assert at(w, pod) == -1
         assert w.controller.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
-        assert any("drift: another program wrote a CFS quota path=/kubepods/poddb" in line for line in w.said)
+        assert any(
+            "drift: another program wrote a CFS quota path=/kubepods/poddb" in line for line in w.logged
+        )
         await w.stop(owner)
         assert at(w, pod) == 300_000
 

@@ -308,7 +308,7 @@ def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
 def test_a_missing_runtime_is_reported_once_each_time(live) -> None:
     async def day(w: Any) -> None:
         def told() -> int:
-            return w.said.count('cannot reach the runtime err="cannot reach the runtime: down"')
+            return w.logged.count('cannot reach the runtime err="cannot reach the runtime: down"')
 
         for times in (1, 2):
             w.runtime.down = True

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller import runtime_events
-from proxy.controller.runtime_events import Hearing
+from proxy.controller.runtime_events import EventsState
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeEvent, RuntimePod
 from proxy.model.backoff import Backoff
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -59,12 +59,12 @@ class Hears:
         self.world, self.controller = world, world.controller
         self.events = PlayedEvents()
         self.runtime_events = self.controller.runtime_events
-        self.runtime_events._events, self.runtime_events.hearing = self.events, Hearing.WAITING
+        self.runtime_events._events, self.runtime_events.events_state = self.events, EventsState.WAITING
         if start:
             self.runtime_events.start()
 
     async def connected(self) -> None:
-        await self.world.until(lambda: self.runtime_events.hearing is Hearing.CONNECTED)
+        await self.world.until(lambda: self.runtime_events.events_state is EventsState.CONNECTED)
         self.controller.attention.clear()
 
     async def tell(self, kind: str, who: str) -> None:
@@ -366,9 +366,9 @@ def test_more_in_doubt_than_are_remembered(
 def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world, start=False)
-        assert hears.runtime_events.hearing.value == "waiting"
+        assert hears.runtime_events.events_state.value == "waiting"
         runs = asyncio.ensure_future(world.sync.run())
-        await world.until(lambda: hears.runtime_events.hearing is Hearing.CONNECTED)
+        await world.until(lambda: hears.runtime_events.events_state is EventsState.CONNECTED)
         passes = world.controller.telemetry.value(metrics.RECONCILES)
         world.controller.attention.clear()
         hears.events.told.put(UnavailableError("gone"))
@@ -446,11 +446,11 @@ def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) ->
         hears = Hears(world, start=False)
         hears.events.refusals = [RuntimeCallError("cannot listen: unknown service", 12)]
         hears.runtime_events.start()
-        await world.until(lambda: hears.runtime_events.hearing is Hearing.NOT_OFFERED)
+        await world.until(lambda: hears.runtime_events.events_state is EventsState.NOT_OFFERED)
         await world.quiet()
         assert hears.events.listens == 1
         assert world.controller.telemetry.problems() == []
-        assert sum("not offered" in said for said in world.said) == 1
+        assert sum("not offered" in said for said in world.logged) == 1
 
     live(day)
 
@@ -459,7 +459,7 @@ def test_events_are_not_read_where_there_are_none(live: Callable[..., None]) -> 
     async def day(world: Any) -> None:
         threads = threading.active_count()
         world.controller.runtime_events.start()
-        assert world.controller.runtime_events.hearing is Hearing.OFF
+        assert world.controller.runtime_events.events_state is EventsState.OFF
         assert threading.active_count() == threads
 
     live(day)

@@ -15,7 +15,7 @@ import proxy
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
-from proxy.backends.kubelet.cpu_manager import KubeletBeside
+from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.controller.journal import Journal
 from proxy.controller.observer import Observer as ObserverBase
@@ -40,7 +40,9 @@ HOLDERS = ("controller", "_controller", "store", "_store", "context", "_context"
 def kubelet_holds(w: Any, folder: Path, held: dict[str, dict[str, CpuSet]]) -> None:
     """Write the state file of kubelet's CPU manager, and have the node follow it."""
     write_text(folder, static_state(ALL, held, reserved=CpuSet([15])))
-    port = KubeletBeside(KubeletSettings(), str(folder), "", lambda: w.controller.state.node.topology)
+    port = KubeletCpuManagerReader(
+        KubeletSettings(), str(folder), "", lambda: w.controller.state.node.topology
+    )
     w.beside(port)
 
 
@@ -73,7 +75,7 @@ def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
         assert stirred[:1] == ["0-15"]
         await w.quiet()
         assert w.on(ls) == "0-15"
-        w.controller.beside.close()
+        w.controller.kubelet_cpus.close()
 
     live(day, static=False)
 

@@ -153,7 +153,7 @@ def test_a_refused_pod_leaves_its_reason_and_nothing_else(live) -> None:
         assert records(w, "ns/c") == [("ns/c", False, False)]
         assert w.controller.telemetry.value(metrics.PODS_REFUSED) == 1
         assert not w.controller.state.runtime.arriving
-        assert any(line.startswith("refused a pod pod=ns/c ") for line in w.said)
+        assert any(line.startswith("refused a pod pod=ns/c ") for line in w.logged)
 
     live(day, rules=BY_POD)
 

@@ -145,10 +145,10 @@ class PlayedSystemd:
         if container in self.world.cgroups.sets and self.units[unit].cpus:
             self.world.cgroups.sets[container] = self.units[unit].cpus
 
-    def watch(self, heard: Callable[[UnitNews], None]) -> None:
-        self.heard = heard
+    def watch(self, on_event: Callable[[UnitNews], None]) -> None:
+        self.heard = on_event
         if not self.late:
-            heard(UnitNews.CONNECTED)
+            on_event(UnitNews.CONNECTED)
 
     def report(self, news: UnitNews) -> None:
         assert self.heard is not None

@@ -17,7 +17,7 @@ def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
         world.controller.attention.clear()
         world.wire.unusual(f"{SERVICE}StopContainer", kind)
         assert world.controller.telemetry.value(metrics.CALLS_MALFORMED) == 1
-        assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.said
+        assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.logged
         assert world.controller.attention.is_set()
 
     live(day)
@@ -56,7 +56,7 @@ def test_an_answer_that_cannot_be_read_leads_to_a_comparison(live):
         world.controller.attention.clear()
         world.wire.response(call, b"\x0a\xff")
         assert world.controller.attention.is_set()
-        assert any("cannot decode an answer" in line for line in world.said)
+        assert any("cannot decode an answer" in line for line in world.logged)
         world.wire.finished(call, 0)
 
     live(day)
@@ -71,7 +71,7 @@ def test_refusals_of_one_container_are_not_written_again_and_again(live):
             call = await world.begin(other)
             assert call.refused is not None
             world.wire.finished(call, None)
-        lines = [line for line in world.said if line.startswith("refused ")]
+        lines = [line for line in world.logged if line.startswith("refused ")]
         assert 1 <= len(lines) <= 5
         assert world.controller.telemetry.value(metrics.CREATES_REFUSED) == 1000
 
@@ -83,6 +83,6 @@ def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(live):
         for number in range(2000):
             world.controller.telemetry.problem("cannot go on with a connection", err=f"reason {number}")
             world.controller.telemetry.problem("a fault", pod=f"ns/pod-{number}")
-        assert len(world.said) < 300
+        assert len(world.logged) < 300
 
     live(day)

@@ -13,7 +13,7 @@ from proxy.controller import reconciler as sync_module
 from proxy.controller import worker_health as module
 from proxy.controller.status_data import node_page
 from proxy.controller.worker_health import RESTART_S, STEADY_S, Health
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 
 
 class Played:
@@ -31,8 +31,8 @@ class Played:
 class Watch:
     def __init__(self) -> None:
         self.now = 1000.0
-        self.said: list[str] = []
-        self.health = Health(telemetry(self.said), lambda: None, lambda: self.now)
+        self.logged: list[str] = []
+        self.health = Health(telemetry(self.logged), lambda: None, lambda: self.now)
         self.kernel, self.fact_lookup = Played("kernel"), Played("scout")
         self.health.watch(self.kernel, 10, vital=True)
         self.health.watch(self.fact_lookup, 60)
@@ -42,10 +42,10 @@ def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
     w = Watch()
     w.kernel.seconds = 9.9
     w.health.look()
-    assert (w.said, w.health.stuck()) == ([], {})
+    assert (w.logged, w.health.stuck()) == ([], {})
     for w.kernel.seconds in (10.0, 12.0, 14.0):
         w.health.look()
-    assert w.said == ["a worker thread is stuck in one job worker=kernel seconds=10"]
+    assert w.logged == ["a worker thread is stuck in one job worker=kernel seconds=10"]
     assert w.health.stuck() == {"kernel": 14.0}
     assert w.health.page() == {
         "kernel": {"stuck_s": 14.0, "waiting": 3},
@@ -54,7 +54,7 @@ def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
     w.kernel.seconds = 0.0
     w.health.look()
     w.health.look()
-    assert w.said[1:] == [
+    assert w.logged[1:] == [
         'resolved problem="a worker thread is stuck in one job" worker=kernel seconds=10',
         "a worker thread goes on worker=kernel seconds=14",
     ]
@@ -66,7 +66,7 @@ def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> N
     w.fact_lookup.seconds = 2 * RESTART_S
     w.now += 10 * RESTART_S
     w.health.look()
-    assert w.said == ["a worker thread is stuck in one job worker=scout seconds=60"]
+    assert w.logged == ["a worker thread is stuck in one job worker=scout seconds=60"]
     assert w.health.stuck() == {}
     assert not w.health.may_restart()
 

@@ -202,7 +202,7 @@ def test_policies_refuse_what_is_not_preferred(
     assert (why.event, why.pod, why.container, why.verdict) == ("RunPodSandbox", "ns/p", "", got.verdict)
     assert why.merge is not None
     assert (why.merge.policy, why.merge.scope) == (policy.value, "pod")
-    assert [said.resource for said in why.said] == ["cpu"]
+    assert [said.resource for said in why.answers] == ["cpu"]
     if admitted:
         assert len(CpuSet.parse(cpus_of(got))) == 4
         assert why.cpus == got.pod.reserved_for_pod.cpus
@@ -214,7 +214,7 @@ def test_policies_refuse_what_is_not_preferred(
     text = "TopologyAffinityError: Resources cannot be allocated with Topology locality (ns/p: "
     assert got.verdict.message.startswith(text)
     assert got.verdict.message.endswith(f"{'; '.join(why.merge.blame)})")
-    assert why.lacks
+    assert why.shortfalls
 
 
 def test_devices_alone_make_a_pod_worth_a_decision() -> None:
@@ -266,7 +266,7 @@ def test_a_part_that_cannot_be_served_refuses_the_pod() -> None:
         "SMTAlignmentError: SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2 (ns/a)"
     )
     assert got.state is state
-    assert not got.explanation.lacks, "no node lacks anything"
+    assert not got.explanation.shortfalls, "no node lacks anything"
 
 
 def test_a_sandbox_created_again_keeps_its_decision() -> None:

@@ -125,14 +125,14 @@ def test_a_record_says_what_came_of_it() -> None:
     assert (why.event, why.ref, why.uid, why.attempt) == ("CreateContainer", "ns/p/c", "u", 3)
     assert (why.pool, why.cpus, why.mems) == ("own", CpuSet.parse("4,12"), Mask([1]))
     assert (why.devices, why.reasons) == (("v/gpu=/dev/a",), plan.container.placement.reasons)
-    assert [(s.provider, s.resource, s.count) for s in why.said] == [
+    assert [(s.provider, s.resource, s.count) for s in why.answers] == [
         ("devices", "v/gpu", 1),
         ("cpu", "cpu", 3),
     ]
     assert why.merge is not None
     assert why.merge.best.affinity == Mask([1])
     assert [step.provider for step in why.steps] == ["cpu"]
-    assert (why.moved, why.more_moved, why.lacks, why.verdict) == ((), 0, (), Verdict())
+    assert (why.moved, why.more_moved, why.shortfalls, why.verdict) == ((), 0, (), Verdict())
 
 
 def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
@@ -143,12 +143,12 @@ def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
     assert plan.state is EMPTY
     assert (why.pool, why.cpus, why.mems, why.reasons, why.steps) == ("", CpuSet(), None, (), ())
     assert why.devices == ("v/gpu=/dev/a", "v/nic=/dev/b")
-    assert {s.resource for s in why.said} == {"v/gpu", "v/nic", "cpu"}
+    assert {s.resource for s in why.answers} == {"v/gpu", "v/nic", "cpu"}
     assert why.merge is not None
     assert plan.verdict.message.endswith(f"(ns/p/c: {'; '.join(why.merge.blame)})")
     assert why.merge.blame
     blank = explain("RunPodSandbox", POD, "", 0, Request(), plan.verdict)
-    assert (blank.ref, blank.said, blank.merge, blank.cpus) == ("ns/p", (), None, CpuSet())
+    assert (blank.ref, blank.answers, blank.merge, blank.cpus) == ("ns/p", (), None, CpuSet())
 
 
 def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:

@@ -200,18 +200,18 @@ def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -
     refused = arrives(state, asking("c", 4))
     assert (refused.verdict.reason, refused.container) == ("TopologyAffinityError", None)
     assert refused.explanation is not None
-    assert refused.explanation.lacks == (Shortfall(RESOURCE, Mask([0]), 4, 2),)
+    assert refused.explanation.shortfalls == (Shortfall(RESOURCE, Mask([0]), 4, 2),)
     assert f"{RESOURCE} cannot be given at all" in refused.verdict.message
     words = str(sections(refused.explanation))
     assert f"2 more of {RESOURCE}" in words
     never = arrives(state, asking("d", 9))
     assert never.explanation is not None
-    assert never.explanation.lacks == (), "no NUMA node has so many"
+    assert never.explanation.shortfalls == (), "no NUMA node has so many"
     fits = arrives(state, asking("e", 2))
     assert fits.explanation is not None
     if scope is Scope.CONTAINER:
         assert [s.what for s in fits.explanation.steps if s.provider == "cache"] == ["2 ways on NUMA node 0"]
-        assert [s.resource for s in fits.explanation.said if s.provider == "cache"] == [RESOURCE]
+        assert [s.resource for s in fits.explanation.answers if s.provider == "cache"] == [RESOURCE]
 
 
 def test_it_is_asked_for_containers_that_share_cpus_and_without_a_policy() -> None:

@@ -286,7 +286,7 @@ def test_the_pods_of_one_namespace_own_no_more_than_its_limit() -> None:
 
 def test_all_pods_of_a_node_own_no_more_than_its_limit() -> None:
     state = named(state_of(LIMITS[AdmissionRule.NODE_LIMIT]), "u", "0-3").state
-    beside = state.beside({"k": {"c": CpuSet([15])}})
+    beside = state.with_kubelet_cpus({"k": {"c": CpuSet([15])}})
     assert guaranteed(beside, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
     assert guaranteed(beside, "w", 3, namespace="b").container is not None
     assert guaranteed(state, "w", 4, namespace="b").container is not None
@@ -391,9 +391,9 @@ class Life:
         if self.chance.random() < 0.5:
             held = {"k": {"c": CpuSet(self.chance.sample(online, self.chance.randint(1, len(online))))}}
         if not self.state.kubelet:
-            self.state = self.state.beside(held)
+            self.state = self.state.with_kubelet_cpus(held)
         elif self.chance.random() < 0.5:
-            self.state = self.state.beside({})
+            self.state = self.state.with_kubelet_cpus({})
 
     def check(self) -> None:
         state, rules = self.state, self.rules

@@ -75,7 +75,7 @@ def test_owners_on_one_node_or_several() -> None:
     assert refused.explanation is not None
     assert refused.explanation.merge is not None
     assert refused.explanation.merge.policy == "single-numa-node"
-    assert [said.resource for said in refused.explanation.said] == ["cpu"]
+    assert [said.resource for said in refused.explanation.answers] == ["cpu"]
     assert admit(state, lsr("b"), whole(9)).verdict.admitted, "who does not want to be aligned is not"
 
 
@@ -197,9 +197,9 @@ def test_hints_of_providers_are_reported_by_name() -> None:
     nic = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
     got = admit(state, pod("a", SINGLE), whole(2, 50, nic))
     assert got.explanation is not None
-    said = {(each.provider, each.resource) for each in got.explanation.said}
+    said = {(each.provider, each.resource) for each in got.explanation.answers}
     assert said == {("cpu", "cpu"), ("memory", "memory"), ("devices", "vendor/nic")}
-    hints = {each.resource: [str(hint.affinity) for hint in each.hints] for each in got.explanation.said}
+    hints = {each.resource: [str(hint.affinity) for hint in each.hints] for each in got.explanation.answers}
     assert hints["vendor/nic"] == ["1"]
     assert hints["cpu"][:4] == ["0", "1", "2", "3"]
 

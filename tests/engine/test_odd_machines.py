@@ -228,7 +228,7 @@ class Life:
             for uid in sorted(uids)
             if self.maybe(0.5)
         }
-        self.state = self.state.beside(held)
+        self.state = self.state.with_kubelet_cpus(held)
 
     def suppression(self) -> None:
         self.state = self.state.suppressing(self.dice.choice((None, CpuSet.parse(self.some()))))

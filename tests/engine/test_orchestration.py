@@ -371,7 +371,7 @@ class Life:
         self.move(again)
 
     def kubelet_holds(self, held: Mapping[str, Mapping[str, CpuSet]]) -> None:
-        self.move(self.state.beside(held))
+        self.move(self.state.with_kubelet_cpus(held))
 
     def is_suppressed(self, limit: CpuSet | None) -> None:
         self.move(self.state.suppressing(limit))
@@ -379,7 +379,7 @@ class Life:
     def everything_leaves(self) -> None:
         for uid in self.pods():
             self.goes(uid)
-        self.move(self.state.beside({}))
+        self.move(self.state.with_kubelet_cpus({}))
         self.move(self.state.suppressing(None))
         self.move(self.state.on(MACHINE))
         assert self.state.pools == NodeState.empty(self.state.node).pools

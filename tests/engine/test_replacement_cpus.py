@@ -105,7 +105,7 @@ def test_containers_whose_cpus_have_a_replacement(more: dict[str, object], count
 
 def test_what_kubelet_gave_has_none() -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])))
-    held = state.beside({"a": {"c": CpuSet([3, 11])}})
+    held = state.with_kubelet_cpus({"a": {"c": CpuSet([3, 11])}})
     assert not choose_replacements(held, only(held))
     pinned = changed_copy(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="3,11"))
     other = NodeState.of(changed_copy(state.node, static=False), (), [pinned])

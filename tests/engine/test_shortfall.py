@@ -40,7 +40,7 @@ def lacks(state: NodeState, request: Request, *asks: ContainerResources) -> tupl
     plan = place(got.state, got.pod, "c", 0, request, "t") if got.verdict.admitted else got
     assert not plan.verdict.admitted
     assert plan.explanation is not None
-    return plan.explanation.lacks
+    return plan.explanation.shortfalls
 
 
 def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:

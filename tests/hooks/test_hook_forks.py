@@ -16,7 +16,7 @@ from proxy.hooks import forks
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.hook import Hook
 from proxy.hooks.samples import sample
-from tests.said import of_hooks
+from tests.testkit.captured_log import of_hooks
 
 forks.watch()
 folder = tempfile.mkdtemp()

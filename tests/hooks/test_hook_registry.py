@@ -27,7 +27,7 @@ from proxy.hooks.loader.safe_read import SETTLED_S
 from proxy.hooks.registry import SOON_S, HookRegistry
 from proxy.model.backoff import Backoff
 from proxy.model.machine import Machine
-from tests.said import reasons, report
+from tests.testkit.captured_log import reasons, report
 
 HEAD = "from proxy.hooks.api import *\nAPI_VERSION = 1\nlog = []\n"
 WAIT_S = 30.0
@@ -84,10 +84,10 @@ class Scene:
         self.engine = Engine()
         self.now = 0.0
         self.reported: list[str] = []
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.everything: Callable[[], Synchronize | None] = lambda: None
         self.library = HookRegistry(
-            self.config, self.engine, lambda: self.everything(), reasons(self.reported), report(self.said)
+            self.config, self.engine, lambda: self.everything(), reasons(self.reported), report(self.logged)
         )
 
     def write(self, name: str, text: str, directory: Path | None = None) -> Path:
@@ -688,7 +688,7 @@ def test_successes_are_reported(scene: Scene) -> None:
         await scene.look()
         path.unlink()
         await scene.look()
-        assert scene.said == [f"hook loaded hook=10-a path={path}", "hook unloaded hook=10-a"]
+        assert scene.logged == [f"hook loaded hook=10-a path={path}", "hook unloaded hook=10-a"]
         await scene.library.close()
 
     play(story)

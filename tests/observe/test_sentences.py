@@ -58,7 +58,7 @@ def hint(preferred: bool, *nodes: int) -> TopologyHint:
 
 
 def offered(said: ProviderAnswer) -> str:
-    return sections(Explanation("e", "a/b", "u", said=(said,)))[1].sentences[0]
+    return sections(Explanation("e", "a/b", "u", answers=(said,)))[1].sentences[0]
 
 
 def check(text: str) -> None:
@@ -127,7 +127,9 @@ def blameless(name: str, *said: ProviderAnswer) -> Explanation:
     """A refusal whose record does not say what stood against it, or what would help."""
     reported = record(name)
     assert reported.merge is not None
-    return replace(reported, merge=replace(reported.merge, blame=()), said=said or reported.said, lacks=())
+    return replace(
+        reported, merge=replace(reported.merge, blame=()), answers=said or reported.answers, shortfalls=()
+    )
 
 
 def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
@@ -202,14 +204,14 @@ def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
     ],
 )
 def test_the_shortage_is_reported_for_the_closest_nodes(lacks: tuple[Shortfall, ...], text: str) -> None:
-    reported = replace(record("refused_single"), lacks=lacks)
+    reported = replace(record("refused_single"), shortfalls=lacks)
     assert section(reported, "What would help")[0] == text
 
 
 def test_without_facts_no_fit_is_reported() -> None:
-    helped = section(replace(record("refused_gpu"), lacks=()), "What would help")
+    helped = section(replace(record("refused_gpu"), shortfalls=()), "What would help")
     assert not [text for text in helped if "fit if" in text]
-    enough = replace(record("refused_gpu"), lacks=(Shortfall("cpu", None, 2, 2),))
+    enough = replace(record("refused_gpu"), shortfalls=(Shortfall("cpu", None, 2, 2),))
     assert section(enough, "What would help") == helped
 
 
@@ -244,7 +246,7 @@ def test_what_was_tried_and_refused_was_not_taken() -> None:
 def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
     said = (ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
     merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes do for all resources")
-    reported = replace(record("refused_gpu"), said=said, merge=merge)
+    reported = replace(record("refused_gpu"), answers=said, merge=merge)
     assert all_sentences(reported)[1].startswith(
         "What it asks of cpu cannot be had on as few NUMA nodes as its"
     )
@@ -425,7 +427,7 @@ EXPLANATIONS = st.builds(
     st.sampled_from(["", "c"]),
     st.integers(0, 3),
     facts=st.lists(st.builds(Fact, WORDS, WORDS, WORDS), max_size=3).map(tuple),
-    said=st.lists(
+    answers=st.lists(
         st.builds(
             ProviderAnswer,
             st.sampled_from(["cpu", "memory", "devices"]),
@@ -462,7 +464,7 @@ EXPLANATIONS = st.builds(
     devices=st.lists(WORDS, max_size=2).map(tuple),
     reasons=st.lists(WORDS, max_size=2).map(tuple),
     moved=st.lists(st.builds(MovedContainer, WORDS, CPUS, CPUS), max_size=14).map(tuple),
-    lacks=st.lists(
+    shortfalls=st.lists(
         st.builds(
             Shortfall,
             st.sampled_from(["cpu", "memory", "x/y"]),

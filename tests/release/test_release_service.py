@@ -280,7 +280,7 @@ def test_a_restart_continues_and_asks_before_it_updates(live: Callable[..., None
             await over(w, release)
             assert (w.on(ls), w.on(lse)) == (ALL, ALL)
             assert [line for line in w.log if line.startswith("runtime ")] == [f"runtime {lse} {ALL}"]
-            assert any("containers are not placed, although the mode is enforce" in line for line in w.said)
+            assert any("containers are not placed, although the mode is enforce" in line for line in w.logged)
 
     fast(live, day)
 

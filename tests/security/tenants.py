@@ -302,7 +302,7 @@ class Tenants:
     def _listen(self) -> None:
         """Gather everything that the daemon says."""
         controller = self.node.controller
-        self.messages += self.node.said
+        self.messages += self.node.logged
         self.messages += texts(self.timed.call("status", lambda: node_page(controller)))
         self.messages += texts(history_page(controller.history, {}))
         for container in controller.state.containers.values():

@@ -147,7 +147,7 @@ def test_one_line_with_the_line(text: str | bytes, words: str) -> None:
     ("text", "words"),
     [
         ('{"a": 1, "b": 2, "a": 1}', "the key 'a' is there twice"),
-        ('{"a": NaN}', "NaN is no JSON value"),
+        ('{"a": NaN}', "NaN is not a JSON value"),
         ('{"a": 1', "not JSON: "),
         ("[" * 100_000, "cannot read f.json"),
         ('{"a": ' * 100_000, "cannot read f.json"),

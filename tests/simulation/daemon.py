@@ -19,7 +19,6 @@ from proxy.release.record import KEY
 from proxy.release.service import Release
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
-from tests.said import Said
 from tests.simulation.kernel import SimulatedFiles
 from tests.simulation.kernel_ports import (
     SimulatedDisplaced,
@@ -30,6 +29,7 @@ from tests.simulation.kernel_ports import (
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.runtime_client import RuntimeClient, SimulatedEvents
 from tests.simulation.workers import Listener, SimulatedThreads
+from tests.testkit.captured_log import CapturedLog
 
 if TYPE_CHECKING:
     from proxy.model.machine import Machine
@@ -57,7 +57,7 @@ class Daemon:
         self.began = node.schedule.now
         self.pools: list[SimulatedThreads] = []
         self.listeners: list[Listener] = []
-        self.said = Said(levels=("warning", "error"))
+        self.logged = CapturedLog(levels=("warning", "error"))
         self.loop = SimulatedLoop(node.schedule, node.delays.lag, self._readable)
         self._pending = dict[int, Callable[[], bool]]()
         self._woken = set[int]()
@@ -87,7 +87,7 @@ class Daemon:
                 settle_per_second=options.settle_per_second,
                 reconcile_period=options.reconcile_period,
             ),
-            Telemetry(self.said, clock),
+            Telemetry(self.logged, clock),
             clock,
             ports=self._ports,
         )

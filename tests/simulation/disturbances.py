@@ -105,7 +105,7 @@ class Disturbances:
         node.schedule.note(f"online {text_of(online.bits)}")
         node.kernel.set_online(online)
         if node.daemon is not None:
-            node.daemon.machine_events.changed()
+            node.daemon.machine_events.change()
 
     def _runtime_restart(self) -> None:
         node = self.node

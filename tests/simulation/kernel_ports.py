@@ -91,7 +91,7 @@ class SimulatedMachineEvents:
         self._wake = wake
         self.pending = False
 
-    def changed(self) -> None:
+    def change(self) -> None:
         """The machine is another one now."""
         self.pending = True
         self._wake(self.FILE)
@@ -99,7 +99,7 @@ class SimulatedMachineEvents:
     def fileno(self) -> int:
         return self.FILE
 
-    def heard(self) -> bool:
+    def changed(self) -> bool:
         pending, self.pending = self.pending, False
         return pending
 

@@ -17,7 +17,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry, subject, subject_of
-from tests.said import Said, telemetry
+from tests.testkit.captured_log import CapturedLog, telemetry
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_messages_that_clients_cause_are_logged_a_few_times() -> None:
 
 
 def test_debug_records_are_not_made_unless_they_are_read() -> None:
-    said = Said(levels=("info", "warning", "error"))
+    said = CapturedLog(levels=("info", "warning", "error"))
     port = Telemetry(said, lambda: 1.0)
     port.debug("x")
     assert (port.verbose, said.lines) == (False, [])

@@ -11,7 +11,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.exposition import family
 from proxy.telemetry.kinds import Counter, Gauge, Histogram
 from proxy.telemetry.registry import Registry
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 
 
 def test_a_counter_never_goes_down() -> None:

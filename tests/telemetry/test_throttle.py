@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from proxy.telemetry.throttle import KEYS, Throttle
 
 
-class Said:
+class CapturedLog:
     def __init__(self, **options):
         self.now, self.lines = 1000.0, []
         self.throttle = Throttle(lambda: self.now, **options)
@@ -25,7 +25,7 @@ class Said:
 
 
 def test_the_first_few_are_written_then_one_a_minute_with_a_count():
-    said = Said(burst=3)
+    said = CapturedLog(burst=3)
     said.flood(1000)
     assert said.lines == ["line 0", "line 1", "line 2"]
     said.now += 61
@@ -37,7 +37,7 @@ def test_the_first_few_are_written_then_one_a_minute_with_a_count():
 
 
 def test_after_a_quiet_minute_the_first_few_are_written_again():
-    said = Said(burst=3)
+    said = CapturedLog(burst=3)
     said.flood(10)
     said.now += 61
     said.flood(1)
@@ -47,7 +47,7 @@ def test_after_a_quiet_minute_the_first_few_are_written_again():
 
 
 def test_keys_do_not_suffer_from_each_other_up_to_a_limit_of_all():
-    said = Said(burst=2, total=5)
+    said = CapturedLog(burst=2, total=5)
     for key in range(4):
         said.flood(2, key)
     assert len(said.lines) == 5
@@ -57,7 +57,7 @@ def test_keys_do_not_suffer_from_each_other_up_to_a_limit_of_all():
 
 
 def test_the_memory_of_keys_is_bounded():
-    said = Said(total=10)
+    said = CapturedLog(total=10)
     for key in range(20_000):
         said.say(key, "line")
     assert len(said.throttle._windows) <= KEYS
@@ -65,7 +65,7 @@ def test_the_memory_of_keys_is_bounded():
 
 
 def test_a_clock_that_is_set_back_does_not_silence_anything():
-    said = Said(burst=1)
+    said = CapturedLog(burst=1)
     said.flood(2)
     said.now -= 100_000
     said.flood(1)
@@ -74,7 +74,7 @@ def test_a_clock_that_is_set_back_does_not_silence_anything():
 
 @given(st.lists(st.tuples(st.floats(0, 90), st.integers(0, 5)), max_size=200))
 def test_every_line_is_written_or_counted(calls):
-    said, made = Said(burst=2, total=1000), 0
+    said, made = CapturedLog(burst=2, total=1000), 0
     for wait, key in calls:
         said.now += wait
         said.say(key, "line")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.topology.cdi import CdiDevice, CdiSpecs
-from tests.said import report
+from tests.testkit.captured_log import report
 
 YAML = """\
 # made by a vendor's tool

@@ -38,15 +38,15 @@ def test_the_kernel_reports_without_delay() -> None:
     if reported is None:
         pytest.skip(lack)
     try:
-        while reported.heard():
+        while reported.changed():
             pass
-        assert not reported.heard()
+        assert not reported.changed()
         try:
             CPU.write_text("online")  # the kernel says it again, and nothing else happens
         except OSError as error:
             pytest.skip(f"cannot have the kernel send an event: {error}")
         assert select.select([reported], [], [], 10)[0]
-        assert reported.heard()
+        assert reported.changed()
     finally:
         reported.close()
 
@@ -66,11 +66,11 @@ class Lost:
 def test_what_is_lost_may_have_mattered(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = Uevents.__new__(Uevents)
     monkeypatch.setattr(reported, "_socket", Lost(errno.ENOBUFS), raising=False)
-    assert reported.heard()
-    assert not reported.heard()
+    assert reported.changed()
+    assert not reported.changed()
     monkeypatch.setattr(reported, "_socket", Lost(errno.EBADF), raising=False)
     with pytest.raises(OSError, match="made"):
-        reported.heard()
+        reported.changed()
 
 
 def test_listening_may_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:

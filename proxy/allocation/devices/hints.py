@@ -110,10 +110,10 @@ def family(
     named = Mask.from_bits(_bits(devices.values())) & nodes or nodes
     ranged = tuple(named)
     known = {i: device.nodes or Mask() for i, device in devices.items()}
-    told = [known[i] for i in reusable if i in devices and devices[i].nodes is not None]
-    near = _demand(count, [*told, *(known[i] for i in available if i in known)])
+    placed = [known[i] for i in reusable if i in devices and devices[i].nodes is not None]
+    near = _demand(count, [*placed, *(known[i] for i in available if i in known)])
     least = smallest(ranged, (_demand(count, known.values()),))
-    demands = (near, _demand(len(told), told)) if told else (near,)
+    demands = (near, _demand(len(placed), placed)) if placed else (near,)
     return Family((), ranged, 1, demands, len(ranged) if least is None else max(least, 1))
 
 

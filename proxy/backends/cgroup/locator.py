@@ -62,13 +62,13 @@ class Locator:
         self._procfs = procfs
         self._mounts = mounts
 
-    def locate(self, container_id: str, reported: RuntimeDetail) -> Located:
+    def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
         """Find a container's group; see ``proxy.controller.kernel_ports.GroupLocator.locate``."""
-        path, why = self._by_name(container_id, reported.cgroups_path), ""
+        path, why = self._by_name(container_id, detail.cgroups_path), ""
         if not path:
-            path, why = self._by_pid(container_id, reported.pid)
+            path, why = self._by_pid(container_id, detail.pid)
         if path:
-            self.remember(container_id, path, reported.cgroups_path)
+            self.remember(container_id, path, detail.cgroups_path)
         return Located(path, why)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:

@@ -25,7 +25,7 @@ def read_configz(settings: KubeletSettings) -> ManagerSettings:
     try:
         answer = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _strange(settings, f"the answer is no JSON: {error}") from None
+        raise _strange(settings, f"the answer is not JSON: {error}") from None
     config = answer.get("kubeletconfig") if isinstance(answer, dict) else None
     if not isinstance(config, dict):
         raise _strange(settings, "the answer holds no kubeletconfig")

@@ -24,7 +24,7 @@ ASK_AGAIN_S = 60.0
 """Settings of a running kubelet change with its restart only, so one answer is good for a while."""
 
 
-class KubeletBeside:
+class KubeletCpuManagerReader:
     """Implements ``proxy.controller.ports.KubeletCpuManager``.
 
     ``look`` and ``refresh`` each for one thread at a time.

@@ -33,7 +33,7 @@ def read_items(content: bytes, kind: str) -> Iterator[object]:
             continue
         value = text.value()
         if (key == "kind" and value != kind) or (key == "items" and value is not None):
-            raise ValueError(f"it is no {kind}")
+            raise ValueError(f"it is not a {kind}")
     if text.next():
         raise ValueError(f"there is more behind its end at character {text.at}")
 

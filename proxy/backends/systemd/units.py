@@ -119,13 +119,13 @@ class SystemdUnits:
 
     # -- the connection -----------------------------------------------------------------------------------
 
-    def watch(self, heard: Callable[[UnitNews], None]) -> None:
+    def watch(self, on_event: Callable[[UnitNews], None]) -> None:
         """Connect, and listen; see ``Units``."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._stay, args=(heard,), name="systemd", daemon=True)
+            self._thread = threading.Thread(target=self._stay, args=(on_event,), name="systemd", daemon=True)
             self._thread.start()
 
-    def _stay(self, heard: Callable[[UnitNews], None]) -> None:
+    def _stay(self, on_event: Callable[[UnitNews], None]) -> None:
         """Be connected for ever; runs in the thread."""
         pauses = RetryDelays(_PAUSES)
         while not self._closing.is_set():
@@ -136,7 +136,7 @@ class SystemdUnits:
                 self._why = str(error)
             else:
                 begun = time.monotonic()
-                self._listen(connection, heard)
+                self._listen(connection, on_event)
                 lasted = time.monotonic() - begun
             self._closing.wait(pauses.next(lasted))
 
@@ -151,21 +151,21 @@ class SystemdUnits:
                 why = error
         raise why
 
-    def _listen(self, connection: Connection, heard: Callable[[UnitNews], None]) -> None:
+    def _listen(self, connection: Connection, on_event: Callable[[UnitNews], None]) -> None:
         bus = connection.path.endswith(BUS.name)
-        subscriber = threading.Thread(target=self._begin, args=(connection, heard, bus), daemon=True)
+        subscriber = threading.Thread(target=self._begin, args=(connection, on_event, bus), daemon=True)
         subscriber.start()  # its calls are answered in this thread
         for message in connection.read(b"Reloading"):
             if message.body == (False,):
-                heard(UnitNews.RELOADED)
+                on_event(UnitNews.RELOADED)
         with self._ready:
             was, self._connection = self._connection, None
             self._why = "the connection has ended"
         subscriber.join()
         if was is not None and not self._closing.is_set():
-            heard(UnitNews.LOST)
+            on_event(UnitNews.LOST)
 
-    def _begin(self, connection: Connection, heard: Callable[[UnitNews], None], bus: bool) -> None:
+    def _begin(self, connection: Connection, on_event: Callable[[UnitNews], None], bus: bool) -> None:
         """Have signals sent to us, and let calls begin."""
         from jeepney.wrappers import DBusAddress, new_method_call
 
@@ -186,7 +186,7 @@ class SystemdUnits:
                 return
             self._connection = connection
             self._ready.notify_all()
-        heard(UnitNews.CONNECTED)
+        on_event(UnitNews.CONNECTED)
 
     def close(self) -> None:
         """Disconnect for good."""

@@ -181,7 +181,9 @@ def _load(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig) -> l
 
     for path in files:
         if not path.name.endswith(".py"):
-            raise UsageError(f"cannot run {path}: it is no NN-name.py; topoproxy hooks validate shows more")
+            raise UsageError(
+                f"cannot run {path}: it is not named NN-name.py; topoproxy hooks validate shows more"
+            )
     if pairs and len(files) > 1:
         raise UsageError("cannot use --set with several files: it is ambiguous which one is meant")
     if pairs:

@@ -30,15 +30,15 @@ PAUSE_S = 1.0
 class Attribution:
     """Weighs the evidence around a write, and asks the runtime."""
 
-    def __init__(self, context: NodeContext, beside: KubeletCpus) -> None:
+    def __init__(self, context: NodeContext, kubelet_cpus: KubeletCpus) -> None:
         """Query nothing yet.
 
         Args:
             context: Has the containers.
-            beside: Knows which sets kubelet's CPU manager would write.
+            kubelet_cpus: Knows which sets kubelet's CPU manager would write.
         """
         self._context = context
-        self._beside = beside
+        self._kubelet_cpus = kubelet_cpus
         self._worker = Worker("blame", context.broken)
         context.health.watch(self._worker)
         self._asked: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Attribution:
         saved = {i: context.state.runtime.saved.get(i) for i in found}
         seen = {i: hinted(hints, i, now) for i in found}
         saved.update(await self._ask(found))
-        there, manager = context.state.containers, self._beside.manager
+        there, manager = context.state.containers, self._kubelet_cpus.manager
         return {
             i: likely(Evidence(cpus, saved[i], kubelet_sets(manager, there[i]), seen[i]))
             if cpus is not None and i in there

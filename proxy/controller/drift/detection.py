@@ -58,7 +58,7 @@ class Drift:
         self,
         context: NodeContext,
         writes: KernelWrites,
-        beside: KubeletCpus,
+        kubelet_cpus: KubeletCpus,
         reports: Writes | None = None,
     ) -> None:
         """Compare nothing yet.
@@ -66,13 +66,13 @@ class Drift:
         Args:
             context: Has the containers.
             writes: Makes the kernel follow the state; from now on it writes with ``enforce``.
-            beside: Knows which sets kubelet's CPU manager would write.
+            kubelet_cpus: Knows which sets kubelet's CPU manager would write.
             reports: Reports writes of the kernel; None where nothing does.
         """
         self._context = context
         self._writes = writes
         self._attribution: Attribution | None = None
-        self._beside = beside
+        self._kubelet_cpus = kubelet_cpus
         writes.write_with(self.enforce)
         writes.subscribe(self.note)
         self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
@@ -226,7 +226,7 @@ class Drift:
 
     async def _find_writers(self, found: Mapping[str, CpuSet | None]) -> None:
         if self._attribution is None:
-            self._attribution = Attribution(self._context, self._beside)
+            self._attribution = Attribution(self._context, self._kubelet_cpus)
         writers: Mapping[str, Author] = {}
         try:
             writers = await self._attribution.authors(found, self.known.hints)

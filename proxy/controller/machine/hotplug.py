@@ -102,7 +102,7 @@ class Hotplug:
 
     def _hear(self, events: MachineEvents) -> None:
         try:
-            changed = events.heard()
+            changed = events.changed()
         except OSError as error:
             self._deaf(events)
             self._context.telemetry.problem(NO_UEVENTS, err=error.strerror)

@@ -50,8 +50,8 @@ class Units(Protocol):
             mems: ``AllowedMemoryNodes``; empty for none of its own.
         """
 
-    def watch(self, heard: Callable[[UnitNews], None]) -> None:
-        """Connect, and reconnect after each disconnection; ``heard`` is called in a thread of its own."""
+    def watch(self, on_event: Callable[[UnitNews], None]) -> None:
+        """Connect, and reconnect after each disconnection; ``on_event`` is called in a thread of its own."""
 
     def close(self) -> None:
         """Disconnect for good."""

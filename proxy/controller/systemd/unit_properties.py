@@ -109,9 +109,9 @@ class UnitProperties:
         """Connect, once there is a unit."""
         if not self._watches and self.units is not None:
             self._watches = True
-            self.units.watch(self._heard)
+            self.units.watch(self._unit_event)
 
-    def _heard(self, news: UnitNews) -> None:
+    def _unit_event(self, news: UnitNews) -> None:
         """Pass news on to the event loop; called in a thread of ``units``."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, news)

@@ -118,5 +118,5 @@ def decoded(kind: type[Any], content: bytes) -> Any:
         known = part.DESCRIPTOR.fields_by_number
         unknown: Any = UnknownFieldSet(part)
         if any(field.field_number in known for field in unknown):
-            raise HookError(f"cannot use the answer of a hook server: it is no {kind.__name__}")
+            raise HookError(f"cannot use the answer of a hook server: it is not a {kind.__name__}")
     return answer

@@ -22,7 +22,7 @@ from proxy.controller.ports import Kubelet
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerResources
 from proxy.model.workload import Near
-from tests.said import reasons
+from tests.testkit.captured_log import reasons
 
 ROOT = Path(__file__).resolve().parents[3]
 PODS, LISTER = "v1alpha1.Pods", "v1.PodResourcesLister"

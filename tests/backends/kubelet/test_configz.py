@@ -50,9 +50,9 @@ def test_it_is_asked_at_its_usual_path_with_token_and_certificate(
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        (b"", "the answer is no JSON"),
-        (b"{", "the answer is no JSON"),
-        (b"[" * 100_000, "the answer is no JSON"),
+        (b"", "the answer is not JSON"),
+        (b"{", "the answer is not JSON"),
+        (b"[" * 100_000, "the answer is not JSON"),
         (b"[]", "the answer holds no kubeletconfig"),
         (b'{"kubeletconfig": "x"}', "the answer holds no kubeletconfig"),
         (b'{"componentconfig": {}}', "the answer holds no kubeletconfig"),

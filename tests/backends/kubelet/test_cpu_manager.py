@@ -11,7 +11,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_text
 from proxy.backends.kubelet.checkpoints import fnv1a
-from proxy.backends.kubelet.cpu_manager import ASK_AGAIN_S, KubeletBeside
+from proxy.backends.kubelet.cpu_manager import ASK_AGAIN_S, KubeletCpuManagerReader
 from proxy.backends.kubelet.cpu_manager_view import REST
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.model.idset import CpuSet
@@ -32,12 +32,12 @@ class Clock:
         return self.now
 
 
-def beside(directory: Path, clock: Clock | None = None, **settings: Any) -> KubeletBeside:
+def beside(directory: Path, clock: Clock | None = None, **settings: Any) -> KubeletCpuManagerReader:
     found = KubeletSettings(**{"timeout": PATIENT, **settings})
-    return KubeletBeside(found, str(directory), "", lambda: TOPOLOGY, clock or Clock())
+    return KubeletCpuManagerReader(found, str(directory), "", lambda: TOPOLOGY, clock or Clock())
 
 
-def seen(found: KubeletBeside) -> CpuManager:
+def seen(found: KubeletCpuManagerReader) -> CpuManager:
     found.refresh()
     return found.look()
 

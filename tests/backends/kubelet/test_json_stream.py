@@ -57,8 +57,8 @@ def test_a_list_that_ends_early_is_refused(end: int) -> None:
         ('{"items": [1,]}', "Expecting value"),
         ('{"items": [],}', "Expecting value"),
         ('{"items": []} {}', "there is more behind its end at character 14"),
-        ('{"items": 0}', "it is no PodList"),
-        ('{"kind": "NodeList"}', "it is no PodList"),
+        ('{"items": 0}', "it is not a PodList"),
+        ('{"kind": "NodeList"}', "it is not a PodList"),
     ],
 )
 def test_invalid_lists(text: str, words: str) -> None:

@@ -181,8 +181,8 @@ def test_the_longest_rest_after_a_failure() -> None:
         (b"\xff\xfe", "can't decode byte"),
         (b'{"items": [' + b"[" * 200_000, "cannot read"),
         (b"[]", "'{' is missing"),
-        (b'{"kind": "Status"}', "it is no PodList"),
-        (b'{"items": {"a": 1}}', "it is no PodList"),
+        (b'{"kind": "Status"}', "it is not a PodList"),
+        (b'{"items": {"a": 1}}', "it is not a PodList"),
         (b'{"items": [{}', "',' is missing"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 
 from proxy.frontends.cri.acceptor import Front
 from proxy.frontends.cri.link import Link
-from tests.said import report
+from tests.testkit.captured_log import report
 
 SERVICE = "/runtime.v1.RuntimeService/"
 CREATE, VERSION = SERVICE + "CreateContainer", SERVICE + "Version"

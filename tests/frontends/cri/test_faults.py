@@ -8,7 +8,7 @@ import pytest
 from proxy.frontends.cri.link import Ground, Link
 from proxy.relay.body_budget import Room
 from tests.frontends.cri.attacks import CREATE, PREFACE, SETTINGS, VERSION, call, frame, open_stream
-from tests.said import report
+from tests.testkit.captured_log import report
 
 
 class Decider:

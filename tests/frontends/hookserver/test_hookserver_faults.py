@@ -25,7 +25,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import KubeQos, Phase
 from proxy.telemetry import metrics
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 
 LSE = DemoPod("lse", "LSE", cpuset="2-3", cpus=2)
 SLOW = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"

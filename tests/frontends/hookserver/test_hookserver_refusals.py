@@ -17,10 +17,10 @@ class Context:
     """Keeps what a call ends with."""
 
     def __init__(self) -> None:
-        self.said = ""
+        self.logged = ""
 
     def abort(self, _code: Any, words: str) -> None:
-        self.said = words
+        self.logged = words
         raise AbortedError
 
 
@@ -29,5 +29,5 @@ def test_a_refusal_can_be_encoded_and_is_short(odd: str) -> None:
     context = Context()
     with pytest.raises(AbortedError):
         server._refuse(context, 9, "cannot place ns/" + odd * 10**6)  # type: ignore[arg-type]  # what it uses
-    assert context.said.startswith("cannot place ns/")
-    assert 1900 < len(context.said.encode()) <= 2000
+    assert context.logged.startswith("cannot place ns/")
+    assert 1900 < len(context.logged.encode()) <= 2000

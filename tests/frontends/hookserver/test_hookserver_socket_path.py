@@ -24,7 +24,7 @@ from proxy.frontends.hookserver.service import Serving
 from proxy.frontends.hookserver.socket_path import SocketPath
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CannotCreateError, ConfigError
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 
 
 @pytest.fixture

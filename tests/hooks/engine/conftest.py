@@ -17,7 +17,7 @@ from proxy.hooks.events import Point, PostCreateContainer, PreCreateContainer
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
 from proxy.hooks.hook import Hook, Outcome
 from proxy.model.idset import CpuSet, Mask
-from tests.said import of_hooks
+from tests.testkit.captured_log import of_hooks
 
 PATIENCE_S = 30.0
 """Whatever is waited for is there long before, on whatever machine."""
@@ -33,11 +33,11 @@ class Scene:
     """One engine on one loop."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.updates: list[tuple[dict[str, Update], dict[str, str]]] = []
         self.now: float | None = None
         self.gate = threading.Event()
-        self.engine = HookEngine(of_hooks(self.said), self._updated, self._clock)
+        self.engine = HookEngine(of_hooks(self.logged), self._updated, self._clock)
 
     def _updated(self, updates: Mapping[str, Update], owners: Mapping[str, str]) -> None:
         self.updates.append((dict(updates), dict(owners)))

@@ -80,7 +80,9 @@ def test_a_second_claim_of_a_field_drops_the_later_answer(scene: Any) -> None:
         scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2", B="2")), hook("30-c", envs(C="3")))
         outcome = await scene.ask()
         assert outcome.adjustment == envs(A="1", C="3")
-        assert scene.said == ["hook 20-b: cannot set envs[A]: hook 10-a has set it, and both cannot be right"]
+        assert scene.logged == [
+            "hook 20-b: cannot set envs[A]: hook 10-a has set it, and both cannot be right"
+        ]
         assert (scene.report("20-b").conflicts, scene.report("20-b").state) == (1, "ok")
         scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2"), policy=HookFailurePolicy.FAIL))
         outcome = await scene.ask()
@@ -105,7 +107,7 @@ def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(scene: Any, polic
         assert outcome.refusal == "cannot create container ns/pod/main: hook 20-b: no room"
         assert outcome.adjustment is NOTHING
         assert asked == []
-        assert scene.said == []
+        assert scene.logged == []
         assert scene.report("20-b").vetoes == 1
 
     scene.run(story)
@@ -139,7 +141,7 @@ def test_a_hook_that_only_validates_is_called_although_none_adjusts(scene: Any) 
         assert "never" in (await scene.ask()).refusal
         scene.use(hook("05-v", envs(A="1"), VALIDATE))
         assert await scene.ask() is AS_IT_IS
-        assert "cannot be changed at validate_create_container" in scene.said[0]
+        assert "cannot be changed at validate_create_container" in scene.logged[0]
 
     scene.run(story)
 
@@ -190,7 +192,7 @@ def test_a_failed_hook_does_to_the_call_what_its_policy_says(
         scene.use(hook("10-a", envs(A="1")), hook("20-b", handler, policy=policy), hook("30-c", envs(C="3")))
         outcome = await scene.ask()
         expected = words if kind == "function" or words != "StopIteration" else "RuntimeError"
-        assert scene.said[0].startswith(f"hook 20-b: {expected}")
+        assert scene.logged[0].startswith(f"hook 20-b: {expected}")
         if policy is HookFailurePolicy.FAIL:
             assert outcome.refusal.startswith(f"cannot create container ns/pod/main: hook 20-b: {expected}")
             assert outcome.adjustment is NOTHING
@@ -209,7 +211,7 @@ def test_a_call_that_cannot_be_refused_continues(scene: Any) -> None:
         stop = PreStopContainer(event.pod, event.container, event.decision)
         scene.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=HookFailurePolicy.FAIL))
         assert await scene.ask(stop) is AS_IT_IS
-        assert "cannot refuse at pre_stop_container" in scene.said[0]
+        assert "cannot refuse at pre_stop_container" in scene.logged[0]
 
     scene.run(story)
 
@@ -230,8 +232,8 @@ def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
         outcome = await scene.ask()
         assert outcome.adjustment is NOTHING
         assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
-        await scene.until(lambda: scene.said)
-        assert scene.said == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
+        await scene.until(lambda: scene.logged)
+        assert scene.logged == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
 
     scene.run(story)
 

@@ -159,7 +159,7 @@ def test_a_call_always_ends_with_the_answers_of_good_hooks(scene: Any, specs: li
         assert outcome.refusal == ""
         assert outcome.adjustment == adjustment
         assert "LATE" not in outcome.adjustment.annotations
-    assert all(said.startswith("hook ") for said in fresh.said)
+    assert all(said.startswith("hook ") for said in fresh.logged)
 
 
 def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(scene: Any) -> None:

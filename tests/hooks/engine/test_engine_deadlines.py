@@ -70,7 +70,7 @@ def test_a_hook_that_does_not_answer_is_left_behind(scene: Any, how: Any, policy
         scene.use(hook("10-a", handler, policy=policy), hook("20-b", good, timeout=30.0))
         outcome = await scene.ask()
         words = "hook 10-a: no answer within 50 ms at pre_create_container"
-        assert scene.said == [words]
+        assert scene.logged == [words]
         if policy is HookFailurePolicy.FAIL:
             assert outcome.refusal == f"cannot create container ns/pod/main: {words}"
         else:
@@ -133,7 +133,7 @@ def test_a_hook_that_hangs_delays_only_calls_that_use_it(scene: Any) -> None:
         event = scene.create()
         answers = scene.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
         await asyncio.wait_for(answers.wait(), 30)
-        assert "cannot be changed at pre_start_container" in scene.said[0], "it was asked, and answered"
+        assert "cannot be changed at pre_start_container" in scene.logged[0], "it was asked, and answered"
         assert scene.report("10-a").running == PLACES
         assert scene.engine._context.runners.alive <= PLACES + 2
         assert not any(answer.outcome for answer in held)
@@ -160,10 +160,10 @@ def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(scene: An
         for _ in range(3):
             await scene.ask()
         assert scene.report("10-a").state == "open"
-        said = len(scene.said)
+        said = len(scene.logged)
         assert (await scene.ask()).adjustment.envs == {"B": "2"}
         report = scene.report("10-a")
-        assert (report.calls, report.skipped, len(scene.said)) == (3, 1, said), "silently"
+        assert (report.calls, report.skipped, len(scene.logged)) == (3, 1, said), "silently"
         scene.now += 1.0
         await scene.ask()
         assert scene.report("10-a").calls == 4
@@ -231,7 +231,7 @@ def test_with_too_many_calls_astray_it_is_not_called(scene: Any) -> None:
             MOST_ASTRAY,
             {"timeout": 4, "hangs": 1},
         )
-        assert "too many calls of it (4) have not returned" in scene.said[-1]
+        assert "too many calls of it (4) have not returned" in scene.logged[-1]
         scene.gate.set()
         await scene.until(lambda: scene.report("10-a").hung == 0)
         assert scene.report("10-a").state == "open"
@@ -261,7 +261,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
         await scene.until(lambda: scene.report("10-a").running == PLACES)
         monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
         await scene.ask()
-        assert scene.said == ["hook 10-a: its turn did not come: it is busy with other calls"]
+        assert scene.logged == ["hook 10-a: its turn did not come: it is busy with other calls"]
         scene.gate.set()
         await scene.until(lambda: scene.report("10-a").running == 0)
         assert scene.report("10-a").calls == PLACES
@@ -332,7 +332,7 @@ def test_a_server_has_extra_time_for_its_own_error(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("koordlet", server, remote=True))
         await scene.ask()
-        assert scene.said == ["hook koordlet: deadline exceeded at koordlet.sock"]
+        assert scene.logged == ["hook koordlet: deadline exceeded at koordlet.sock"]
         scene.use(hook("koordlet", dead, remote=True))
         await scene.ask()
         await scene.until(ended.is_set)
@@ -408,7 +408,7 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pyt
             patched.setattr(threading.Thread, "start", no_thread)
             outcome = await scene.ask()
         assert "hook 30-c: it cannot be called: can't start new thread" in outcome.refusal
-        assert len(scene.said) == 3
+        assert len(scene.logged) == 3
         assert scene.engine._context.runners.alive == 0
         scene.use(hook("10-a", good, timeout=30.0))
         assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}

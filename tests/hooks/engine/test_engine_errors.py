@@ -22,7 +22,7 @@ from proxy.hooks.loader import loading
 from proxy.logs import log
 from proxy.model.errors import HookError
 from proxy.telemetry.port import silent
-from tests.said import of_hooks
+from tests.testkit.captured_log import of_hooks
 
 HOOK = """
 import json

@@ -78,7 +78,7 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
         for number in range(10):
             scene.engine.notify(numbered(scene, number))
         assert scene.report("10-slow").lost == 4
-        assert scene.said == ["hook 10-slow: 5 events wait for it: further events are dropped"]
+        assert scene.logged == ["hook 10-slow: 5 events wait for it: further events are dropped"]
         scene.gate.set()
         await scene.until(lambda: len(reported) == 6)
         assert reported == list(range(6))
@@ -100,12 +100,12 @@ def test_two_updates_conflict_within_one_event_only(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
         scene.engine.notify(scene.created())
-        await scene.until(lambda: scene.said)
+        await scene.until(lambda: scene.logged)
         assert len(scene.updates) == 1
-        assert "cannot set updates[other].cpu_shares: hook" in scene.said[0]
+        assert "cannot set updates[other].cpu_shares: hook" in scene.logged[0]
         assert scene.report("10-a").conflicts + scene.report("20-b").conflicts == 1
         scene.engine.notify(scene.created())
-        await scene.until(lambda: len(scene.said) == 2)
+        await scene.until(lambda: len(scene.logged) == 2)
         assert len(scene.updates) == 2
 
     scene.run(story)
@@ -124,10 +124,10 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) 
         scene.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for number in range(2):
             scene.engine.notify(numbered(scene, number))
-        await scene.until(lambda: len(scene.said) == 2)
+        await scene.until(lambda: len(scene.logged) == 2)
         assert reported == [0, 1]
-        assert "OSError: gone" in scene.said[0]
-        assert "cannot set envs" in scene.said[1]
+        assert "OSError: gone" in scene.logged[0]
+        assert "cannot set envs" in scene.logged[1]
         assert scene.updates == []
 
     scene.run(story)
@@ -195,7 +195,7 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> N
         scene.engine.notify(numbered(scene, 3))
         await scene.until(lambda: len(reported) == 4)
         assert reported == ["all", 1, 2, 3]
-        assert scene.said == []
+        assert scene.logged == []
         scene.use()
         assert scene.engine.points == frozenset()
 
@@ -338,8 +338,8 @@ def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(scene: Any)
         await scene.until(lambda: kept and kept[0].done())
         kept.clear()
         scene.engine.notify(scene.created())
-        await scene.until(lambda: scene.said)
-        assert scene.said[0] == "hook 10-a: a task of it has failed: OSError"
+        await scene.until(lambda: scene.logged)
+        assert scene.logged[0] == "hook 10-a: a task of it has failed: OSError"
 
     scene.run(story)
 
@@ -358,7 +358,7 @@ def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(scene:
         for number in range(1, 3):
             scene.engine.notify(scene.created())
             await scene.until(lambda n=number: len(kept) == n and kept[-1].done())
-        await scene.until(lambda: scene.said)
-        assert scene.said[0] == "hook 10-a: a task of it has ended with SystemExit"
+        await scene.until(lambda: scene.logged)
+        assert scene.logged[0] == "hook 10-a: a task of it has ended with SystemExit"
 
     scene.run(story)

@@ -214,6 +214,6 @@ def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
         assert outcome is not None
         assert not outcome.adjustment
         assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
-        assert "KeyError: 'ours'" in scene.said[0]
+        assert "KeyError: 'ours'" in scene.logged[0]
 
     scene.run(story)

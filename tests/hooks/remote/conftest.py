@@ -16,7 +16,7 @@ from proxy.api.koordinator import hook_pb2 as pb
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.hook import Hook
 from proxy.hooks.remote.servers import server_of
-from tests.said import of_hooks
+from tests.testkit.captured_log import of_hooks
 
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["RuntimeHookService"].methods}
 LONGEST = 64 << 20

@@ -166,11 +166,11 @@ def test_an_answer_of_another_type_is_none(server: HookServer, hook_of: MakeHook
     hook = hook_of(server.path)
     sandbox = pb.PodSandboxHookResponse(labels={"a": "b"}, annotations={"c": "d"}, cgroup_parent="/x")
     server.answer = lambda _request: sandbox
-    with pytest.raises(HookError, match="it is no ContainerResourceHookResponse"):
+    with pytest.raises(HookError, match="it is not a ContainerResourceHookResponse"):
         ask(hook)
     container = pb.ContainerResourceHookResponse(container_resources={"cpu_period": 5})
     server.answer = lambda _request: container
-    with pytest.raises(HookError, match="it is no PodSandboxHookResponse"):
+    with pytest.raises(HookError, match="it is not a PodSandboxHookResponse"):
         ask(hook, "pre_run_pod_sandbox")
 
 

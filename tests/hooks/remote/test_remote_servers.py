@@ -14,7 +14,7 @@ from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.hooks.remote.servers import server_of
 from proxy.model.errors import HookError
-from tests.said import of_hooks, report
+from tests.testkit.captured_log import of_hooks, report
 
 KOORDLET = {
     "remote-endpoint": "/var/run/koordlet/koordlet.sock",

@@ -24,7 +24,7 @@ from proxy.hooks.registry import HookRegistry
 from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet
-from tests.said import of_hooks
+from tests.testkit.captured_log import of_hooks
 from tests.testkit.changed_copy import changed_copy
 
 HookServer = Any  # of conftest

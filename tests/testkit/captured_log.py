@@ -10,7 +10,7 @@ from proxy.telemetry.text import plain, rendered
 
 
 @dataclass
-class Said:
+class CapturedLog:
     """A log: its records as text."""
 
     lines: list[str] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Said:
 
 def telemetry(lines: list[str] | None = None, clock: Callable[[], float] = lambda: 1.0) -> Telemetry:
     """Give telemetry whose log records go to a list."""
-    return Telemetry(Said([] if lines is None else lines), clock)
+    return Telemetry(CapturedLog([] if lines is None else lines), clock)
 
 
 def report(lines: list[str]) -> Report:
