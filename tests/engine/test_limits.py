@@ -227,7 +227,7 @@ def test_what_kubelet_pinned_shares_beyond_the_floor_and_is_not_rejected() -> No
 
 
 def test_what_kubelet_holds_for_containers_to_come_keeps_the_floor() -> None:
-    state = state_of().beside({"u": {"a": CpuSet.parse("0-3,8-9"), "b": CpuSet.parse("10")}})
+    state = state_of().with_kubelet_cpus({"u": {"a": CpuSet.parse("0-3,8-9"), "b": CpuSet.parse("10")}})
     assert state.owners.keys() == {"u/a"}
     assert state.pools.shared == MACHINE.online - CpuSet.parse("0-3,8-9")
 

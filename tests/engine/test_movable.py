@@ -83,7 +83,7 @@ def test_cpus_that_another_party_counts_on_stay() -> None:
     assert why(state(owning("a", "0-1", named), pods=(named,))) == words
     aside = changed_copy(POD, reserved_for_pod=SetAside(None, preferred=True, cpus=MINE))
     assert why(state(owning("a", "0-1", aside), pods=(aside,))) == words
-    held = state(owning("a", "0-1")).beside({"u": {"a": MINE}})
+    held = state(owning("a", "0-1")).with_kubelet_cpus({"u": {"a": MINE}})
     assert why(held) == words
 
 

@@ -93,7 +93,7 @@ class Takeovers(RuleBasedStateMachine):
         node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.ours, reserved=reserved)
         file = File.of(text_in(self.kubelet.directory)[0])
         held = file.held.held if file.held is not None and file.policy == "static" else {}
-        self.state = self.state.under(node).beside(record.standing(held))
+        self.state = self.state.under(node).with_kubelet_cpus(record.standing(held))
 
     def scene(self) -> TakeoverInputs:
         return TakeoverInputs(
