@@ -471,7 +471,7 @@ def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, ku
 
 def test_a_node_without_kubelet_says_nothing_of_it(live, tmp_path) -> None:
     async def day(w: Any) -> None:
-        Kubelet(tmp_path).with_kubelet_cpus(w)
+        Kubelet(tmp_path).beside(w)
         await w.sync.once()
         assert problems(w) == []
         assert "Kubelet" not in render(node_page(w.controller))
