@@ -22,6 +22,7 @@ from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, Runt
 from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.engine.admission import sum_requests
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import ContainerFound, PodLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -260,13 +261,18 @@ class Adoption:
         plan = context.store.decide(found)
         assert plan is not None
         assert plan.container is not None
-        self._creates.remember(plan)
+        applied = applies_to(context.state, pod)
+        if not context.history.exists_despite_refusal(plan.container):
+            self._creates.remember(plan)
         context.telemetry.count(metrics.CONTAINERS_ADOPTED)
         context.bad_input.judge(pod, plan)
-        context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
+        context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True, applied=applied)
         if plan.problem and not isinstance(plan.problem, InputDefect):
             context.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
         placement, telemetry = plan.container.placement, context.telemetry
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        cpus = context.state.wanted(plan.container)
-        say("adopted a container", **subject(plan.container), cpus=cpus, reason=placement.reasons[0])
+        cpus, why = context.state.wanted(plan.container), placement.reasons[0]
+        if applied:
+            say("adopted a container", **subject(plan.container), cpus=cpus, reason=why)
+        else:
+            say("would place a running container", **subject(plan.container), cpus=cpus, reason=why)

@@ -18,8 +18,8 @@ from proxy.telemetry.port import Telemetry
 NOT_AS_ASKED = "cannot follow what a pod asks for"
 IN_USE = "CPUsInUse"
 """Reason of a refusal because other containers own CPUs that an annotation names."""
-VERDICTS = ("rejected", "shared")
-"""The possible outcomes of a claim that goes beyond a rule of admission."""
+VERDICTS = ("rejected", "shared", "would-reject", "would-share")
+"""The possible outcomes of a claim that goes beyond a rule of admission; the last two: an observed pod's."""
 REMEMBERED = 4096
 """For how many pods it is remembered what was counted; the oldest are forgotten first."""
 
@@ -54,10 +54,21 @@ class BadInput:
         """Note a claim that went beyond a rule of admission."""
         self._note(pod, InputDefect(words, DefectKind.ADMISSION))
 
-    def limited(self, pod: Pod, limit: AdmissionRule | None, words: str, *, admitted: bool) -> None:
-        """Count and report a claim that went beyond a rule of admission."""
+    def limited(
+        self, pod: Pod, limit: AdmissionRule | None, words: str, *, admitted: bool, applied: bool
+    ) -> None:
+        """Count and report a claim that went beyond a rule of admission.
+
+        Args:
+            pod: The pod.
+            limit: The rule; None where there is none.
+            words: What was wrong.
+            admitted: Whether the pod shares CPUs; else it is rejected.
+            applied: Whether the plan is applied to the pod.
+        """
         if limit is not None:
-            verdict = "shared" if admitted else "rejected"
+            done, would = ("shared", "would-share") if admitted else ("rejected", "would-reject")
+            verdict = done if applied else would
             self._telemetry.count(metrics.ADMISSION_LIMITS, rule=limit, verdict=verdict)
             if admitted or limit in CLAIMED:
                 self.beyond(pod, words)

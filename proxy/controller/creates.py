@@ -25,6 +25,8 @@ from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
 from proxy.controller.delegated_creates import DelegatedCreates
 from proxy.engine.create import Plan
+from proxy.engine.enforcement import applies_to
+from proxy.engine.explain_record import explain_pooled
 from proxy.engine.node_events import CreateRequested
 from proxy.model.defects import InputDefect
 from proxy.model.workload import Pod, Pool, Request
@@ -50,16 +52,28 @@ class Creates:
         if plan.problem or pod.defects or plan.container is None:
             plan = self._judged(plan, pod, name)
         if plan.container is None:
-            context.telemetry.count(metrics.CREATES_REFUSED)
-            if plan.explanation is not None:
-                context.history.note(context.wall(), plan.explanation)
-            why = plan.verdict.operator_message
-            context.telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
+            self._report_refusal(plan, pod, name)
             return plan
-        if not again:  # else it was placed, and counted, before
+        if not applies_to(context.state, pod):
+            context.telemetry.count(metrics.CREATES_WOULD_PLACE)
+            context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
+        elif not again:  # else it was placed, and counted, before
             context.telemetry.count(metrics.CREATES_PLACED)
         self.report(plan)
         return plan
+
+    def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
+        """Count, record and log a refusal; that of a pod to which the plan is not applied is none."""
+        context, why, telemetry = self._context, plan.verdict.operator_message, self._context.telemetry
+        applied = applies_to(context.state, pod)
+        if plan.explanation is not None:
+            context.history.note(context.wall(), structs.replace(plan.explanation, applied=applied))
+        if applied:
+            telemetry.count(metrics.CREATES_REFUSED)
+            telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
+        else:
+            telemetry.count(metrics.CREATES_WOULD_REFUSE)
+            telemetry.frequent("would refuse a container", pod=pod.ref, container=name, err=why)
 
     def report(self, plan: Plan) -> None:
         """Record and log a placement; that of a container that shares CPUs is logged at debug level only."""
@@ -70,15 +84,24 @@ class Creates:
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        wanted = context.state.wanted(container)
-        say("placed", **subject(container), cpus=wanted, mems=placement.mems, reason=placement.reasons[0])
+        cpus, mems, why = context.state.wanted(container), placement.mems, placement.reasons[0]
+        if applies_to(context.state, container.pod):
+            say("placed", **subject(container), cpus=cpus, mems=mems, reason=why)
+        else:
+            say("would place", **subject(container), cpus=cpus, mems=mems, reason=why, moves=len(plan.shrink))
 
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
         """Report what was wrong with the request, here and in the record."""
         context = self._context
         context.bad_input.judge(pod, plan)
         words = plan.problem or plan.verdict.operator_message
-        context.bad_input.limited(pod, plan.limit, words, admitted=plan.verdict.admitted)
+        context.bad_input.limited(
+            pod,
+            plan.limit,
+            words,
+            admitted=plan.verdict.admitted,
+            applied=applies_to(context.state, pod),
+        )
         if not plan.problem:
             return plan
         if not isinstance(plan.problem, InputDefect):
@@ -94,10 +117,12 @@ class Creates:
 
     def remember(self, plan: Plan) -> None:
         """Keep the record of a decision."""
-        context = self._context
-        assert plan.container is not None
-        if plan.explanation is not None:
-            context.history.note(context.wall(), plan.explanation, plan.container.id)
+        context, container, why = self._context, plan.container, plan.explanation
+        assert container is not None
+        if not applies_to(context.state, container.pod):
+            why = why or explain_pooled(container, context.state.wanted(container))
+            context.history.note(context.wall(), structs.replace(why, applied=False), container.id)
+        elif why is not None:
+            context.history.note(context.wall(), why, container.id)
         else:
-            wanted = context.state.wanted(plan.container)
-            context.history.note_simple(context.wall(), plan.container, wanted)
+            context.history.note_simple(context.wall(), container, context.state.wanted(container))

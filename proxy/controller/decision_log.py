@@ -43,6 +43,7 @@ class PodLine(Struct, frozen=True):
         containers: Names of its containers, oldest record first; without the pod's own decision.
         refused: The newest record's reason where that is a refusal; else empty.
         there: True where the sandbox or a container of the pod exists.
+        applied: Whether what the newest record says was applied.
     """
 
     pod: str
@@ -52,6 +53,7 @@ class PodLine(Struct, frozen=True):
     containers: tuple[str, ...]
     refused: str
     there: bool
+    applied: bool = True
 
 
 def meanings(wanted: str) -> list[Callable[[str, What], bool]]:

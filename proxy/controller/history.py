@@ -75,8 +75,8 @@ class History:
         self._count += 1
         explanation = _fitted(explanation)
         entry = (self._count, when, explanation, explanation.cpus)
-        known = container_id in self._living
-        if known or (container_id and explanation.verdict.admitted):
+        known, runs = container_id in self._living, explanation.verdict.admitted or not explanation.applied
+        if known or (container_id and runs):
             self._living[container_id] = [*self._living.get(container_id, ()), entry][-KEEP:]
         else:
             self._bury(container_id, entry)
@@ -126,6 +126,35 @@ class History:
         entries = self._living.pop(token, None)
         if entries is not None:
             self._living[container_id] = [*self._living.get(container_id, ()), *entries][-KEEP:]
+
+    def exists_despite_refusal(self, container: Container) -> bool:
+        """Let the record of a refusal that was not applied be that of the container that exists despite it.
+
+        Returns:
+            False where there is no such record.
+        """
+        numbers = self._named.get((container.pod.uid or container.pod.ref, container.name))
+        if not numbers:
+            return False
+        container_id, entry = self._gone[numbers[-1]]
+        what = entry[2]
+        if not isinstance(what, Explanation) or what.applied or what.verdict.admitted or container_id:
+            return False
+        if what.attempt != container.attempt:
+            return False
+        self._forget(numbers[-1])
+        self._living[container.id] = [*self._living.get(container.id, ()), entry][-KEEP:]
+        return True
+
+    def would_be_refused(self) -> list[RememberedDecision]:
+        """Return the newest refusal of each container or pod that was not applied, the oldest first."""
+        newest: dict[tuple[str, str], RememberedDecision] = {}
+        for container_id, entry, there in self._all():
+            what, name = entry[2], (pod_key(entry[2]), container_name(entry[2]))
+            newest.pop(name, None)
+            if isinstance(what, Explanation) and not what.applied and not what.verdict.admitted:
+                newest[name] = RememberedDecision(entry[1], what, container_id, there)
+        return list(newest.values())
 
     def gone(self, container_id: str) -> None:
         """Note that a container (or a sandbox) is gone, or was never created."""
@@ -207,7 +236,8 @@ def _explanation(entry: _Entry) -> Explanation:
 def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodLine:
     newest = entries[-1][0]
     names = dict.fromkeys(name for entry, _ in entries if (name := container_name(entry[2])))
-    verdict = newest[2].verdict if isinstance(newest[2], Explanation) else None
+    what = newest[2]
+    verdict = what.verdict if isinstance(what, Explanation) else None
     refused = verdict.reason or "refused" if verdict is not None and not verdict.admitted else ""
-    there = any(there for _, there in entries)
-    return PodLine(pod, uid, newest[1], len(entries), tuple(names), refused, there)
+    there, applied = any(there for _, there in entries), not isinstance(what, Explanation) or what.applied
+    return PodLine(pod, uid, newest[1], len(entries), tuple(names), refused, there, applied)

@@ -43,6 +43,7 @@ from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S
 from proxy.engine.adoption import overcommitted_memory
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import ContainerIsBack, LedgerRead, RuntimeListed
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -268,12 +269,13 @@ class Sync:
         if not context.synced.is_set():
             self._in_step()
             self._settle_all()
+            applied = applies_to(context.state, None)
             context.telemetry.event(
                 "in step with the runtime",
                 runtime=self.runtime_version,
                 containers=len(context.state.containers),
-                owners=len(context.state.owners),
-                sharedPool=context.state.pools.shared,
+                owners=len(context.state.owners) if applied else None,
+                sharedPool=context.state.pools.shared if applied else None,
             )
 
     def _settle_all(self) -> None:

@@ -12,6 +12,7 @@ from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import (
     SandboxFailed,
     SandboxRemoved,
@@ -45,21 +46,30 @@ class Sandboxes:
         context.bad_input.see(pod)
         requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total)
         admission = context.store.admit(requested)
-        admitted = admission.verdict.admitted
+        admitted, applied = admission.verdict.admitted, applies_to(context.state, pod)
         if admission.explanation is not None:
-            context.history.note(context.wall(), admission.explanation, token if admitted else "")
+            why = structs.replace(admission.explanation, applied=applied)
+            context.history.note(context.wall(), why, token if admitted or not applied else "")
         words = admission.problem or admission.verdict.operator_message
-        context.bad_input.limited(pod, admission.limit, words, admitted=admitted)
+        context.bad_input.limited(pod, admission.limit, words, admitted=admitted, applied=applied)
         if admission.problem and admission.limit is None:
             context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
         if not admitted:
-            context.telemetry.count(metrics.PODS_REFUSED)
-            why = admission.verdict.operator_message
-            context.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
-        elif admission.pod.reserved_for_pod is not None:
-            aside = admission.pod.reserved_for_pod
+            self._report_refusal(pod, admission.verdict, applied=applied)
+        elif (aside := admission.pod.reserved_for_pod) is not None and applied:
             context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
+        elif aside is not None:
+            context.telemetry.event("would reserve CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
         return admission.verdict, admission.pod
+
+    def _report_refusal(self, pod: Pod, verdict: Verdict, *, applied: bool) -> None:
+        telemetry, why = self._context.telemetry, verdict.operator_message
+        if applied:
+            telemetry.count(metrics.PODS_REFUSED)
+            telemetry.frequent("refused a pod", pod=pod.ref, err=why)
+        else:
+            telemetry.count(metrics.PODS_WOULD_REFUSE)
+            telemetry.frequent("would refuse a pod", pod=pod.ref, err=why)
 
     def failed(self, token: str) -> None:
         """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""

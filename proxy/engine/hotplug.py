@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, structs
 
+from proxy.engine.enforcement import applies_to
 from proxy.engine.replacement_cpus import MissingCpus
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask, union
@@ -89,7 +90,8 @@ class HardwareLoss(Struct, frozen=True):
 def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
     """Return what a container lacks of what was decided for it; None where that is nothing.
 
-    Memory nodes matter to containers that are bound to some: one that has all nodes has those that exist.
+    A container to which the plan is not applied was promised nothing. Memory nodes matter to containers that
+    are bound to some: one that has all nodes has those that exist.
     """
     machine, placement = state.node.machine, container.placement
     away = placement.exclusive - machine.online
@@ -97,6 +99,8 @@ def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
     follows = placement.pool is Pool.OWN and state.node.follow_mems
     bound = follows or bool(placement.blocks) or placement.pool_numa_limit is not None
     if container.phase in (Phase.EXITED, Phase.CREATING) or not (away or (nodes and bound)):
+        return None
+    if not applies_to(state, container.pod):
         return None
     here = state.wanted(container)
     mems = state.wanted_mems(container)
@@ -124,4 +128,5 @@ def changed_losses(
     now = {container_id: loss.words() for container_id, loss in losses(state).items()}
     over = dict.fromkeys(reported.keys() - now.keys(), "")
     differ = {i: words for i, words in now.items() if reported.get(i) != words} | over
-    return now, [(state.containers[i], words) for i, words in differ.items() if i in state.containers]
+    there = ((container, words) for i, words in differ.items() if (container := state.containers.get(i)))
+    return now, [(container, words) for container, words in there if applies_to(state, container.pod)]

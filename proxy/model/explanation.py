@@ -134,6 +134,7 @@ class Explanation(Struct, frozen=True):
         moved: Containers that had to leave CPUs for it; the first of them.
         more_moved: How many more had to.
         shortfalls: On a refusal, what would have made it fit, where that is known.
+        applied: Whether the plan was applied to the pod; false where the pod was only observed.
     """
 
     event: str
@@ -154,6 +155,7 @@ class Explanation(Struct, frozen=True):
     moved: tuple[MovedContainer, ...] = ()
     more_moved: int = 0
     shortfalls: tuple[Shortfall, ...] = ()
+    applied: bool = True
 
     @property
     def ref(self) -> str:

@@ -72,6 +72,7 @@ def _pod_data(line: PodLine) -> dict[str, object]:
         "containers": list(line.containers),
         "refused": line.refused,
         "there": line.there,
+        "applied": line.applied,
     }
 
 

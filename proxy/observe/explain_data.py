@@ -63,6 +63,7 @@ def to_data(record: Explanation) -> Data:
         "more_moved": record.more_moved,
         "shortfalls": shortfalls,
         "lacks": shortfalls,
+        "applied": record.applied,
     }
 
 
@@ -97,6 +98,7 @@ def from_data(data: object) -> Explanation:
             top.either("shortfalls", "lacks"),
             lambda r: Shortfall(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),
         ),
+        applied=top.yes("applied", default=True),
     )
 
 
@@ -164,8 +166,8 @@ class _FieldReader:
     def count(self, name: str) -> int | None:
         return None if self.get(name, 0) is None else self.number(name)
 
-    def yes(self, name: str) -> bool:
-        value = self.get(name, False)
+    def yes(self, name: str, *, default: bool = False) -> bool:
+        value = self.get(name, default)
         if isinstance(value, bool):
             return value
         raise self._wrong(name, value, "true or false")

@@ -126,14 +126,15 @@ def _circumstances(record: ExplainedDecision) -> str:
     words.append(
         f"{kind} {clean(container_id)[:13]}" if isinstance(container_id, str) and container_id else ""
     )
-    words.append("gone" if decision.verdict.admitted and record.data.get("there") is False else "")
+    was_there = decision.verdict.admitted or (not decision.applied and bool(container_id))
+    words.append("gone" if was_there and record.data.get("there") is False else "")
     return f"[{', '.join(word for word in words if word)}]"
 
 
 def _state(pod: Mapping[str, object]) -> str:
     refused = clean(str(pod.get("refused") or ""))
     if refused:
-        return f"REFUSED: {refused}"
+        return f"{'WOULD BE REFUSED' if pod.get('applied') is False else 'REFUSED'}: {refused}"
     return "gone" if pod.get("there") is False else ""
 
 

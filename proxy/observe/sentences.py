@@ -5,6 +5,9 @@ could offer, what the policy chose and what decided, what the allocators took, w
 what had to move, the verdict. The answer itself is the first line. Where nothing was weighed, two or three
 lines are all there is. A refusal begins with its reason and ends with what would help.
 
+What was not applied (the pod was only observed) is written as what would be. What was applied is in the past
+tense: it may have changed since.
+
 Everything is ASCII; every sentence ends with a period.
 """
 
@@ -70,16 +73,22 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
 def sections(record: Explanation) -> tuple[Section, ...]:
     """Give the sentences of a decision, section by section; sections without any are left out."""
     if record.verdict.admitted and not (record.answers or record.merge or record.steps or record.moved):
-        return (Section("", sentences((headline(record), *_why(record), _known(record)))),)
-    refused = not record.verdict.admitted
+        return (
+            Section("", sentences((headline(record), *_observed(record), *_why(record), _known(record)))),
+        )
+    refused, done = not record.verdict.admitted, record.applied
+    taken = "What was taken" if done else "What would be taken"
     parts = [
-        Section("", (headline(record), *(against(record) if refused else ()))),
+        Section("", (headline(record), *_observed(record), *(against(record) if refused else ()))),
         Section("What was asked for", _facts(record)),
         Section("What there was", tuple(offer(answer) for answer in record.answers)),
         Section("What was chosen", _chosen(record)),
-        Section("What was tried" if refused else "What was taken", _taken(record)),
-        Section("Where that left it", _why(record) if refused else (*_placed(record), *_why(record))),
-        Section("What had to move", _moves(record)),
+        Section("What was tried" if refused else taken, _taken(record)),
+        Section(
+            "Where that left it" if done else "Where that would leave it",
+            _why(record) if refused else (*_placed(record), *_why(record)),
+        ),
+        Section("What had to move" if done else "What would have to move", _moves(record)),
         Section("Verdict", _verdict(record)),
         Section("What would help", help_for(record) if refused else ()),
     ]
@@ -90,14 +99,24 @@ def headline(record: Explanation) -> str:
     """Give the answer in one sentence."""
     subject = clean(record.ref) if record.container else f"Pod {clean(record.ref)}"
     if not record.verdict.admitted:
-        return sentence(f"{subject} was refused: {_message(record) or 'no reason is remembered'}")
+        return sentence(f"{subject} {_was(record)} refused: {_message(record) or 'no reason is remembered'}")
     where, has = "", []
     if record.pool in _POOLS:
-        where = f" to {_POOLS[record.pool]}{f' ({cpus(record.cpus)} then)' if record.cpus else ''}"
+        when = "then" if record.applied else "by the plan"
+        where = f" to {_POOLS[record.pool]}{f' ({cpus(record.cpus)} {when})' if record.cpus else ''}"
     elif record.cpus:
         has.append(f"{cpus(record.cpus)} {'of its own' if record.container else 'set aside for it'}")
     has += _beside(record)
-    return sentence(f"{subject} was admitted{where}{f' with {both(has)}' if has else ''}")
+    return sentence(f"{subject} {_was(record)} admitted{where}{f' with {both(has)}' if has else ''}")
+
+
+def _was(record: Explanation) -> str:
+    return "was" if record.applied else "would be"
+
+
+def _observed(record: Explanation) -> tuple[str, ...]:
+    """Say that nothing was done, where the pod was only observed."""
+    return () if record.applied else ("The pod is only observed: nothing was changed.",)
 
 
 def _message(record: Explanation) -> str:
@@ -196,22 +215,21 @@ def _taken(record: Explanation) -> tuple[str, ...]:
 
 
 def _placed(record: Explanation) -> tuple[str, ...]:
-    beside = both(_beside(record))
+    beside = _beside(record)
     if record.pool in _POOLS:
-        texts = [f"It shares {_POOLS[record.pool]}, which was {cpus(record.cpus)} then and may change"]
-    elif record.cpus and record.container:
-        texts = [f"It owns {cpus(record.cpus)}"]
-    else:
-        texts = [f"Its containers are given theirs out of {cpus(record.cpus)}"] if record.cpus else []
-    if beside and record.container:
-        texts = [f"{texts[0]}, and has {beside}" if texts else f"It has {beside}"]
-    elif beside:
-        texts = [f"{texts[0]}, beside {beside}" if texts else f"Its containers have {beside}"]
-    return sentences(texts)
+        pool = f"{_POOLS[record.pool]}, which was {cpus(record.cpus)} then and may change"
+        return sentences([f"It {_was(record)} put on {pool}{f', with {both(beside)}' if beside else ''}"])
+    has = both([*([cpus(record.cpus)] if record.cpus else []), *beside])
+    if not has:
+        return ()
+    if record.container:
+        return sentences([f"It {_was(record)} given {has}"])
+    return sentences([f"Its containers {'were' if record.applied else 'would be'} given {has} together"])
 
 
 def _why(record: Explanation) -> tuple[str, ...]:
-    return sentences(begun(clean(reason)) for reason in record.reasons)
+    by = "" if record.applied else "by the plan: "
+    return sentences(begun(f"{by}{clean(reason)}") for reason in record.reasons)
 
 
 def _moves(record: Explanation) -> tuple[str, ...]:
@@ -224,22 +242,24 @@ def _moves(record: Explanation) -> tuple[str, ...]:
         shown = refs[: MOVED_SHOWN - named]
         movers = f"{len(refs)} containers" if len(refs) > 1 or not shown else shown[0]
         names = few(refs, len(shown)) if len(refs) > 1 and shown else ""
-        texts.append(f"{movers} {_way(before, after, len(refs))}{f': {names}' if names else ''}")
+        way = _way(before, after, applied=record.applied)
+        texts.append(f"{movers} {way}{f': {names}' if names else ''}")
         named, counted = named + len(shown), counted + len(refs)
     rest = len(record.moved) - counted + record.more_moved
     if rest > 0:
-        texts.append(f"And {rest} more had to move")
+        texts.append(f"And {rest} more {'had' if record.applied else 'would have'} to move")
     return sentences(texts)
 
 
-def _way(before: CpuSet, after: CpuSet, count: int) -> str:
-    verb = "keeps" if count == 1 else "keep"
-    return f"left {cpus(before - after)} {f'and {verb}' if after <= before else 'for'} {cpus(after)}"
+def _way(before: CpuSet, after: CpuSet, *, applied: bool) -> str:
+    left, kept = ("left", "kept") if applied else ("would leave", "keep")
+    return f"{left} {cpus(before - after)} {f'and {kept}' if after <= before else 'for'} {cpus(after)}"
 
 
 def _verdict(record: Explanation) -> tuple[str, ...]:
     verdict = record.verdict
     if verdict.admitted:
-        return ("Admitted.",)
+        return ("Admitted." if record.applied else "It would be admitted.",)
     code = f"gRPC status {verdict.code}, {GrpcStatus(verdict.code).name}"
-    return sentences([f"Refused{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])
+    refused = "Refused" if record.applied else "It would be refused"
+    return sentences([f"{refused}{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])

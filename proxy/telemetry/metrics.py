@@ -25,6 +25,18 @@ class Labels(TypedDict, total=False):
 
 CREATES_PLACED = Counter("creates_placed", "Containers that were placed.")
 CREATES_REFUSED = Counter("creates_refused", "CreateContainer calls that were refused.")
+CREATES_WOULD_PLACE = Counter(
+    "creates_would_place",
+    "Containers of observed pods that would have been placed; their CreateContainer calls passed unchanged.",
+)
+CREATES_WOULD_REFUSE = Counter(
+    "creates_would_refuse",
+    "CreateContainer calls for observed pods that would have been refused, and passed unchanged.",
+)
+CONTAINERS_WOULD_MOVE = Counter(
+    "containers_would_move",
+    "Containers that would have had to leave CPUs for a container of an observed pod; none was moved.",
+)
 CREATES_FAILED = Counter("creates_failed", "CreateContainer calls that failed at the runtime.")
 CREATES_ON_OTHER_CPUS = Counter(
     "creates_on_other_cpus",
@@ -52,6 +64,10 @@ CREATES_PAST_HANGING_CALLS = Counter(
     former="creates_past_calls",
 )
 PODS_REFUSED = Counter("pods_refused", "RunPodSandbox calls that were refused.")
+PODS_WOULD_REFUSE = Counter(
+    "pods_would_refuse",
+    "RunPodSandbox calls for observed pods that would have been refused, and passed unchanged.",
+)
 BAD_INPUT = Counter(
     "bad_input",
     "Pods with labels or annotations that could not be followed, by what was wrong.",

@@ -25,6 +25,7 @@ BEGIN = 1795164800
 # Which records there are, when they came (seconds after BEGIN) and whose id they have.
 DAY = (
     ("be", 0, "3f0c8d7a91b2e4d5"),
+    ("observed", 20, "e4da3b7fbbce2345"),
     ("shared", 35, "9b1de02c44f8a6c7"),
     ("pod_scope", 61, "c81e728d9d4c2f63"),
     ("pod_part", 62, "eccbc87e4b5ce2fe"),
@@ -94,6 +95,7 @@ def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
     lines = run("--config", daemon).splitlines()
     assert [line.split()[2] for line in lines[1:-2]] == [
         "batch/scan",
+        "shop/cart",
         "shop/web-0",
         "ml/pair",
         "ml/trainer",
@@ -121,11 +123,11 @@ def test_json(daemon: Path) -> None:
 def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
     words = r"cannot explain ml/trianer: there is no decision for it \(did you mean ml/trainer\?\); "
     with pytest.raises(
-        TopoproxyError, match=words + "8 decisions are remembered, topoproxy explain lists"
+        TopoproxyError, match=words + "9 decisions are remembered, topoproxy explain lists"
     ) as caught:
         run("ml/trianer", "--config", daemon)
     assert caught.value.exit_code == 1
-    with pytest.raises(TopoproxyError, match="there is no decision for it; 8 decisions"):
+    with pytest.raises(TopoproxyError, match="there is no decision for it; 9 decisions"):
         run("zzzzzzzzzzzz", "--json", "--config", daemon)
     with pytest.raises(TopoproxyError, match=r"did you mean db/wide/postgres\?"):
         run("db/wide/postgre", "--config", daemon)

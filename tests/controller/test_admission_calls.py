@@ -8,6 +8,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.config.admission import AdmissionConfig
+from proxy.controller.bad_input import VERDICTS
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.controller.status_data import node_page
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
@@ -277,7 +278,7 @@ def test_rejections_are_counted_by_rule_and_reported_once_a_pod(live: Any) -> No
         assert 'topoproxy_admission_limits_total{rule="request",verdict="rejected"} 3' in text
         assert 'topoproxy_admission_limits_total{rule="shared-floor",verdict="shared"} 0' in text
         assert 'topoproxy_bad_input_total{kind="admission"} 1' in text
-        assert text.count("topoproxy_admission_limits_total{") == 2 * len(AdmissionRule)
+        assert text.count("topoproxy_admission_limits_total{") == len(VERDICTS) * len(AdmissionRule)
         (problem,) = [p["what"] for p in node_page(world.controller)["problems"] if "ns/evil" in p["what"]]
         assert "request 0 whole CPUs" in problem
         page = history_page(world.controller.history, {"query": "ns/evil"})

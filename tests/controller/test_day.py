@@ -12,6 +12,7 @@ from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from proxy.observe.sentences import headline
 from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS, created_with
 
@@ -438,7 +439,43 @@ def test_observe_changes_nothing(live) -> None:
         assert w.on("ls") == "0-15"
         assert w.ledger.entries == {}
         assert [line for line in w.log if not line.startswith("forward")] == []
-        assert any("placed pod=ns/lse container=c cpus=0-3" in line for line in w.logged)
+        assert any(line.startswith("would place pod=ns/lse container=c cpus=0-3") for line in w.logged)
+
+    live(day, mode=NodeMode.OBSERVE)
+
+
+def test_what_is_observed_is_reported_as_what_would_be(live) -> None:
+    async def day(w) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        w.runtime.specs[ls] = "0-15"
+        await w.start(ls)
+        lse = w.finish(await w.begin(await w.pod("lse", "LSE", "", "0-3")), "lse")
+        w.runtime.specs[lse] = "0-15"
+        await w.start(lse)
+        rival = w.finish(await w.begin(await w.pod("rival", "LSE", "", "2-3")), "rival")
+        w.runtime.specs[rival] = "0-15"
+        await w.start(rival)
+        await w.sync.once()
+        await w.quiet()
+        assert rival in w.controller.state.containers
+        counted = {
+            metrics.CREATES_PLACED: 0,
+            metrics.CREATES_REFUSED: 0,
+            metrics.CREATES_WOULD_PLACE: 2,
+            metrics.CREATES_WOULD_REFUSE: 1,
+            metrics.CONTAINERS_WOULD_MOVE: 1,
+        }
+        assert {metric: w.controller.telemetry.value(metric) for metric in counted} == counted
+        said = [line.partition(" pod=")[0] for line in w.logged]
+        assert said.count("would place") == 2
+        assert said.count("would refuse a container") == 1
+        assert {"placed", "refused a container", "adopted a container"}.isdisjoint(said)
+        for name, words in (("ls", "admitted to the shared"), ("lse", "admitted with CPUs 0-3 of its own")):
+            (found,) = w.controller.history.find(name)
+            assert f" would be {words}" in headline(found.explanation)
+        (found,) = w.controller.history.find("rival")
+        assert (found.container_id, found.explanation.applied) == (rival, False)
+        assert headline(found.explanation).startswith("ns/rival/c would be refused: ")
 
     live(day, mode=NodeMode.OBSERVE)
 

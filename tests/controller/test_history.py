@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+from msgspec import structs
 
 from proxy.controller.decision_log import RememberedDecision
 from proxy.controller.history import KEEP, History
@@ -230,3 +231,29 @@ def test_a_simple_note_costs_next_to_nothing() -> None:
             history.note_simple(0, one, CPUS)
         best = min(best, (time.perf_counter() - begin) / len(container))
     assert best < 50e-6
+
+
+def test_a_refusal_that_was_not_applied_becomes_the_record_of_the_container() -> None:
+    history = History(limit=10)
+    refused = structs.replace(decision("ns/p/c", REFUSED, attempt=2), applied=False)
+    container = pooled("ns/p/c", "id")
+    assert not history.exists_despite_refusal(container)
+    history.note(1, refused)
+    assert [(r.container_id, r.there) for r in history.would_be_refused()] == [("", False)]
+    assert not history.exists_despite_refusal(structs.replace(container, attempt=3)), "that was not refused"
+    assert history.exists_despite_refusal(container)
+    (found,) = history.would_be_refused()
+    assert (found.container_id, found.there, found.explanation) == ("id", True, refused)
+    (line,) = history.pods()
+    assert (line.refused, line.there, line.applied) == (REFUSED.reason, True, False)
+    history.gone("id")
+    assert [r.there for r in history.would_be_refused()] == [False]
+    history.note(2, decision("ns/p/c"), "other")
+    assert history.would_be_refused() == [], "the newest decision admits it"
+
+
+def test_a_refusal_that_was_applied_is_of_no_container() -> None:
+    history = History(limit=10)
+    history.note(1, decision("ns/p/c", REFUSED, attempt=2))
+    assert not history.exists_despite_refusal(pooled("ns/p/c", "id"))
+    assert history.would_be_refused() == []

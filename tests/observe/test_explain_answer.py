@@ -63,6 +63,7 @@ def test_without_a_find_the_pods_are_listed(history: History, params: dict[str, 
             "containers": ["app", "side"],
             "refused": "TopologyAffinityError",
             "there": True,
+            "applied": True,
         },
         {
             "pod": "ns/db",
@@ -72,6 +73,7 @@ def test_without_a_find_the_pods_are_listed(history: History, params: dict[str, 
             "containers": ["db"],
             "refused": "TopologyAffinityError",
             "there": False,
+            "applied": True,
         },
     ]
 

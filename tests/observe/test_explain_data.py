@@ -57,6 +57,7 @@ EXPLANATIONS = st.builds(
     many(st.builds(MovedContainer, TEXT, CPUS, CPUS)),
     NUMBER,
     many(st.builds(Shortfall, TEXT, MASKS, NUMBER, NUMBER)),
+    st.booleans(),
 )
 
 
@@ -148,7 +149,15 @@ def test_the_form() -> None:
         "moved": [{"ref": "a/b/c", "before": "0-7", "after": "4-7"}],
         "more_moved": 3,
         "shortfalls": [{"resource": "memory", "nodes": None, "wanted": 5, "free": 4}],
+        "applied": True,
     }
+
+
+def test_a_record_of_an_older_version_was_applied() -> None:
+    data = to_data(Explanation("CreateContainer", "ns/p", "u", applied=False))
+    assert not from_data(data).applied
+    del data["applied"]
+    assert from_data(data).applied
 
 
 def test_missing_fields_have_defaults_and_unknown_ones_are_ignored() -> None:

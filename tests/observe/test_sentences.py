@@ -385,10 +385,10 @@ def test_a_long_list_of_moved_containers_is_cut() -> None:
 
     before, after = CpuSet.parse("0-7"), CpuSet.parse("0-3")
     (text,) = moved(*(MovedContainer(f"a/b{i}/c", before, after) for i in range(13)))
-    assert text.startswith("13 containers left CPUs 4-7 and keep CPUs 0-3: a/b0/c, ")
+    assert text.startswith("13 containers left CPUs 4-7 and kept CPUs 0-3: a/b0/c, ")
     assert text.endswith("a/b9/c, and 3 more.")
     texts = moved(*(MovedContainer(f"a/b{i}/c", CpuSet((i, 90)), CpuSet((i,))) for i in range(13)))
-    assert texts[0] == "a/b0/c left CPU 90 and keeps CPU 0."
+    assert texts[0] == "a/b0/c left CPU 90 and kept CPU 0."
     assert len(texts) == 11
     assert texts[-1] == "And 3 more had to move."
     assert moved(MovedContainer("a/b/c", CpuSet((1,)), CpuSet((2,)))) == ("a/b/c left CPU 1 for CPU 2.",)
@@ -518,8 +518,43 @@ def test_every_record_of_the_engine_has_a_sentence(policy: TopologyPolicy, scope
 
 def test_what_a_pod_is_given_beside_its_cpus_is_its_containers() -> None:
     reported = replace(record("pod_scope"), devices=("x/gpu=g0",))
-    assert section(reported, "Where that left it")[0].endswith(
-        f"out of CPUs {reported.cpus}, beside device x/gpu=g0."
-    )
+    given = f"Its containers were given CPUs {reported.cpus} and device x/gpu=g0 together."
+    assert section(reported, "Where that left it")[0] == given
     without = replace(reported, cpus=CpuSet())
-    assert section(without, "Where that left it")[0] == "Its containers have device x/gpu=g0."
+    assert section(without, "Where that left it")[0] == "Its containers were given device x/gpu=g0 together."
+
+
+DONE = re.compile(
+    r"\b(was|were) (admitted|refused|given|put)\b|\b(left|kept) |\bhad to move|^Admitted|^Refused"
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_not_applied_is_what_would_be(name: str) -> None:
+    reported = replace(record(name), applied=False)
+    texts = all_sentences(reported)
+    assert " would be " in texts[0]
+    assert texts[1] == "The pod is only observed: nothing was changed."
+    assert [text for text in texts if DONE.search(text)] == []
+    assert {"What was taken", "Where that left it", "What had to move"}.isdisjoint(titles(reported))
+    for text in texts:
+        check(text)
+    assert any(DONE.search(text) for text in all_sentences(replace(reported, applied=True)))
+
+
+def test_an_owner_that_is_only_observed() -> None:
+    reported = replace(record("owner"), applied=False)
+    assert all_sentences(reported)[0].startswith(
+        "ml/trainer/main would be admitted with CPUs 16-19,48-51 of its"
+    )
+    assert section(reported, "Where that would leave it")[:2] == (
+        "It would be given CPUs 16-19,48-51, memory of node 1 and device nvidia.com/gpu=gpu2.",
+        (
+            "By the plan: Guaranteed container with 8 whole CPUs, policy static; "
+            "picked 16-19,48-51 on NUMA node 1."
+        ),
+    )
+    assert section(reported, "What would have to move")[0].startswith(
+        "4 containers would leave CPUs 16-19,48-51 and keep CPUs 0,3-15,20-32,35-47,52-63: "
+    )
+    assert section(reported, "Verdict") == ("It would be admitted.",)
