@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from proxy import __version__
 from proxy.config.enums import Mode
 from proxy.config.schema import Config
+from proxy.model import schema_ids
 from proxy.model.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Pages:
         """Give what ``topoproxy status`` shows."""
         config = self._config
         page: dict[str, object] = {
+            "schema": schema_ids.STATUS,
             "version": __version__,
             "mode": config.mode.value,
             "pid": os.getpid(),
@@ -108,8 +110,8 @@ class Pages:
                 if self._config.mode is Mode.ENFORCE
                 else "hooks need mode enforce"
             )
-            return {"hooks": [], "note": why}
-        return {"hooks": [], **self._hooking.page()}
+            return {"schema": schema_ids.HOOKS_LIST, "hooks": [], "note": why}
+        return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._hooking.page()}
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
         """Return what ``topoproxy explain`` shows."""
@@ -154,7 +156,7 @@ class Pages:
         """Give what ``topoproxy status --memory`` shows."""
         if self._controller is None:
             raise InputError("cannot show where memory is: in passthrough mode it is not watched")
-        return await self._controller.mems.page()
+        return {"schema": schema_ids.STATUS_MEMORY, **await self._controller.mems.page()}
 
     def metrics(self) -> str:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""

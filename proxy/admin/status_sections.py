@@ -235,9 +235,8 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _prescribed_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return one_line(value) or "-"
+    text = one_line(value)
+    return {"true": "yes", "false": "no", "True": "yes", "False": "no"}.get(text, text) or "-"
 
 
 def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:

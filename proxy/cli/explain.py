@@ -19,6 +19,7 @@ from proxy.observe.explain_text import (
     render,
     render_pods,
 )
+from proxy.observe.json_access import as_map
 from proxy.observe.value_text import clean
 
 _NEAR = 3
@@ -61,18 +62,15 @@ def explain(
         raise TopoproxyError(_unknown(query.strip(), answer))
     shown = records if everything else newest(records)
     if as_json:
-        click.echo(_as_json(answer, shown, pods=not query.strip()))
+        click.echo(_as_json(answer, shown))
         return
     width = shutil.get_terminal_size((100, 24)).columns
     page = render(shown, width, older=len(records) - len(shown)) if shown else render_pods(answer)
     click.echo(page, nl=False)
 
 
-def _as_json(answer: object, shown: list[ExplainedDecision], *, pods: bool) -> str:
-    data: dict[str, object] = {"records": [reported.data for reported in shown]}
-    if pods and isinstance(answer, dict):
-        data["pods"] = answer.get("pods", [])
-    return json.dumps(data, indent=1)
+def _as_json(answer: object, shown: list[ExplainedDecision]) -> str:
+    return json.dumps({**as_map(answer), "records": [reported.data for reported in shown]}, indent=1)
 
 
 def _unknown(query: str, answer: object) -> str:

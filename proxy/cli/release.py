@@ -12,6 +12,7 @@ import click
 from proxy.cli.admin_query import RUNS, ask_daemon, config_for
 from proxy.cli.settings import read_config, setting_options
 from proxy.config import Config
+from proxy.model import schema_ids
 from proxy.model.errors import TopoproxyError
 
 ASK_S = 30.0
@@ -118,10 +119,10 @@ def _offline(config: Config, timeout: float) -> Mapping[str, object]:
         nonlocal shown
         shown = _progress(page, shown)
 
-    return leave(config, timeout, say)
+    return {"schema": schema_ids.RELEASE, **leave(config, timeout, say)}
 
 
 def _undo_offline(config: Config) -> Mapping[str, object]:
     from proxy.release.offline import undo
 
-    return undo(config)
+    return {"schema": schema_ids.RELEASE, **undo(config)}

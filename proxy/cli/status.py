@@ -52,7 +52,7 @@ def status(
     groups = _groups(config) if cgroups else []
     if as_json:
         if cgroups and isinstance(answer, dict):
-            answer["cgroups"] = groups
+            answer["cpusets"] = groups
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     else:
         click.echo(render(answer, shutil.get_terminal_size((120, 24)).columns), nl=False)

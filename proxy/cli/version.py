@@ -8,6 +8,7 @@ import platform
 import click
 
 from proxy import __version__
+from proxy.model import schema_ids
 
 
 @click.command()
@@ -18,6 +19,7 @@ def version(as_json: bool) -> None:
         click.echo(f"topoproxy {__version__}")
         return
     facts = {
+        "schema": schema_ids.VERSION,
         "name": "topoproxy",
         "version": __version__,
         "python": platform.python_version(),

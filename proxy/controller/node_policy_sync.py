@@ -127,7 +127,7 @@ class NodePolicySync:
             "values": [
                 {
                     "name": name,
-                    "value": value.value if isinstance(value.value, bool) else shown(value.value),
+                    "value": shown(value.value),
                     "source": value.source,
                     "problem": value.problem,
                 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from proxy.controller.decision_log import PodLine, RememberedDecision
 from proxy.controller.history import History
+from proxy.model import schema_ids
 from proxy.model.errors import InputError
 from proxy.observe.explain_data import to_data
 
@@ -40,6 +41,7 @@ def history_page(
     found = history.find(query)
     pods = [] if found else history.pods()
     return {
+        "schema": schema_ids.EXPLAIN,
         "query": query,
         "records": [_with(record_data(record), now) for record in found[-most:]],
         "pods": [_pod_data(line) for line in pods[-most:]],

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from proxy.config.schema import Config, Mode
+from proxy.model import schema_ids
 from proxy.model.errors import InputError
 from proxy.release.record import KEY
 
@@ -68,9 +69,10 @@ class LazyRelease:
 
     def answer(self) -> dict[str, object]:
         """Return how far it has come."""
+        page: dict[str, object] = {"schema": schema_ids.RELEASE, "stage": ""}
         if self._config.mode is not Mode.ENFORCE:
-            return {"stage": "", "nothing": NOTHING.format(mode=self._config.mode.value)}
-        return self._made.page() if self._made is not None else {"stage": ""}
+            return {**page, "nothing": NOTHING.format(mode=self._config.mode.value)}
+        return {**page, **(self._made.page() if self._made is not None else {})}
 
     async def _start(self) -> dict[str, object]:
         if self._config.mode is Mode.ENFORCE:

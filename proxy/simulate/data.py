@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from proxy.model import schema_ids
 from proxy.model.workload import Container, Pool
 from proxy.observe.explain_data import to_data
 from proxy.simulate.cluster import Result
@@ -14,14 +15,13 @@ from proxy.simulate.quality import Left, Lie
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings
 
-SCHEMA = "topoproxy-simulate/1"
 Data = dict[str, object]
 
 
 def page(rehearsal: Rehearsal, found: Findings, notes: Sequence[str]) -> Data:
     """Return everything about a rehearsal."""
     return {
-        "schema": SCHEMA,
+        "schema": schema_ids.SIMULATE,
         "configuration": rehearsal.config.source,
         "notes": list(notes),
         "summary": dataclasses.asdict(found.summary),

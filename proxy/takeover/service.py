@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from proxy.controller.runtime_ports import SOURCE
 from proxy.controller.worker import Worker
 from proxy.engine.node_effects import Follow
 from proxy.engine.node_events import NodeRulesChanged
+from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
 from proxy.takeover.inputs import File, TakeoverInputs, elsewhere_of, owning_of, pods_of
@@ -119,12 +120,12 @@ class Takeover:
                 outcome = decide(before, scene, controller.wall())
                 outcome = await self._worker.run(self._writer.take, outcome)
             except StepRefusedError as error:
-                return {"done": False, "step": step, "why": str(error), "hints": list(error.hints)}
+                return _not_done(step, error, error.hints)
             except TopoproxyError as error:
                 controller.telemetry.problem(
                     "cannot take a step of the takeover from kubelet", step=step, err=error
                 )
-                return {"done": False, "step": step, "why": str(error), "hints": []}
+                return _not_done(step, error)
             finally:
                 self._follow()
                 await controller.kubelet_cpus.look()
@@ -142,7 +143,14 @@ class Takeover:
             page["next"] = after_revert(scene)
         messages = [*([message] if message else []), *outcome.reported]
         # "told" is the former name of "messages", for one release.
-        return {**page, "done": True, "step": step, "messages": messages, "told": messages}
+        return {
+            **page,
+            "schema": schema_ids.TAKEOVER_STEP,
+            "done": True,
+            "step": step,
+            "messages": messages,
+            "told": messages,
+        }
 
     def _follow(self) -> None:
         """Bring the node's rules in line with the record."""
@@ -200,6 +208,16 @@ class Takeover:
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
+
+
+def _not_done(step: str, error: Exception, hints: Iterable[str] = ()) -> dict[str, object]:
+    return {
+        "schema": schema_ids.TAKEOVER_STEP,
+        "done": False,
+        "step": step,
+        "why": str(error),
+        "hints": list(hints),
+    }
 
 
 def _decision(

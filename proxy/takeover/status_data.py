@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.model import schema_ids
 from proxy.model.idset import CpuSet
 from proxy.takeover.inputs import TakeoverInputs
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
@@ -41,6 +42,7 @@ def plan_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object
         TakeoverStage.FINISHED: ("revert",),
     }[record.stage]
     return {
+        "schema": schema_ids.TAKEOVER_PLAN,
         **head(record, scene),
         "allocations": allocations(record, scene),
         "conflicts": list(against),
@@ -56,6 +58,7 @@ def status_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, obje
     """Return how far it has come and what remains."""
     remaining = left(record, scene)
     return {
+        "schema": schema_ids.TAKEOVER_STATUS,
         **head(record, scene),
         "old": sum(len(names) for names in record.old.values()),
         "left": [{"container": each.ref, "pod_uid": each.uid, "cpus": str(each.cpus)} for each in remaining],

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from proxy.model import schema_ids
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine, NumaNode
 from proxy.topology.reader import pages_json
 
-SCHEMA = "machine-facts/1"
 COLUMNS = ("cpu", "core", "package", "die", "cluster", "llc", "numa", "core_id", "package_id")
 """The columns of ``cpu_rows``: ``Cpu``'s attributes in order, its id under the name ``cpu``."""
 
@@ -42,7 +42,7 @@ def machine_to_json(machine: Machine) -> dict[str, object]:
     levels |= {f"{level}s": _lists(machine.groups(level)) for level in ("die", "cluster")}
     threads = sorted({len(core) for core in machine.cores.values()})
     known: dict[str, object] = {
-        "schema": SCHEMA,
+        "schema": schema_ids.MACHINE,
         "cpus": _cpus(machine),
         "counts": _counts(machine, levels),
         "smt": {

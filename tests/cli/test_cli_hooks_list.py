@@ -109,7 +109,12 @@ def test_what_a_daemon_says(serve_admin: Callable[..., Path], run: Run) -> None:
     assert run("hooks", "list", "--config", config) == (0, TABLE, "")
     assert run("hooks", "list", "--wide", "--config", config)[1].startswith(WIDE)
     data = json.loads(run("hooks", "list", "--json", "--config", config)[1])
-    assert data == {"daemon": True, "hooks": HOOKS, "serving": {"socket": "/s"}}
+    assert data == {
+        "schema": "topoproxy-hooks-list/1",
+        "daemon": True,
+        "hooks": HOOKS,
+        "serving": {"socket": "/s"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_the_owner_of_a_file_counts_unless_checked_for_the_node(files: Path, run
     (files / "60-second.py").chmod(0o666)
     code, said, errors = run("validate", files / "60-second.py", files / "50-pinned.py", "--json")
     assert (code, errors) == (65, "topoproxy: cannot use 1 of 2 hook files: see above\n")
-    second, pinned = json.loads(said)
+    second, pinned = json.loads(said)["files"]
     assert second["state"] == "untrusted"
     assert second["error"].endswith(f"chmod go-w {files}/60-second.py")
     assert (pinned["state"], pinned["points"], pinned["policy"]) == (

@@ -109,7 +109,8 @@ def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
 
 def test_json(daemon: Path) -> None:
     data = json.loads(run("trainer", "--json", "--config", daemon))
-    assert list(data) == ["records"]
+    assert list(data) == ["schema", "query", "records", "pods", "remembered"]
+    assert (data["schema"], data["query"], data["pods"]) == ("topoproxy-explain/1", "trainer", [])
     (entry,) = data["records"]
     assert from_data(entry["decision"]) == record("owner")
     assert (entry["when"], entry["id"], entry["there"]) == (BEGIN + 312, "a87ff679a2f3e71d", True)

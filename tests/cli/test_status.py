@@ -52,7 +52,7 @@ def test_the_kernels_cpusets(daemon: Path, tmp_path: Path) -> None:
     assert page.startswith("topoproxy 9.9\n")
     assert page.endswith("\nCGROUP    CPUS  MEMS\nkubepods  2-3   0\n")
     data = json.loads(run("--cgroups", "--json", "--config", daemon))
-    assert data["cgroups"] == [{"cgroup": "kubepods", "cpus": "2-3", "mems": "0"}]
+    assert data["cpusets"] == [{"cgroup": "kubepods", "cpus": "2-3", "mems": "0"}]
     assert "CGROUP" not in run("--config", daemon)
 
 

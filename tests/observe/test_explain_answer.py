@@ -34,6 +34,7 @@ def test_records_that_a_query_finds(history: History) -> None:
     page = history_page(history, {"query": "web/app"})
     assert json.loads(json.dumps(page)) == page
     assert page == {
+        "schema": "topoproxy-explain/1",
         "query": "web/app",
         "records": [
             {"when": 1.5, "id": "", "there": False, "decision": to_data(decision("app"))},

@@ -16,6 +16,7 @@ from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.cli.hooks.file_commands import shipped
 from proxy.cli.settings import config_option, read_config
 from proxy.config import Config
+from proxy.model import schema_ids
 from proxy.model.errors import HookError, InputError, UnavailableError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
@@ -69,11 +70,11 @@ def list_hooks(
         found, strange = from_directories(config.hooks)
         for words in (str(error), *strange):
             click.echo(f"note: {one_line(words)}", err=True)
-        answer = {"daemon": False, "hooks": found}
+        answer = {"schema": schema_ids.HOOKS_LIST, "daemon": False, "hooks": found}
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
     entries += _others(entries) if everything else []
     if as_json:
-        click.echo(in_json({"daemon": True, **answer, "hooks": entries}))
+        click.echo(in_json({"schema": schema_ids.HOOKS_LIST, "daemon": True, **answer, "hooks": entries}))
         return
     if note := one_line(answer.get("note")):
         click.echo(f"note: {note}", err=True)
@@ -203,7 +204,7 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
     config = read_config(file, {}).hooks
     found = [checked(path, config, trusted=not untrusted) for path in files]
     if as_json:
-        click.echo(json.dumps(found, indent=1, ensure_ascii=False))
+        click.echo(in_json({"schema": schema_ids.HOOKS_VALIDATE, "files": found}))
     else:
         for reported in found:
             click.echo("\n".join(_checked_lines(reported)))

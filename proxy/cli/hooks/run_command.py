@@ -16,6 +16,7 @@ import click
 
 from proxy.cli.hooks.list_command import in_json
 from proxy.cli.settings import config_option, read_config
+from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, HookError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _data(done: Rehearsed) -> dict[str, Any]:
     from proxy.hooks.status_data import hooks_page
 
     asked = [{"event": event_to(one.event), "outcome": outcome_to(one.outcome)} for one in done.asked]
-    return {"asked": asked, "hooks": hooks_page((), done.reports)}
+    return {"schema": schema_ids.HOOKS_RUN, "asked": asked, "hooks": hooks_page((), done.reports)}
 
 
 def _lines(done: Rehearsed) -> Iterator[str]:
