@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from proxy.frontends.cri.acceptor import Front
     from proxy.hooks_setup import Hooking
     from proxy.release.lazy import LazyRelease
+    from proxy.reload.service import Reload
     from proxy.sockets.unix_socket import Listener
     from proxy.takeover.lazy import LazyTakeover
 
@@ -43,6 +44,7 @@ class Pages:
         takeover: LazyTakeover | None,
         leaving: LazyRelease | None,
         hooking: Hooking | None = None,
+        reload: Reload | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
@@ -53,6 +55,7 @@ class Pages:
         self._takeover = takeover
         self._leaving = leaving
         self._hooking = hooking
+        self._reload = reload
         self._started = time.time()
 
     def routes(self) -> dict[str, Route]:
@@ -79,6 +82,8 @@ class Pages:
             "uptime_s": round(time.time() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
         }
+        if self._reload is not None:
+            page["config"] = self._reload.page()
         if self._controller is not None and self._sync is not None:
             from proxy.controller.status_data import node_page
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         NodeObject,
     )
     from proxy.controller.systemd.ports import Fences, Units
+    from proxy.engine.node import Node
     from proxy.telemetry.port import Telemetry
 
 
@@ -81,30 +82,42 @@ def controller_of(
         telemetry: Where to log, count and report problems.
     """
     groups, lack = _cpu_groups(config, cgroups)
-    node = node_of(config, machine)
+    node = node_rules_of(config, machine, quotas=groups is not None)
     tree = cgroups or open_cgroups(config.cgroup_root)
-    runtime = GrpcRuntime(str(config.runtime), config.call_timeout)
+    runtime = GrpcRuntime(str(config.runtime))
 
     def ports(context: NodeContext) -> Ports:
         runtime.unread = context.unreadable
-        if lack and node.keep_quota is not KeepQuota.ALWAYS:
+        runtime.timeout = lambda: context.options.call_timeout
+        if lack and config.koordinator.keep_quota is not KeepQuota.ALWAYS:
             context.telemetry.problem(
                 "cannot remove the CFS quotas of containers with exclusive CPUs", err=lack
             )
         return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
 
     return NodeController(
-        # Where quotas cannot be written, all containers keep theirs.
-        node if groups is not None else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS),
+        node,
         tree,
         runtime,
         ledger,
-        _options(config),
+        options_of(config),
         telemetry,
         time.monotonic,
         time.time,
         ports,
     )
+
+
+def node_rules_of(config: Config, machine: Machine, *, quotas: bool) -> Node:
+    """Return the rules of the node.
+
+    Args:
+        config: What to do.
+        machine: The hardware.
+        quotas: Whether CFS quotas can be written; where they cannot, all containers keep theirs.
+    """
+    node = node_of(config, machine)
+    return node if quotas else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS)
 
 
 def _ports(
@@ -135,11 +148,17 @@ def _ports(
         places=_places(config, cgroups, groups, memory),
         units=units,
         fences=fences,
-        events=ContainerdEvents(str(config.runtime), config.call_timeout),
+        events=_events(config, context),
         writes=_writes(context),
         partitions=partitions,
         partition_kind=kind,
     )
+
+
+def _events(config: Config, context: NodeContext) -> ContainerdEvents:
+    events = ContainerdEvents(str(config.runtime))
+    events.timeout = lambda: context.options.call_timeout
+    return events
 
 
 def _writes(context: NodeContext) -> Writes | None:
@@ -242,8 +261,8 @@ def _node_object(config: Config) -> NodeObject | None:
     return NodeFile(config.koordinator.node_object)
 
 
-def _options(config: Config) -> ControllerOptions:
-
+def options_of(config: Config) -> ControllerOptions:
+    """Return the options of the controller."""
     return ControllerOptions(
         mode=NodeMode(config.mode.value),
         refuse_on_error=config.on_error is OnError.REFUSE,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from proxy.frontends.cri.acceptor import Front
     from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
+    from proxy.reload.service import Reload
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
@@ -81,7 +82,7 @@ class Daemon:
             cgroups: The cpuset tree; found below ``cgroupRoot`` by default.
             notifier: Where to report readiness; systemd, if it is there, by default.
         """
-        self.config = config
+        self._config = config
         self._machine = machine
         self._cgroups = cgroups
         self._notifier = notifier or SystemdNotifier()
@@ -101,6 +102,13 @@ class Daemon:
         self._suppression: Suppression | None = None
         self._leaving: LazyRelease | None = None
         self.hooking: Hooking | None = None
+        self.reload: Reload | None = None
+        self._reload_wanted = asyncio.Event()
+
+    @property
+    def config(self) -> Config:
+        """The configuration in effect."""
+        return self._config if self.reload is None else self.reload.config
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -129,11 +137,13 @@ class Daemon:
             self._front = Front(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
         else:
             self._front = await self._wire(machine, away, telemetry)
+        self.reload = self._reloading(machine, telemetry)
         memory_trim.freeze_modules()
         await self._front.start(self._listener.socket)
         await self._start_admin()
         self._task(self._mirror)
         self._task(self._watchdog)
+        self._task(self._reloads)
         if self.controller is not None:
             self._task(self.controller.health.run)
         self._task(self._slim)
@@ -195,6 +205,16 @@ class Daemon:
             str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=controller.broken
         )
 
+    def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
+        from proxy.reload.service import Reload
+        from proxy.reload.steps import common_steps, controller_steps
+
+        steps, controller = common_steps(), self.controller
+        if controller is None:
+            return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
+        steps += controller_steps(controller)
+        return Reload(self._config, steps, lambda: controller.state.node.machine, telemetry, self._notifier)
+
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
         """Open the ledger; return its entries, and what has to be reported of it."""
         from proxy.backends.ledger import open_ledger, read_entries
@@ -240,14 +260,27 @@ class Daemon:
             self._takeover,
             self._leaving,
             self.hooking,
+            self.reload,
         )
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
         actions = {**takeover.actions(), **leaving.actions()}
+        if self.reload is not None:
+            actions["/reload"] = self.reload.action
         patient = {*takeover.routes(), *pages.patient}
         self._admin = AdminServer(self.config.admin_path, routes, actions, patient=patient)
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------
+
+    def reload_soon(self) -> None:
+        """Reload the configuration; during a start or another reload, once more after it."""
+        self._reload_wanted.set()
+
+    async def _reloads(self) -> None:
+        while self.reload is not None:
+            await self._reload_wanted.wait()
+            self._reload_wanted.clear()
+            await self.reload.run("SIGHUP")
 
     def _task(self, begin: Callable[[], Awaitable[None]]) -> None:
         """Run something as long as the daemon runs, whatever becomes of it."""

@@ -90,6 +90,13 @@ class Log:
         root.handlers[:] = [_forwarder(self._open)]
         root.setLevel(max(LEVELS[level], logging.WARNING))
 
+    def change(self, level: str, fmt: str) -> None:
+        """Have the next records written from another level on, or in another form; see ``setup``."""
+        import logging
+
+        self._form, self._threshold = fmt, LEVELS[level]
+        logging.getLogger().setLevel(max(LEVELS[level], logging.WARNING))
+
     def _open(self) -> loguru.Logger:
         """Give loguru's logger, configured; the first call imports it."""
         if self._logger is not None:
@@ -98,7 +105,7 @@ class Log:
 
         target = self._stream if self._stream is not None else sys.stderr
         journal = _is_journal(target)
-        render = {"text": _text(not journal), "klog": _klog, "json": _json}[self._form]
+        renders = {"text": _text(not journal), "klog": _klog, "json": _json}
 
         def sink(message: loguru.Message) -> None:
             if not _has_room(target):
@@ -108,14 +115,13 @@ class Log:
             mark = f"<{_PRIORITY.get(record['level'].name, 6)}>" if journal else ""
             if self._lost:
                 record["extra"]["lost"], self._lost = self._lost, 0
-            lines = render(record)  # Of a traceback each line is an entry of the journal.
+            lines = renders[self._form](record)  # Of a traceback each line is an entry of the journal.
             target.write("".join(f"{mark}{line}\n" for line in lines))
             target.flush()
 
         logger.remove()
-        logger.add(
-            sink, level=self._threshold, format="{message}", diagnose=False, backtrace=False, catch=True
-        )
+        # Level 0: what is written is decided before, by a level that may change.
+        logger.add(sink, level=0, format="{message}", diagnose=False, backtrace=False, catch=True)
         self._logger = logger
         return logger
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 
@@ -32,6 +33,13 @@ class SystemdNotifier:
     def ready(self, status: str = "") -> None:
         """The service is up."""
         self._send("READY=1", *([_status(status)] if status else []))
+
+    def reloading(self) -> None:
+        """The service reads its configuration again; ``ready`` follows.
+
+        The time is what ``Type=notify-reload`` needs (sd_notify(3)).
+        """
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def status(self, text: str) -> None:
         """What we are doing, for ``systemctl status``."""

@@ -40,7 +40,7 @@ def _say_overdue(seconds: float) -> None:
 
 
 def _pass_over(number: signal.Signals) -> None:
-    logs.log.warning("a signal was ignored: restart to apply a changed configuration", signal=number.name)
+    logs.log.warning("a signal was ignored", signal=number.name)
 
 
 def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
@@ -60,12 +60,18 @@ async def _serve(daemon: Daemon, ending: Callable[[], None] = lambda: None) -> N
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    loop.add_signal_handler(signal.SIGHUP, daemon.reload_soon)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, _pass_over, number)
     loop.set_exception_handler(_say_once)
     await daemon.start()
     await done.wait()
     await daemon.stop()
+
+
+async def _serving(config: Config) -> None:
+    daemon = Daemon(config)
+    await _serve(daemon, lambda: _end_within(daemon.config.drain_timeout + END_S))
 
 
 def run(config: Config) -> int:
@@ -78,7 +84,7 @@ def run(config: Config) -> int:
         TopoproxyError: The daemon cannot start.
     """
     logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
-    asyncio.run(_serve(Daemon(config), lambda: _end_within(config.drain_timeout + END_S)))
+    asyncio.run(_serving(config))
     return 0
 
 

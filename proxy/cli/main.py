@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Run the proxy between kubelet and the container runtime.",
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
+    "reload": "Have the running proxy read its configuration again.",
     "report": "Print the node's picture for schedulers.",
     "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "Look at hooks, write them, try them, and switch them on and off.",

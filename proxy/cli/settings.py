@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from proxy.config import Config, load, override
+from proxy.config.frozen_mapping import Fixed
 from proxy.config.load import DEFAULT_FILE
+from proxy.config.origin import Origin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,10 +84,12 @@ def read_config(file: Path | None, words: dict[str, str | None], *, trusted: boo
         ConfigError: The file is refused.
         UsageError: An option is refused.
     """
-    values: dict[str, tuple[str, str | None]] = {}
+    values: dict[str, tuple[str, str]] = {}
     for parameter, text in words.items():
         option, key = _BY_PARAMETER[parameter]
         if text and key in _DIRECTORIES:
             text = str(Path(text).absolute())  # On a command line a relative directory means what it says.
-        values[key] = (option, text)
-    return override(load(file, trusted=trusted), values)
+        if text is not None:
+            values[key] = (option, text)
+    config = override(load(file, trusted=trusted), values)
+    return replace(config, origin=Origin(file, Fixed(values), trusted))

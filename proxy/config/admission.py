@@ -73,6 +73,7 @@ class AdmissionConfig:
             "The annotation resource-status, by which a scheduler names the CPUs of a pod. bounded: it may "
             "name no more CPUs than the pod requests, and no reserved ones. follow: whatever it names. "
             "ignore: it is not read.",
+            live=True,
         ),
     )
     namespaces: Namespaces = field(
@@ -81,6 +82,7 @@ class AdmissionConfig:
             "namespaces",
             NAMESPACES,
             "Namespaces whose pods may use resource-status and the classes LSE and LSR.",
+            live=True,
         ),
     )
     system_namespaces: Namespaces = field(
@@ -89,11 +91,12 @@ class AdmissionConfig:
             "systemNamespaces",
             NAMESPACES,
             "Namespaces whose pods may use class SYSTEM on a node that keeps CPUs for it.",
+            live=True,
         ),
     )
     pod_limit: int | None = field(
         default=None,
-        metadata=key("maxCPUsPerPod", LIMIT, "Most CPUs that one pod may own. Empty: no limit."),
+        metadata=key("maxCPUsPerPod", LIMIT, "Most CPUs that one pod may own. Empty: no limit.", live=True),
     )
     namespace_limit: int | None = field(
         default=None,
@@ -101,11 +104,14 @@ class AdmissionConfig:
             "maxCPUsPerNamespace",
             LIMIT,
             "Most CPUs of this node that the pods of one namespace may own together. Empty: no limit.",
+            live=True,
         ),
     )
     node_limit: int | None = field(
         default=None,
-        metadata=key("maxCPUsPerNode", LIMIT, "Most CPUs of this node that may be owned. Empty: no limit."),
+        metadata=key(
+            "maxCPUsPerNode", LIMIT, "Most CPUs of this node that may be owned. Empty: no limit.", live=True
+        ),
     )
     floor: int | None = field(
         default=None,
@@ -114,11 +120,12 @@ class AdmissionConfig:
             FLOOR,
             "CPUs of the shared pool that no owner may take. auto: one core with its threads or 5 % of the "
             "CPUs, whichever is more, and at most half of them.",
+            live=True,
         ),
     )
     numa_floor: int | None = field(
         default=None,
-        metadata=key("sharedFloorPerNUMANode", FLOOR, "The same on each NUMA node."),
+        metadata=key("sharedFloorPerNUMANode", FLOOR, "The same on each NUMA node.", live=True),
     )
     beyond: BeyondLimit = field(
         default=BeyondLimit.REJECT,
@@ -127,6 +134,7 @@ class AdmissionConfig:
             choice(BeyondLimit),
             "A pod that claims more than it may: it is rejected with the name of the rule, or it shares CPUs "
             "as an ordinary pod.",
+            live=True,
         ),
     )
     name_others: bool = field(
@@ -136,6 +144,7 @@ class AdmissionConfig:
             TRUTH,
             "Rejections, which the events of a pod show, name the other pods that are in the way. The log "
             "and topoproxy explain name them in any case.",
+            live=True,
         ),
     )
 

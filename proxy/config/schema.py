@@ -26,6 +26,7 @@ from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HooksConfig
 from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.list_kinds import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
+from proxy.config.origin import Origin
 from proxy.config.sections import (
     ApplyConfig,
     BeSuppressConfig,
@@ -77,6 +78,7 @@ class Config:
         reserved_memory: NUMA node to resource to bytes.
         eviction_memory: Bytes of ``memory.available`` in ``evictionHard``; None where it does not say it.
         source: The file that it came from, for messages; not a setting and no part of equality.
+        origin: How to read it again; None where it cannot be. Not a setting either.
     """
 
     mode: Mode = field(
@@ -98,7 +100,10 @@ class Config:
     cpu_manager_policy_options: CpuOptions = field(
         default=CpuOptions(),
         metadata=key(
-            "cpuManagerPolicyOptions", CPU_OPTIONS, "How static chooses CPUs; all are false by default."
+            "cpuManagerPolicyOptions",
+            CPU_OPTIONS,
+            "How static chooses CPUs; all are false by default.",
+            live=True,
         ),
     )
     reserved_system_cpus: CpuSet = field(
@@ -107,6 +112,7 @@ class Config:
             "reservedSystemCPUs",
             CPUS,
             "CPUs that are never given away, as a list such as 0-1,8. Wins over the amounts of CPU below.",
+            live=True,
         ),
     )
     kube_reserved: ReserveConfig = field(
@@ -126,6 +132,7 @@ class Config:
             choice(TopologyPolicy),
             "How CPUs, memory and devices come onto the same NUMA nodes. restricted and single-numa-node "
             "refuse pods for which that cannot be.",
+            live=True,
         ),
     )
     topology_manager_scope: Scope = field(
@@ -134,6 +141,7 @@ class Config:
             "topologyManagerScope",
             choice(Scope),
             "Whether containers are decided one by one or a pod at once.",
+            live=True,
         ),
     )
     topology_manager_policy_options: TopologyOptions = field(
@@ -142,6 +150,7 @@ class Config:
             "topologyManagerPolicyOptions",
             TOPOLOGY_OPTIONS,
             "How nodes are preferred, and a limit on their number; without one any number is taken.",
+            live=True,
         ),
     )
     memory_manager_policy: MemoryManagerPolicy = field(
@@ -176,6 +185,7 @@ class Config:
             "memoryNodes",
             choice(OwnerMemoryNodes),
             "follow: containers that own CPUs take memory of those CPUs' nodes. leave: of any node.",
+            live=True,
         ),
     )
     on_error: OnError = field(
@@ -184,6 +194,7 @@ class Config:
             "onError",
             choice(OnError),
             "A fault of our own while deciding: forward the call as it came, or refuse it.",
+            live=True,
         ),
     )
     listen: Path = field(
@@ -221,17 +232,23 @@ class Config:
             "reconcilePeriod",
             duration(0.1, 3600),
             "How often the kernel's cpusets are compared with the plan and repaired.",
+            live=True,
         ),
     )
     call_timeout: float = field(
         default=5.0,
         metadata=key(
-            "callTimeout", duration(0.1, 60), "Longest that a held call waits for a decision and its writes."
+            "callTimeout",
+            duration(0.1, 60),
+            "Longest that a held call waits for a decision and its writes.",
+            live=True,
         ),
     )
     drain_timeout: float = field(
         default=20.0,
-        metadata=key("drainTimeout", duration(0, 600), "After SIGTERM, how long calls in flight may go on."),
+        metadata=key(
+            "drainTimeout", duration(0, 600), "After SIGTERM, how long calls in flight may go on.", live=True
+        ),
     )
     release_at_stop: bool = field(
         default=False,
@@ -240,6 +257,7 @@ class Config:
             TRUTH,
             "SIGTERM gives all containers back what they would have without us, within drainTimeout; the "
             "next start places them again.",
+            live=True,
         ),
     )
     explain_history: int = field(
@@ -248,6 +266,7 @@ class Config:
             "explainHistory",
             whole(0, 100_000),
             'How many decisions about containers that are gone "topoproxy explain" still shows.',
+            live=True,
         ),
     )
     kubelet: KubeletConfig = field(
@@ -278,6 +297,7 @@ class Config:
     )
     log: LogConfig = field(default=LogConfig(), metadata=section("log", "The log on standard error."))
     source: str = field(default="built-in defaults", compare=False)
+    origin: Origin | None = field(default=None, compare=False)
 
     @property
     def admin_path(self) -> Path:

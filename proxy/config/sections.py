@@ -35,16 +35,17 @@ class ReserveConfig:
     """
 
     cpu: int | None = field(
-        default=None, metadata=key("cpu", CPU_AMOUNT, "CPUs, such as 500m or 2; empty: not set.")
+        default=None, metadata=key("cpu", CPU_AMOUNT, "CPUs, such as 500m or 2; empty: not set.", live=True)
     )
     memory: int | None = field(
         default=None, metadata=key("memory", BYTES, "Bytes, such as 1Gi; empty: not set.")
     )
     ephemeral_storage: int | None = field(
-        default=None, metadata=key("ephemeral-storage", BYTES, "Taken as kubelet does, and not used here.")
+        default=None,
+        metadata=key("ephemeral-storage", BYTES, "Taken as kubelet does, and not used here.", live=True),
     )
     pid: int | None = field(
-        default=None, metadata=key("pid", BYTES, "Taken as kubelet does, and not used here.")
+        default=None, metadata=key("pid", BYTES, "Taken as kubelet does, and not used here.", live=True)
     )
 
 
@@ -137,14 +138,18 @@ class KoordinatorConfig:
             "reservedCPUs",
             CPUS,
             "CPUs for what runs outside pods (node reservation): neither pools nor owners use them.",
+            live=True,
         ),
     )
     system_cpus: CpuSet = field(
         default=CpuSet(),
-        metadata=key("systemCPUs", CPUS, "CPUs for class SYSTEM; empty: its pods run on the shared pool."),
+        metadata=key(
+            "systemCPUs", CPUS, "CPUs for class SYSTEM; empty: its pods run on the shared pool.", live=True
+        ),
     )
     system_exclusive: bool = field(
-        default=True, metadata=key("systemCPUsExclusive", TRUTH, "Nothing else runs on systemCPUs.")
+        default=True,
+        metadata=key("systemCPUsExclusive", TRUTH, "Nothing else runs on systemCPUs.", live=True),
     )
 
     bind_policy: NodeBindPolicy = field(
@@ -153,6 +158,7 @@ class KoordinatorConfig:
             "cpuBindPolicy",
             choice(NodeBindPolicy),
             "How owned CPUs are bound: whole cores, or one thread of each core. Empty: as each pod says.",
+            live=True,
         ),
     )
     strategy: NumaStrategy = field(
@@ -161,6 +167,7 @@ class KoordinatorConfig:
             "numaAllocateStrategy",
             choice(NumaStrategy),
             "NUMA nodes for owned CPUs: the fullest first, the emptiest first, or evenly. Empty: not set.",
+            live=True,
         ),
     )
 
@@ -170,6 +177,7 @@ class KoordinatorConfig:
             "keepCFSQuota",
             choice(KeepQuota),
             "Owners of CPUs have no CFS quota. Which keep it: none, pods of several containers, all.",
+            live=True,
         ),
     )
     be_cpuset: BeCpuset = field(
@@ -253,11 +261,12 @@ class SettleConfig:
             "enabled",
             TRUTH,
             "Send the runtime each new cpuset too, so that it does not write an old one back.",
+            live=True,
         ),
     )
     per_second: int = field(
         default=10,
-        metadata=key("perSecond", whole(1, 1000), "The most of these updates in a second."),
+        metadata=key("perSecond", whole(1, 1000), "The most of these updates in a second.", live=True),
     )
 
 
@@ -266,11 +275,15 @@ class LogConfig:
     """The log on standard error."""
 
     level: LogLevel = field(
-        default=LogLevel.INFO, metadata=key("level", choice(LogLevel), "Least important records to write.")
+        default=LogLevel.INFO,
+        metadata=key("level", choice(LogLevel), "Least important records to write.", live=True),
     )
     format: LogFormat = field(
         default=LogFormat.TEXT,
         metadata=key(
-            "format", choice(LogFormat), "text for people, klog as kubelet's, json one object a line."
+            "format",
+            choice(LogFormat),
+            "text for people, klog as kubelet's, json one object a line.",
+            live=True,
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import Field, dataclass, fields
 from typing import Any
 
@@ -11,16 +11,32 @@ from proxy.config.kinds import SettingKind
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of the file: its name, how its value is read, and what it means."""
+    """One key of the file.
+
+    Attributes:
+        key: Its name.
+        kind: How its value is read.
+        doc: What it means.
+        live: A reload changes it in the running daemon; otherwise it takes effect at the next start.
+        restart_for: Values of a live key from which and to which only a restart changes it.
+    """
 
     key: str
     kind: SettingKind
     doc: str
+    live: bool = False
+    restart_for: frozenset[object] = frozenset()
+
+    def changes_live(self, before: object, after: object) -> bool:
+        """Return whether a reload changes it in the running daemon from one value to another."""
+        return self.live and not any(value in (before, after) for value in self.restart_for)
 
 
-def key(name: str, kind: SettingKind, doc: str) -> dict[str, Setting]:
+def key(
+    name: str, kind: SettingKind, doc: str, *, live: bool = False, restart_for: Iterable[object] = ()
+) -> dict[str, Setting]:
     """Return the metadata of a field that is a key."""
-    return {"setting": Setting(name, kind, doc)}
+    return {"setting": Setting(name, kind, doc, live, frozenset(restart_for))}
 
 
 def section(name: str, doc: str) -> dict[str, str]:

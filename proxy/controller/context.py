@@ -6,6 +6,8 @@ take it and the other parts that they use; ``controller`` makes them all.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 
 from msgspec import structs
@@ -98,6 +100,7 @@ class NodeContext(BackgroundTasks):
         )
         self.health.watch(self.kernel, STUCK_S, vital=True)
         self.health.watch(self.recorder, STUCK_S, vital=True)
+        self._options_changed = asyncio.Event()
         self._tokens = 0
         self._boot = f"{int(clock() * 1000):x}"
 
@@ -105,6 +108,25 @@ class NodeContext(BackgroundTasks):
     def state(self) -> NodeState:
         """The node as it is now; ``store.handle`` replaces it."""
         return self.store.state
+
+    def change_options(self, options: ControllerOptions) -> None:
+        """Replace the options; what waits for as long as an option says goes by the new one."""
+        self.options = options
+        self.journal.limit = options.call_timeout
+        self.history.resize(options.history)
+        self._options_changed.set()
+        self._options_changed = asyncio.Event()
+        self.attention.set()
+        self.to_settle.set()
+
+    async def pause(self, seconds: Callable[[ControllerOptions], float]) -> None:
+        """Wait for as long as the options say, also where they change meanwhile."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (left := began + seconds(self.options) - loop.time()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._options_changed.wait()
 
     def learn(self, *, recorded: bool = True, **facts: object) -> None:
         """Replace some facts about the node.

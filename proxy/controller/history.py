@@ -55,6 +55,11 @@ class History:
         self._gone: OrderedDict[int, tuple[str, _Entry]] = OrderedDict()  # in the order of removal
         self._named: dict[tuple[str, str], list[int]] = {}  # removed ones, by pod and container
 
+    def resize(self, limit: int) -> None:
+        """Keep another number of records of removed containers and of refusals, the newest."""
+        self.limit = limit
+        self._displace()
+
     @property
     def size(self) -> int:
         """The number of records."""
@@ -168,6 +173,9 @@ class History:
         self._gone[number] = (container_id, entry)
         if len(mates) > KEEP:
             self._forget(min(mates))
+        self._displace()
+
+    def _displace(self) -> None:
         while len(self._gone) > self.limit:
             self._forget(next(iter(self._gone)))
 

@@ -42,6 +42,9 @@ class Journal:
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
     ``x/`` partitions, ``m/`` a move of an owner under way (``reservation_records``).
+
+    Attributes:
+        limit: Seconds to wait for a write.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Journal:
         self._ledger = ledger
         self._worker = worker
         self._telemetry = telemetry
-        self._limit = limit
+        self.limit = limit
         self._latest: Future[Mapping[str, str]] | None = None
         self._waiting: dict[str, Record | None] = {}
         self._unwritten: dict[str, Record | None] = {}  # the worker's
@@ -122,7 +125,7 @@ class Journal:
         The records are written even where the wait is cancelled or takes too long.
         """
         if await self._flushed() is None:
-            self._telemetry.problem(LATE, seconds=self._limit)
+            self._telemetry.problem(LATE, seconds=self.limit)
 
     async def _flushed(self) -> Mapping[str, str] | None:
         """Have everything written; returns what was rejected of the last batch, None if it takes too long."""
@@ -132,7 +135,7 @@ class Journal:
         if latest is None:
             return {}
         if not latest.done():  # an earlier batch may still wait for the worker
-            await asyncio.wait((asyncio.wrap_future(latest),), timeout=self._limit)
+            await asyncio.wait((asyncio.wrap_future(latest),), timeout=self.limit)
         return latest.result() if latest.done() and not latest.cancelled() else None
 
     async def close(self) -> None:

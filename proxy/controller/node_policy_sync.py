@@ -7,6 +7,7 @@ effect, and it is tried again each time, since owners come and go.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -16,7 +17,14 @@ from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.worker import Worker
 from proxy.engine.node import Node
 from proxy.engine.node_events import NodeRulesChanged
-from proxy.engine.node_policy import NodePolicy, PolicyValue, apply_node_policy, read_node_policy
+from proxy.engine.node_policy import (
+    AppliedPolicy,
+    NodePolicy,
+    PolicyValue,
+    apply_node_policy,
+    read_node_policy,
+)
+from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyOptions
@@ -30,6 +38,7 @@ class NodePolicySync:
     """Has the rules of the node follow its policy.
 
     Attributes:
+        configured: The node as our configuration has it, on the machine of the start.
         meta: What the Node object said last; None where there is none, or it could never be read.
         kept: CPUs that a takeover keeps back in addition, because kubelet did.
     """
@@ -53,7 +62,7 @@ class NodePolicySync:
         """
         self._context = context
         self._kubelet_cpus = kubelet_cpus
-        self._configured = configured
+        self.configured = configured
         self._source = source
         self._options = options or TopologyOptions()
         self.meta: NodeMeta | None = None
@@ -78,28 +87,58 @@ class NodePolicySync:
 
     def apply(self) -> None:
         """Have the state follow the policy, by what is known."""
-        context, before = self._context, self._context.state
-        machine = before.node.machine
-        wanted = self._with_kept(
-            read_node_policy(self._configured, machine, self.meta, self._kubelet_cpus.manager)
-        )
-        done = apply_node_policy(before, wanted, self.policy, self._options)
-        old = self.policy.named()
+        self._follow(self._applied(self.configured, self._options))
+
+    def reconfigured(self, configured: Node, options: TopologyOptions) -> Callable[[], None]:
+        """Prepare for another configuration of ours.
+
+        Args:
+            configured: The node as the new configuration has it, on the machine of ``configured``.
+            options: Of the topology manager.
+
+        Returns:
+            What makes the change, if it is called before anything else happens.
+
+        Raises:
+            ConfigError: The node as it is cannot follow.
+        """
+        rules = configured.for_running(self._context.state.node)
+        done = self._applied(configured, options, rules)
+        known = {words for value in self.policy.named().values() if (words := value.problem)}
+        if new := [words for words in done.kept if words not in known]:
+            raise ConfigError(f"the node cannot follow now: {'; '.join(new)}")
+
+        def change() -> None:
+            self.configured, self._options = configured, options
+            self._follow(done)
+            self._context.attention.set()
+
+        return change
+
+    def _applied(
+        self, configured: Node, options: TopologyOptions, rules: Node | None = None
+    ) -> AppliedPolicy:
+        state = self._context.state
+        policy = read_node_policy(configured, state.node.machine, self.meta, self._kubelet_cpus.manager)
+        return apply_node_policy(state, self._with_kept(policy), self.policy, options, rules)
+
+    def _follow(self, done: AppliedPolicy) -> None:
+        """Have the state follow a policy, and report what has changed."""
+        context, before, old = self._context, self._context.state, self.policy.named()
         context.learn(policy=done.policy)
         if done.state is not before:
             context.store.handle(NodeRulesChanged(done.state.node, "node rules changed"))
         for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
             if words:
                 context.telemetry.problem("cannot follow a setting of the Node object", reason=words)
-        if done.state is before:
-            return
-        context.telemetry.count(metrics.NODE_POLICY_CHANGES)
         new = [
             f"{name} {shown(value.value) or 'none'} ({value.source})"
             for name, value in done.policy.named().items()
             if value.value != old[name].value
         ]
-        context.telemetry.event("the policy of the node changed", values=", ".join(new))
+        if done.state is not before and new:
+            context.telemetry.count(metrics.NODE_POLICY_CHANGES)
+            context.telemetry.event("the policy of the node changed", values=", ".join(new))
 
     def _with_kept(self, policy: NodePolicy) -> NodePolicy:
         reserved = policy.reserved

@@ -61,14 +61,12 @@ class Settler:
     async def run(self) -> None:
         """Settle containers until cancelled."""
         context = self._context
-        if context.options.settle_per_second <= 0:
-            return
         while True:
-            while context.state.runtime.unsettled:
+            while context.state.runtime.unsettled and (rate := context.options.settle_per_second) > 0:
                 container_id = next(iter(context.state.runtime.unsettled))
                 context.store.handle(SettlingBegan(container_id))
                 if await self._settle(container_id):
-                    await asyncio.sleep(1 / context.options.settle_per_second)
+                    await asyncio.sleep(1 / rate)
             await context.to_settle.wait()
             context.to_settle.clear()
 

@@ -331,15 +331,21 @@ class AppliedPolicy(Struct, frozen=True):
         state: The state under the policy in effect.
         policy: The policy in effect, with what is wrong with other values.
         notes: Owners of CPUs that are reserved now, one sentence each.
+        kept: Why parts of the policy keep their previous values, one sentence each.
     """
 
     state: NodeState
     policy: NodePolicy
     notes: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def apply_node_policy(
-    state: NodeState, policy: NodePolicy, before: NodePolicy, options: TopologyOptions
+    state: NodeState,
+    policy: NodePolicy,
+    before: NodePolicy,
+    options: TopologyOptions,
+    rules: Node | None = None,
 ) -> AppliedPolicy:
     """Apply a policy to a running node, as far as possible.
 
@@ -348,38 +354,45 @@ def apply_node_policy(
         policy: The policy that was read.
         before: The policy in effect.
         options: Of the topology manager, as our configuration has them.
+        rules: The node with rules of our configuration that no policy has; the node as it is if None.
     """
-    problem = _policy_problem(policy.on(state.node), options)
+    rules = rules or state.node
+    problem = _policy_problem(policy.on(rules), options)
+    kept: tuple[str, ...] = ()
     if problem:
         policy = structs.replace(policy, policy=_keep_previous(before.policy, problem), scope=before.scope)
-    if policy.on(state.node) == state.node:
-        return AppliedPolicy(state, policy)
-    after = state.under(policy.on(state.node))
-    if _shared_pool_empty(after):
-        policy = _applicable(state, policy, before)
-        if policy.on(state.node) == state.node:
-            return AppliedPolicy(state, policy)
-        after = state.under(policy.on(state.node))
-    return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)))
+        kept = (policy.policy.problem,)
+    node = policy.on(rules)
+    if node != state.node and _shared_pool_empty(state.under(node)):
+        policy, empty = _applicable(state, rules, policy, before)
+        kept, node = (*kept, *empty), policy.on(rules)
+    if node == state.node:
+        return AppliedPolicy(state, policy, kept=kept)
+    after = state.under(node)
+    return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)), kept)
 
 
-def _applicable(state: NodeState, policy: NodePolicy, before: NodePolicy) -> NodePolicy:
-    """Return the part of a policy that can be applied, where all of it cannot."""
+def _applicable(
+    state: NodeState, rules: Node, policy: NodePolicy, before: NodePolicy
+) -> tuple[NodePolicy, list[str]]:
+    """Return the part of a policy that can be applied, where all of it cannot, and why the rest cannot."""
     parts = (
         ("reserved", (), "keep CPUs {} from the shared pool (strict-cpu-reservation)"),
         ("reservation", (), "keep CPUs {} back"),
         ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
     )
+    kept: list[str] = []
     names = [name for main, more, _ in parts for name in (main, *more)]
     found = structs.replace(policy, **{name: getattr(before, name) for name in names})
     for main, more, what in parts:
         new = structs.replace(found, **{name: getattr(policy, name) for name in (main, *more)})
-        if not _shared_pool_empty(state.under(new.on(state.node))):
+        if not _shared_pool_empty(state.under(new.on(rules))):
             found = new
             continue
         words = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
-        found = structs.replace(found, **{main: _keep_previous(getattr(before, main), words)})
-    return found
+        value = _keep_previous(getattr(before, main), words)
+        found, kept = structs.replace(found, **{main: value}), [*kept, value.problem]
+    return found, kept
 
 
 def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:

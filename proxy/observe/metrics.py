@@ -27,7 +27,7 @@ def metrics(status: Mapping[str, object], registry: Registry | None = None) -> s
         status: What ``/status`` answers.
         registry: The values of counters and histograms; None where nothing is counted.
     """
-    parts = (_process, _workers, _node, _rules, _suppression, _memory, hook_metrics)
+    parts = (_process, _config, _workers, _node, _rules, _suppression, _memory, hook_metrics)
     gauges = "".join(text for part in parts for text in part(status))
     return gauges if registry is None else f"{gauges}{registry.text()}"
 
@@ -45,6 +45,20 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
             (named.SYSTEMD_CONNECTED, systemd),
             (named.RUNTIME_EVENTS, _hears(runtime.get("events"))),
             (named.CLIENTS, status.get("clients")),
+        )
+    )
+
+
+def _config(status: Mapping[str, object]) -> Iterator[str]:
+    config = as_map(status.get("config"))
+    if not config:
+        return
+    refused = as_map(config.get("reload")).get("result") == "refused"
+    yield from _plain(
+        (
+            (named.CONFIG_LAST_RELOAD_SUCCESSFUL, int(not refused)),
+            (named.CONFIG_LAST_RELOAD_SUCCESS_TIMESTAMP, config.get("since")),
+            (named.CONFIG_RESTART_KEYS, len(as_list(config.get("restart")))),
         )
     )
 

@@ -17,6 +17,7 @@ class Labels(TypedDict, total=False):
 
     author: str
     kind: str
+    result: str
     rule: str
     verdict: str
 
@@ -250,6 +251,26 @@ TASKS_RESTARTED = Counter(
     former="tasks_begun_anew",
 )
 INTERNAL_ERRORS = Counter("internal_errors", "Internal errors: faults of topoproxy itself.")
+
+# -- configuration ----------------------------------------------------------------------------------------
+
+CONFIG_RELOADS = Counter(
+    "config_reloads",
+    "Reloads of the configuration, by their result: applied, unchanged or refused.",
+    ("result",),
+    status_key="config_reloads_{result}",
+)
+CONFIG_LAST_RELOAD_SUCCESSFUL = Gauge(
+    "config_last_reload_successful",
+    "Whether the last reload of the configuration was accepted; also 1 before the first one.",
+)
+CONFIG_LAST_RELOAD_SUCCESS_TIMESTAMP = Gauge(
+    "config_last_reload_success_timestamp_seconds",
+    "When the configuration was last accepted, at the start or by a reload, in seconds since the epoch.",
+)
+CONFIG_RESTART_KEYS = Gauge(
+    "config_restart_keys", "Keys of the configuration whose new values take effect at the next restart."
+)
 
 # -- durations --------------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class GrpcRuntime:
     Answers are decoded here and not by grpc, for which one answer that cannot be decoded is a failed call.
 
     Attributes:
+        timeout: Returns the deadline of a call, in seconds; called from any thread.
         unread: Called with a sentence about each entry of an answer that cannot be read, from any thread.
     """
 
@@ -59,7 +60,7 @@ class GrpcRuntime:
             timeout_s: Deadline of each call.
         """
         self._path = path.removeprefix("unix://")
-        self._timeout_s = timeout_s
+        self.timeout: Callable[[], float] = lambda: timeout_s
         self._service = _SERVICES[0]
         self._lock = threading.Lock()
         self._opened: grpc.Channel | None = None
@@ -167,7 +168,7 @@ class GrpcRuntime:
                 )
             if self._opened is None:
                 # What is named after the pause between attempts is also how long one may take.
-                patience = ("grpc.min_reconnect_backoff_ms", max(100, int(self._timeout_s * 1000)))
+                patience = ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout() * 1000)))
                 options = (*_OPTIONS, patience)
                 self._opened = grpc.insecure_channel(f"unix:{quote(self._path)}", options=options)
             return self._opened
@@ -195,7 +196,7 @@ class GrpcRuntime:
                 response_deserializer=None,
             )
             try:
-                result: bytes = call(request, timeout=self._timeout_s)
+                result: bytes = call(request, timeout=self.timeout())
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     refusal = error

@@ -55,6 +55,7 @@ class ContainerdEvents:
     """Implements ``proxy.controller.runtime_ports.Events``.
 
     Attributes:
+        timeout: Returns the deadline of a call, in seconds; called from any thread.
         unread: Called with a sentence about each event that cannot be decoded, from the thread that listens.
     """
 
@@ -66,7 +67,7 @@ class ContainerdEvents:
             timeout_s: Deadline of what is asked before and after subscribing.
         """
         self._path = path.removeprefix("unix://")
-        self._timeout_s = timeout_s
+        self.timeout: Callable[[], float] = lambda: timeout_s
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._closed = False
@@ -96,7 +97,7 @@ class ContainerdEvents:
 
     def _ask(self, channel: grpc.Channel) -> None:
         ask: Any = channel.unary_unary(_VERSION, request_serializer=None, response_deserializer=None)
-        ask(b"", timeout=self._timeout_s)
+        ask(b"", timeout=self.timeout())
 
     def _events(self, stream: Any) -> Iterator[RuntimeEvent]:
         import grpc

@@ -129,7 +129,7 @@ class Drift:
     async def _tick(self) -> None:
         """Compare on a timer where writes are not reported."""
         while True:
-            await asyncio.sleep(self._context.options.reconcile_period / 2)
+            await self._context.pause(lambda options: options.reconcile_period / 2)
             live = [c.id for c in self._live()]
             if not self.watch.covers(live):
                 self.suspect(UNKNOWN, live)

@@ -1,0 +1,36 @@
+"""Reads the configuration in a process of its own: ``python -m proxy.config.child``.
+
+The daemon has it read this way at a reload. Reading YAML takes tens of milliseconds in which the calls of
+kubelet would wait, and memory that the daemon would keep; here both end with the process.
+
+Standard input has an ``Origin`` as JSON; standard output has the settings, or the reason for refusing them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from proxy import __version__
+from proxy.config.load import load, override
+from proxy.config.transfer import to_plain
+from proxy.model.errors import TopoproxyError
+
+
+def main() -> None:
+    """Answer one request."""
+    asked = json.load(sys.stdin)
+    file = Path(asked["file"]) if asked["file"] else None
+    answer: dict[str, object] = {"version": __version__}
+    try:
+        config = override(load(file, trusted=asked["trusted"]), asked["words"])
+    except TopoproxyError as error:
+        answer["error"] = str(error)
+    else:
+        answer |= {"source": config.source, "values": to_plain(config)}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Where a configuration came from, so that it can be read again: the file, and words of the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.config.frozen_mapping import Fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The file and the words of the command line that a configuration came from.
+
+    Attributes:
+        file: The file that the command line named; None for the usual place.
+        words: Key to the option that replaces it and the option's text. They win over the file, also at a
+            reload.
+        trusted: Whether files that another user could have written are refused.
+    """
+
+    file: Path | None = None
+    words: Fixed[str, tuple[str, str]] = field(default_factory=Fixed)
+    trusted: bool = True

@@ -1,0 +1,1 @@
+"""Changing the configuration of a running daemon."""

@@ -1,0 +1,219 @@
+"""Reloading the configuration of a running daemon.
+
+Theory of operation. A reload has three parts:
+
+1. The file is read and validated as a whole, in another process: reading takes tens of milliseconds and some
+   megabytes, and the calls of kubelet must not wait for it (``reread``).
+2. The new configuration is compared with the running one. Keys that need a restart keep their running values
+   and are named. What results is checked again, also against the machine, because half of a change may
+   contradict what stays.
+3. Each step (``LiveStep``) prepares its part, and may refuse it. Only when all have prepared, all parts are
+   applied, in one turn of the event loop: no call is decided by half of a configuration. A fault in between
+   has the parts that were applied taken back.
+
+Nothing about a reload is stored. A daemon that is killed in the middle reads the file at its next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from proxy.config.changes import KeyChange, changes, with_live
+from proxy.config.checks import check, check_start, refuse
+from proxy.config.files import exposed
+from proxy.config.schema import Config
+from proxy.model.errors import ConfigError, TopoproxyError
+from proxy.reload.reread import reread
+from proxy.reload.step import Commit, LiveStep
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from proxy.config.origin import Origin
+    from proxy.model.machine import Machine
+    from proxy.notify import SystemdNotifier
+    from proxy.telemetry.port import Telemetry
+
+NOT_RELOADED = "the configuration was not reloaded, nothing has changed"
+NEEDS_RESTART = "settings take effect at the next restart"
+NO_ORIGIN = "cannot reload: the daemon was not started from a configuration file"
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadOutcome:
+    """How a reload ended.
+
+    Attributes:
+        result: ``applied``, ``unchanged`` (nothing that can change while the daemon runs differs) or
+            ``refused``.
+        at: When, in seconds since the epoch.
+        by: What caused it: ``SIGHUP`` or ``admin``.
+        applied: The keys that have changed.
+        reason: Why it was refused; empty otherwise.
+        notes: What an operator should know of the configuration, one sentence each.
+    """
+
+    result: str
+    at: float
+    by: str
+    applied: Sequence[KeyChange] = ()
+    reason: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def page(self) -> dict[str, object]:
+        """Return it as plain data."""
+        return {
+            "result": self.result,
+            "at": self.at,
+            "by": self.by,
+            "applied": [change_row(change) for change in self.applied],
+            "reason": self.reason,
+            "notes": list(self.notes),
+        }
+
+
+def change_row(change: KeyChange) -> dict[str, object]:
+    """Return a changed key as plain data."""
+    return {"key": change.key, "before": change.before, "after": change.after}
+
+
+class Reload:
+    """Reloads the configuration, one reload at a time.
+
+    Attributes:
+        config: What is in effect.
+        waiting: Keys whose new values wait for a restart.
+        last: How the last reload ended; None before the first.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        steps: Sequence[LiveStep],
+        machine: Callable[[], Machine],
+        telemetry: Telemetry,
+        notifier: SystemdNotifier,
+        read: Callable[[Origin], Awaitable[Config]] = reread,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what was read at the start.
+
+        Args:
+            config: The configuration in effect.
+            steps: What applies it; each live key belongs to one of them.
+            machine: Returns the machine as it is now.
+            telemetry: Where to log, count and report.
+            notifier: Is notified that a reload begins and ends.
+            read: Reads and validates the configuration.
+            wall: Seconds since the epoch.
+        """
+        self.config = config
+        self.waiting: list[KeyChange] = []
+        self.last: ReloadOutcome | None = None
+        self._steps = steps
+        self._machine = machine
+        self._telemetry = telemetry
+        self._notifier = notifier
+        self._read = read
+        self._wall = wall
+        self._since = wall()
+        self._lock = asyncio.Lock()
+
+    async def run(self, by: str) -> ReloadOutcome:
+        """Reload; one that runs already is waited for.
+
+        Args:
+            by: What causes it, for the log and the status.
+        """
+        async with self._lock:
+            self._notifier.reloading()
+            try:
+                self.last = await self._reload(by)
+            finally:
+                self._notifier.ready()
+            self._report(self.last)
+            return self.last
+
+    async def _reload(self, by: str) -> ReloadOutcome:
+        origin = self.config.origin
+        if origin is None:
+            return ReloadOutcome("refused", self._wall(), by, reason=NO_ORIGIN)
+        try:
+            wanted = await self._read(origin)
+            notes = await asyncio.to_thread(exposed, wanted)
+            return self._take(wanted, notes, by)
+        except TopoproxyError as error:
+            return ReloadOutcome("refused", self._wall(), by, reason=str(error))
+        except Exception as error:  # noqa: BLE001  a fault of ours must not end the daemon
+            self._telemetry.fault(error)
+            return ReloadOutcome("refused", self._wall(), by, reason=f"internal error: {error!r}")
+
+    def _take(self, wanted: Config, notes: list[str], by: str) -> ReloadOutcome:
+        """Have a configuration take effect as far as that needs no restart."""
+        running = self.config
+        # What the file is called is no setting: taken with those that change.
+        effect = replace(with_live(running, wanted), source=wanted.source, origin=wanted.origin)
+        if problems := check(effect):
+            raise ConfigError(
+                f"{refuse(wanted.source, problems)} (with what keeps its value until a restart; restart to "
+                "apply the whole file)"
+            )
+        notes = [*check_start(effect, self._machine()), *notes]
+        applied = changes(running, effect)
+        self._apply(running, effect, [change.key for change in applied])
+        self.config, self._since = effect, self._wall()
+        self.waiting = changes(effect, wanted)
+        return ReloadOutcome(
+            "applied" if applied else "unchanged", self._since, by, applied=applied, notes=notes
+        )
+
+    def _apply(self, running: Config, effect: Config, keys: list[str]) -> None:
+        """Apply all parts or none."""
+        concerned = [step for step in self._steps if step.concerned(keys)]
+        prepared: list[tuple[LiveStep, Commit]] = [
+            (step, step.prepare(running, effect)) for step in concerned
+        ]
+        done: list[LiveStep] = []
+        try:
+            for step, commit in prepared:
+                done.append(step)
+                commit()
+        except BaseException:
+            for step in reversed(done):
+                step.prepare(effect, running)()
+            raise
+
+    def _report(self, outcome: ReloadOutcome) -> None:
+        telemetry, source = self._telemetry, self.config.source
+        telemetry.count(metrics.CONFIG_RELOADS, result=outcome.result)
+        if outcome.result == "refused":
+            telemetry.problem(NOT_RELOADED, err=outcome.reason)
+            return
+        telemetry.resolved(NOT_RELOADED)
+        for note in outcome.notes:
+            telemetry.problem("notice about the configuration", reason=note)
+        telemetry.event(
+            "the configuration was reloaded",
+            path=source,
+            by=outcome.by,
+            changed="; ".join(map(str, outcome.applied)) or "nothing",
+        )
+        if self.waiting:
+            telemetry.warning(NEEDS_RESTART, keys="; ".join(map(str, self.waiting)))
+
+    def page(self) -> dict[str, object]:
+        """Return what ``topoproxy status`` shows of the configuration."""
+        return {
+            "source": self.config.source,
+            "since": self._since,
+            "restart": [change_row(change) for change in self.waiting],
+            "reload": {} if self.last is None else self.last.page(),
+        }
+
+    async def action(self) -> dict[str, object]:
+        """Reload for a client of the admin socket; return how it ended."""
+        await self.run("admin")
+        return self.page()

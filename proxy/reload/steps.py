@@ -1,0 +1,62 @@
+"""The steps of a reload: what each live key changes in the running daemon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy import logs
+from proxy.assembly import node_rules_of, options_of
+from proxy.config.schema import Config
+from proxy.reload.step import Commit, LiveStep
+
+if TYPE_CHECKING:
+    from proxy.controller.controller import NodeController
+
+PLACEMENT = (
+    "cpuManagerPolicyOptions",
+    "reservedSystemCPUs",
+    "kubeReserved.cpu",
+    "systemReserved.cpu",
+    "topologyManagerPolicy",
+    "topologyManagerScope",
+    "topologyManagerPolicyOptions",
+    "memoryNodes",
+    "koordinator",
+    "admission",
+)
+"""Keys that become rules of the node (``controller.node_rules``)."""
+READ_WHERE_USED = (
+    "drainTimeout",
+    "releaseAtStop",
+    "kubeReserved.ephemeral-storage",
+    "kubeReserved.pid",
+    "systemReserved.ephemeral-storage",
+    "systemReserved.pid",
+)
+"""Keys that are looked up in the running configuration, or only checked."""
+
+
+def common_steps() -> list[LiveStep]:
+    """Return the steps of every daemon, also of one that only relays."""
+    return [LiveStep(("log",), _log), LiveStep(READ_WHERE_USED, lambda before, after: lambda: None)]
+
+
+def controller_steps(controller: NodeController) -> list[LiveStep]:
+    """Return the steps of a daemon that decides."""
+
+    def options(before: Config, after: Config) -> Commit:
+        new = options_of(after)
+        return lambda: controller.change_options(new)
+
+    def rules(before: Config, after: Config) -> Commit:
+        policy = controller.node_policy
+        machine = policy.configured.machine  # an amount of CPUs stays the same CPUs while some are offline
+        node = node_rules_of(after, machine, quotas=controller.quotas.groups is not None)
+        return policy.reconfigured(node, after.topology_manager_policy_options)
+
+    timing = ("onError", "callTimeout", "settle", "reconcilePeriod", "explainHistory")
+    return [LiveStep(timing, options), LiveStep(PLACEMENT, rules)]
+
+
+def _log(before: Config, after: Config) -> Commit:
+    return lambda: logs.log.change(after.log.level, after.log.format)

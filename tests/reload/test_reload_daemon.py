@@ -1,0 +1,251 @@
+"""A daemon that reloads its configuration: what changes, what waits, and what a bad file does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from proxy import logs
+from proxy.config.changes import changes
+from proxy.config.schema import Config, keys
+from proxy.daemon import Daemon
+from proxy.demo.client import DemoPod
+from proxy.reload.service import NOT_RELOADED
+from proxy.reload.steps import common_steps, controller_steps
+from tests.reload.node import FileNode
+from tests.testkit.daemon import run, temporary_node, until
+
+
+@pytest.fixture
+def node() -> Iterator[FileNode]:
+    with temporary_node(FileNode) as made:
+        yield made
+
+
+def problems(daemon: Daemon) -> list[str]:
+    return [str(problem["what"]) for problem in daemon.pages.status()["problems"]]
+
+
+def live_keys(part: Any = None, prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for item, key, setting in keys(part or Config()):
+        if setting is None:
+            found += live_keys(getattr(Config(), item.name), f"{key}.")
+        elif setting.live:
+            found.append(prefix + key)
+    return found
+
+
+def test_what_can_change_changes_together(node: FileNode) -> None:
+    daemon = node.from_file("reconcilePeriod: 1h\n")
+
+    async def day() -> None:
+        assert daemon.controller is not None
+        page = await node.reload(
+            daemon, "reconcilePeriod: 300ms\nexplainHistory: 7\nonError: refuse\nsettle: {perSecond: 3}\n"
+        )
+        assert page["reload"]["result"] == "applied"
+        assert page["restart"] == []
+        assert {row["key"]: (row["before"], row["after"]) for row in page["reload"]["applied"]} == {
+            "onError": ("forward", "refuse"),
+            "reconcilePeriod": ("1h", "300ms"),
+            "explainHistory": ("500", "7"),
+            "settle.perSecond": ("10", "3"),
+        }
+        options = daemon.controller.options
+        assert (options.reconcile_period, options.history, options.settle_per_second) == (0.3, 7, 3)
+        assert options.refuse_on_error
+        before = daemon.controller.telemetry.registry.page()["reconciles"]
+        await until(lambda: daemon.controller.telemetry.registry.page()["reconciles"] > before + 2, 20)
+
+    run(daemon, day, synced=True)
+
+
+def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: FileNode) -> None:
+    daemon = node.from_file("callTimeout: 3s\n")
+
+    async def day() -> None:
+        assert daemon.controller is not None
+        ls = await node.launch(DemoPod("ls", "LS"))
+        before, options = daemon.config, daemon.controller.options
+        page = await node.reload(daemon, "callTimeout: 4s\nkoordinator: {reservedCPUs: 0-1}\nmoed: observe\n")
+        assert page["reload"]["result"] == "refused"
+        assert "line 3: moed: unknown key; did you mean mode?" in page["reload"]["reason"]
+        assert daemon.config is before
+        assert daemon.controller.options is options
+        assert node.cpus(ls) == "0-15"
+        assert any(NOT_RELOADED in what and "moed" in what for what in problems(daemon))
+        text = daemon.pages.metrics()
+        assert 'topoproxy_config_reloads_total{result="refused"} 1' in text
+        assert "topoproxy_config_last_reload_successful 0" in text
+        page = await node.reload(daemon, "callTimeout: 4s\nkoordinator: {reservedCPUs: 0-1}\n")
+        assert page["reload"]["result"] == "applied"
+        await until(lambda: node.cpus(ls) == "2-15")
+        assert daemon.controller.options.call_timeout == 4
+        assert not any(NOT_RELOADED in what for what in problems(daemon))
+        text = daemon.pages.metrics()
+        assert "topoproxy_config_last_reload_successful 1" in text
+        assert f"topoproxy_config_last_reload_success_timestamp_seconds {page['since']}" in text
+
+    run(daemon, day, synced=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("log: {level: debug}\nreservedSystemCPUs: 99\n", "CPU 99"),
+        ("log: {level: debug}\nreservedSystemCPUs: 0-15\n", "reservedSystemCPUs"),
+        ('log: {level: debug}\nkoordinator: {reservedCPUs: "0-1,4-15"}\n', "shared pool empty"),
+        ("log: {level: debug}\n- x\n", "not YAML"),
+    ],
+)
+def test_one_part_that_cannot_be_applied_keeps_all_others_back(
+    node: FileNode, text: str, reason: str
+) -> None:
+    daemon = node.from_file()
+
+    async def day() -> None:
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
+        ls = await node.launch(DemoPod("ls", "LS"))
+        threshold = logs.log.enabled("debug")
+        page = await node.reload(daemon, text)
+        assert page["reload"]["result"] == "refused"
+        assert reason in page["reload"]["reason"]
+        assert logs.log.enabled("debug") == threshold
+        assert (node.cpus(lse), node.cpus(ls)) == ("2-3", "0-1,4-15")
+        assert changes(daemon.config, Config()) == changes(daemon.reload.config, Config())
+
+    run(daemon, day, synced=True)
+
+
+def test_keys_that_need_a_restart_are_named_and_wait(node: FileNode) -> None:
+    daemon = node.from_file()
+
+    async def day() -> None:
+        page = await node.reload(daemon, "sysfsRoot: /elsewhere\nlog: {format: json}\n")
+        assert page["reload"]["result"] == "applied"
+        assert page["restart"] == [{"key": "sysfsRoot", "before": "/sys", "after": "/elsewhere"}]
+        assert str(daemon.config.sysfs_root) == "/sys"
+        assert "topoproxy_config_restart_keys 1" in daemon.pages.metrics()
+        page = await node.reload(daemon, "")
+        assert page["restart"] == []
+        page = await node.reload(daemon, "")
+        assert page["reload"]["result"] == "unchanged"
+
+    run(daemon, day)
+
+
+def test_a_change_that_contradicts_what_waits_for_a_restart_is_refused(node: FileNode) -> None:
+    daemon = node.from_file()
+
+    async def day() -> None:
+        page = await node.reload(
+            daemon, "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: true}\n"
+        )
+        assert page["reload"]["result"] == "refused"
+        assert "restart to apply the whole file" in page["reload"]["reason"]
+
+    run(daemon, day)
+
+
+def test_words_of_the_command_line_stay_on_top(node: FileNode) -> None:
+    daemon = node.from_file("explainHistory: 5\n", {"explainHistory": ("--explain-history", "9")})
+
+    async def day() -> None:
+        assert daemon.controller is not None
+        page = await node.reload(daemon, "explainHistory: 6\nonError: refuse\n")
+        assert [row["key"] for row in page["reload"]["applied"]] == ["onError"]
+        assert daemon.controller.options.history == 9
+
+    run(daemon, day)
+
+
+def test_no_more_containers_move_than_must(node: FileNode) -> None:
+    daemon = node.from_file()
+
+    async def day() -> None:
+        assert daemon.controller is not None
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
+        ls = await node.launch(DemoPod("ls", "LS"))
+        written = lambda: daemon.controller.telemetry.registry.page()["cpusets_written"]  # noqa: E731
+        await asyncio.sleep(0.1)
+        before = written()
+        page = await node.reload(daemon, "admission: {maxCPUsPerPod: 4, sharedFloor: 1}\n")
+        assert page["reload"]["result"] == "applied"
+        assert daemon.controller.state.node.admission.pod_limit == 4
+        await asyncio.sleep(0.2)
+        assert written() == before, "rules of admission move no container"
+        await node.reload(daemon, "admission: {maxCPUsPerPod: 4}\nreservedSystemCPUs: 2-3\n")
+        assert node.cpus(lse) == "2-3", "an owner keeps reserved CPUs until it ends"
+        assert node.cpus(ls) == "0-1,4-15"
+        with pytest.raises(Exception, match="maxCPUsPerPod"):
+            await node.launch(DemoPod("much", "LSE", cpuset="4-9"))
+
+    run(daemon, day, synced=True)
+
+
+def test_a_fault_while_applying_takes_back_what_was_applied(
+    node: FileNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = node.from_file()
+
+    async def day() -> None:
+        assert daemon.controller is not None
+        ls = await node.launch(DemoPod("ls", "LS"))
+        change = daemon.controller.change_options
+
+        def faulty(options: Any) -> None:
+            change(options)
+            if options.history == 7:
+                raise RuntimeError("odd")
+
+        monkeypatch.setattr(daemon.controller, "change_options", faulty)
+        page = await node.reload(daemon, "explainHistory: 7\nlog: {level: error}\n")
+        assert page["reload"]["reason"] == "internal error: RuntimeError('odd')"
+        assert daemon.controller.options.history == 500
+        assert logs.log.enabled("info")
+        assert node.cpus(ls) == "0-15"
+
+    run(daemon, day, synced=True)
+
+
+def test_a_daemon_that_only_relays_reloads_what_it_has(node: FileNode) -> None:
+    daemon = node.from_file("mode: passthrough\n")
+
+    async def day() -> None:
+        page = await node.reload(daemon, "mode: passthrough\ndrainTimeout: 1s\ncallTimeout: 7s\n")
+        assert [row["key"] for row in page["reload"]["applied"]] == ["callTimeout", "drainTimeout"]
+        assert daemon.config.drain_timeout == 1
+        assert daemon.pages.status()["config"]["reload"]["result"] == "applied"
+
+    run(daemon, day)
+
+
+def test_a_daemon_without_a_file_refuses(node: FileNode) -> None:
+    daemon = node.daemon()
+
+    async def day() -> None:
+        page = await daemon.reload.action()
+        assert (
+            page["reload"]["reason"] == "cannot reload: the daemon was not started from a configuration file"
+        )
+
+    run(daemon, day)
+
+
+def test_each_live_key_has_one_step_and_each_step_has_live_keys(node: FileNode) -> None:
+    daemon = node.from_file()
+
+    async def day() -> None:
+        assert daemon.controller is not None
+        steps = [*common_steps(), *controller_steps(daemon.controller)]
+        owners = {key: sum(step.applies(key) for step in steps) for key in live_keys()}
+        assert {key: count for key, count in owners.items() if count != 1} == {}
+        for step in steps:
+            for own in step.keys:
+                assert any(key == own or key.startswith(f"{own}.") for key in live_keys()), own
+
+    run(daemon, day)
