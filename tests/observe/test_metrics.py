@@ -158,6 +158,7 @@ def test_every_declared_gauge_of_the_node_is_exported() -> None:
         "cgroups": {"systemd": {"connected": True}},
         "shortfalls": [{"missing": 1}],
         "workers": {"kernel": {"stuck_s": 0, "waiting": 0}},
+        "config": {"since": 1.5, "restart": [], "reload": {}},
         "hooks": {"hooks": [hook]},
     }
     exported = set(re.findall(r"^# TYPE (\w+) ", metrics(full, Registry()), re.MULTILINE))
