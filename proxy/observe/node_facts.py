@@ -4,6 +4,9 @@ What is in effect is reported in the Node object's terms, whatever its source: r
 SYSTEM, bind policy and strategy. What a Node object says besides passes as it is: amounts of a reservation
 and what a scheduler is to do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What
 kubelet's CPU manager holds for containers that are not here yet stands beside what containers own.
+
+What is not applied is not in effect, and a scheduler must not count on it: observed pods own nothing, unless
+their request names the CPUs, as kubelet's CPU manager has it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import json
 
 from proxy.engine.admission import assigned_cpus, permitted_claim
+from proxy.engine.adoption import parse_cpus
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
@@ -50,16 +55,20 @@ def node_facts(
             pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
         )
         for pod in state.pods.values()
-        if pod.cpuset and not pod.cpuset_chosen_locally and permitted_claim(node, pod)[0].cpuset
+        if pod.cpuset
+        and not pod.cpuset_chosen_locally
+        and applies_to(state, pod)
+        and permitted_claim(node, pod)[0].cpuset
     }
+    applied = applies_to(state, None)
     return NodeFacts(
         name,
         uid=declared.uid if declared.name == name else "",
         labels=_labels(node, declared),
-        annotations=_annotations(node, declared),
+        annotations=_annotations(node, declared) if applied else _declared(declared),
         capacity=declared.capacity,
         allocatable=_allocatable(declared),
-        kubelet=_kubelet(node, manager or CpuManager()),
+        kubelet=_kubelet(node, manager or CpuManager(), ours=applied),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
     )
@@ -69,9 +78,9 @@ def _chosen(state: NodeState) -> list[Alloc]:
     """Give what containers own by our own choice, together for each pod."""
     found: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
-        if not _owns(container) or (
-            not container.pod.cpuset_chosen_locally and assigned_cpus(state.node, container.pod)
-        ):
+        if not _owns(container) or not (applies_to(state, container.pod) or _is_pinned(container)):
+            continue
+        if not container.pod.cpuset_chosen_locally and assigned_cpus(state.node, container.pod):
             continue
         pod, own = container.pod, container.placement
         before = found.get(pod.key)
@@ -105,9 +114,9 @@ def _coming(state: NodeState) -> list[Alloc]:
     return found
 
 
-def _kubelet(node: Node, manager: CpuManager) -> KubeletFacts:
+def _kubelet(node: Node, manager: CpuManager, *, ours: bool) -> KubeletFacts:
     """Return the facts of kubelet; where our own topology manager decides, its policy replaces kubelet's."""
-    ours = node.policy is not TopologyPolicy.NONE
+    ours = ours and node.policy is not TopologyPolicy.NONE
     return KubeletFacts(
         policy=manager.policy or None,
         options=manager.options,
@@ -119,6 +128,11 @@ def _kubelet(node: Node, manager: CpuManager) -> KubeletFacts:
 
 def _owns(container: Container) -> bool:
     return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
+
+
+def _is_pinned(container: Container) -> bool:
+    """Return whether the CPUs of an owner are those that its request names, whichever program chose them."""
+    return parse_cpus(container.request.cpuset_cpus) == container.placement.exclusive
 
 
 def _allocatable(declared: NodeMeta) -> dict[str, int]:
@@ -139,5 +153,10 @@ def _annotations(node: Node, declared: NodeMeta) -> dict[str, str]:
         values[RESERVATION] = reservation(declared.annotations)[0].with_cpus(node.reservation).data()
     if node.system:
         values[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
-    ratios = {key: declared.annotations[key] for key in (AMPLIFICATION,) if key in declared.annotations}
-    return {key: json.dumps(value) for key, value in values.items()} | ratios
+    return {key: json.dumps(value) for key, value in values.items()} | _declared(declared, AMPLIFICATION)
+
+
+def _declared(declared: NodeMeta, *keys: str) -> dict[str, str]:
+    """Give annotations of the Node object as they are: by default all that the picture is drawn from."""
+    keys = keys or (RESERVATION, SYSTEM_QOS, AMPLIFICATION)
+    return {key: declared.annotations[key] for key in keys if key in declared.annotations}

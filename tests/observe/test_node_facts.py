@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from msgspec import structs
+
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.kubelet import CpuManager, NodeMeta
+from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
@@ -60,6 +64,22 @@ def test_the_picture_of_a_running_node() -> None:
     assert read["system-qos-resource"] == {"cpuset": "8", "cpusetExclusive": True}
     pools = state.pools
     assert str(pools.shared) == "1,3,6-7,9,11,13-15", "the picture says what the pools are"
+
+
+@pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.RELEASED])
+def test_what_is_not_applied_is_not_in_the_picture(mode: NodeMode) -> None:
+    pinned = structs.replace(owner("e", OWN, "7"), request=Request(cpuset_cpus="7"))
+    there = [owner("a", LSR, "2,10", hard=False), owner("b", OWN, "4,12"), pinned]
+    state = structs.replace(NodeState.of(NODE, [LSR, OWN], there), mode=mode)
+    reported = node_resource_topology(MACHINE, node_facts(state, "n1"))
+    metadata = reported["metadata"]
+    assert isinstance(metadata, dict)
+    read = {key.partition("/")[2]: json.loads(text) for key, text in metadata["annotations"].items()}
+    assert reported["topologyPolicies"] == ["None"]
+    assert [(each["name"], each["cpuset"]) for each in read["pod-cpu-allocs"]] == [("chosen", "7")]
+    assert [pool["cpuset"] for pool in read["cpu-shared-pools"]] == ["0-3,8-11", "4-6,12-15"]
+    assert not read["reservation"].get("reservedCPUs")
+    assert not read["system-qos-resource"]
 
 
 def test_a_node_with_nothing_on_it() -> None:
