@@ -26,6 +26,7 @@ from proxy.config.changes import KeyChange, changes, with_live
 from proxy.config.checks import check, check_start, refuse
 from proxy.config.files import exposed
 from proxy.config.schema import Config
+from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, TopoproxyError
 from proxy.reload.reread import reread
 from proxy.reload.step import Commit, LiveStep
@@ -216,4 +217,4 @@ class Reload:
     async def action(self) -> dict[str, object]:
         """Reload for a client of the admin socket; return how it ended."""
         await self.run("admin")
-        return self.page()
+        return {"schema": schema_ids.RELOAD, **self.page()}

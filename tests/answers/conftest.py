@@ -132,7 +132,8 @@ class AnsweringNode(DaemonNode):
 
 def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: bool = False) -> None:
     """Run a daemon with some pods, and ask for everything that changes nothing; ``full``: for steps, too."""
-    daemon, config = node.daemon(text), node.file(text)
+    config = node.file(text)
+    daemon = node.daemon(text, file=config)
 
     async def day() -> None:
         if daemon.hooking is not None:
@@ -183,6 +184,14 @@ def _act(answers: Answers, node: AnsweringNode, config: Path) -> None:
     answers.command("takeover", "finish", "--with-running", "--force", *at)
     answers.command("takeover", "status", *at)
     answers.page(node, "/takeover/revert", act=True, force="true")
+    answers.page(node, "/reload", act=True)
+    config.write_text(f"{config.read_text()}explainHistory: 7\n")
+    answers.command("reload", *at)
+    answers.page(node, "/status")
+    config.write_text(f"{config.read_text()}nothing: of this name\n")
+    answers.page(node, "/reload", act=True)
+    answers.page(node, "/status")
+    node.file(RICH)
     answers.command("release", *at)
     answers.page(node, "/release")
     answers.page(node, "/status")

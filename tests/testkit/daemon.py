@@ -18,11 +18,13 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
+from proxy.config.origin import Origin
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
@@ -69,10 +71,18 @@ class DaemonNode:
         )
         return "\n".join(part.strip("\n") for part in (text, self.settings, paths) if part)
 
-    def daemon(self, text: str = "", name: str = "cri", **parts: Any) -> Daemon:
-        """Create a daemon; ``parts`` replace the machine and the cgroups that it is given."""
+    def daemon(self, text: str = "", name: str = "cri", file: Path | None = None, **parts: Any) -> Daemon:
+        """Create a daemon.
+
+        Args:
+            text: More lines of its configuration.
+            name: As for ``configuration``.
+            file: What it reads at a reload.
+            parts: Replace the machine and the cgroups that it is given.
+        """
         parts = {"machine": self.machine, "cgroups": self.cgroups, **parts}
-        return Daemon(parse(self.configuration(text, name), "test"), **parts)
+        origin = None if file is None else Origin(file, trusted=False)
+        return Daemon(replace(parse(self.configuration(text, name), "test"), origin=origin), **parts)
 
     def client(self, name: str = "cri") -> CriClient:
         """Connect to a socket of the node: ``cri`` is the daemon's, ``runtime`` the runtime's own."""
