@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeGuard
 import click
 
 from proxy import __version__
+from proxy.cli.exit_codes import EPILOG, epilog
 from proxy.model.errnos import FULL
 from proxy.model.errors import TopoproxyError
 
@@ -63,6 +64,7 @@ class Commands(click.Group):
             ) from error
         command = getattr(module, name)
         assert isinstance(command, click.Command)
+        _add_exit_codes(command, cmd_name)
         return command
 
     def resolve_command(
@@ -82,11 +84,20 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _add_exit_codes(command: click.Command, name: str) -> None:
+    """End the help of a command, or of each command of a group, with its exit codes."""
+    command.epilog = epilog(name)
+    if isinstance(command, click.Group):
+        command.epilog = EPILOG
+        for part, each in command.commands.items():
+            _add_exit_codes(each, f"{name} {part}")
+
+
 @click.command(
     cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Each command explains itself: topoproxy COMMAND --help",
+    epilog=f"Each command explains itself: topoproxy COMMAND --help. {EPILOG}",
 )
 @click.version_option(__version__, prog_name="topoproxy", message="%(prog)s %(version)s")
 def cli() -> None:

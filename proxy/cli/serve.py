@@ -29,6 +29,6 @@ def serve(file: Path | None, **words: str | None) -> Config:
     Exit codes
       0 stopped by a signal   73 the socket or the state cannot be made    75 another proxy has either
       2 wrong usage           77 no permission                             78 the configuration is refused
-      1 all else: the machine or its cgroups cannot be read, or a fault of our own
+      65 the machine cannot be read      1 all else: its cgroups cannot be read, or an internal error
     """  # noqa: D301 - click wants the real backspace
     return read_config(file, words, trusted=True)

@@ -68,8 +68,8 @@ class RecordError(TopoproxyError):
         self.rejected = rejected
 
 
-class TopologyError(TopoproxyError):
-    """sysfs does not describe a machine that we can work with."""
+class TopologyError(InputError):
+    """sysfs, or a description, is not that of a machine that we can work with."""
 
 
 class CgroupError(TopoproxyError):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.model.errors import InputError, TopologyError
+from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.phrases import cpus as named
@@ -41,10 +41,7 @@ def described_machines(words: Iterable[str]) -> list[Named]:
             name, file = Path(word).stem, word
         if not name or not file:
             raise InputError(f"cannot use the machine {word!r}: write FILE or NAME=FILE")
-        try:
-            machine = load_machine(Path(file))
-        except TopologyError as error:
-            raise InputError(str(error)) from error
+        machine = load_machine(Path(file))
         _sound(machine, file)
         found.append(Named(name, machine))
     return found
@@ -56,11 +53,7 @@ def sysfs_machine(root: Path, procfs: Path | None) -> Named:
     Raises:
         InputError: The tree holds no machine.
     """
-    try:
-        machine = read_machine(root, procfs)
-    except TopologyError as error:
-        raise InputError(str(error)) from error
-    return Named("machine", machine)
+    return Named("machine", read_machine(root, procfs))
 
 
 def copies(machines: Sequence[Named], count: int) -> list[Named]:

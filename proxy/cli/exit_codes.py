@@ -1,0 +1,105 @@
+"""The exit codes of all commands: the table of docs/exit-codes.md, and the last line of each ``--help``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALL = ("all",)
+_ASKING = (
+    "status",
+    "report",
+    "explain",
+    "takeover plan",
+    "takeover status",
+    "takeover start",
+    "takeover finish",
+    "takeover revert",
+    "release",
+)
+_WRITING = ("hooks new", "hooks enable", "hooks disable")
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCode:
+    """An exit code.
+
+    Attributes:
+        code: The number; the names of 64 and more are those of sysexits.h.
+        meaning: When a command ends with it.
+        commands: Which commands do.
+    """
+
+    code: int
+    meaning: str
+    commands: tuple[str, ...] = ALL
+
+
+EXIT_CODES = (
+    ExitCode(0, "It is done, or it is as asked"),
+    ExitCode(
+        1,
+        "It cannot be done as things are, or what was checked is not as it should be: the message says what;"
+        " or an internal error",
+    ),
+    ExitCode(2, "The command line is wrong"),
+    ExitCode(
+        65,
+        "Data are not what they should be: a machine (a description or a sysfs tree), a manifest, a hook, an"
+        " event; or the daemon does not take the request (EX_DATAERR)",
+        (*_ASKING, "hooks run", "hooks validate", "topology", "simulate", "serve"),
+    ),
+    ExitCode(
+        69,
+        "The daemon does not answer; demo: the container runtime (EX_UNAVAILABLE)",
+        (*_ASKING, "demo"),
+    ),
+    ExitCode(
+        73,
+        "A socket, the state or a file cannot be created (EX_CANTCREAT)",
+        ("serve", "release", *_WRITING),
+    ),
+    ExitCode(74, "The output cannot be written: the disk is full (EX_IOERR)"),
+    ExitCode(
+        75,
+        "Another topoproxy uses the socket or the state directory (EX_TEMPFAIL)",
+        ("serve", "release"),
+    ),
+    ExitCode(77, "No permission (EX_NOPERM)", (*_ASKING, "hooks list", *_WRITING, "demo", "serve")),
+    ExitCode(
+        78,
+        "The configuration is invalid: the message names file, line and key (EX_CONFIG)",
+        (
+            "serve",
+            *_ASKING,
+            *(
+                f"hooks {name}"
+                for name in ("list", "validate", "new", "run", "enable", "disable", "registration")
+            ),
+            "simulate",
+            "check-config",
+        ),
+    ),
+    ExitCode(130, "It was interrupted (SIGINT)"),
+    ExitCode(141, "The reader of the output has left"),
+)
+PAGE = "docs/exit-codes.md"
+EPILOG = f"Exit codes of all commands: {PAGE}"
+
+
+def codes_of(command: str) -> list[int]:
+    """Return the exit codes of a command, such as ``takeover plan``."""
+    return [each.code for each in EXIT_CODES if each.commands == ALL or command in each.commands]
+
+
+def epilog(command: str) -> str:
+    """Return the last line of a command's help."""
+    return f"\b\nExit codes ({PAGE}): {', '.join(map(str, codes_of(command)))}"
+
+
+def table() -> str:
+    """Write the table of the page."""
+    rows = ["| code | meaning | commands |", "|---|---|---|"]
+    for each in EXIT_CODES:
+        names = "all" if each.commands == ALL else ", ".join(f"`{name}`" for name in each.commands)
+        rows.append(f"| {each.code} | {each.meaning} | {names} |")
+    return "\n".join(rows) + "\n"
