@@ -15,6 +15,7 @@ _ASKING = (
     "takeover finish",
     "takeover revert",
     "release",
+    "reload",
 )
 _WRITING = ("hooks new", "hooks enable", "hooks disable")
 
