@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, ResourceUpdate, Trip
+from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, ResourceUpdate, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
-from proxy.engine.enforcement import applies_to
-from proxy.engine.node_events import ContainersUpdated
+from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
+from proxy.engine.node_events import StartRequested, UpdateRequested
 from proxy.engine.pod_fence import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.workload import Container, Phase
+from proxy.model.workload import Phase
 
 
 class ContainerCalls:
@@ -49,15 +49,19 @@ class ContainerCalls:
 
     def _start_now(self, call: HeldCall) -> None:
         container_id = call.target()
-        container = self.controller.state.containers.get(container_id)
-        wary = container is not None and self.controller.unit_properties.fencing.is_wary(container)
-        if container is not None and self.start_update.is_ready(container) and not wary:
-            self._go_start(call, container_id, None)
-        else:
+        answer = self.controller.store.answer(StartRequested(container_id))
+        if type(answer) is PrepareStart or self._is_wary(container_id):
             self._hold(call, self._start_later(call, container_id))
+        else:
+            self._go_start(call, container_id, answer, None)
+
+    def _is_wary(self, container_id: str) -> bool:
+        """Return whether a call for a container may need a fence first; False where it is not known."""
+        container = self.controller.state.containers.get(container_id)
+        return container is not None and self.controller.unit_properties.fencing.is_wary(container)
 
     async def _start_later(self, call: HeldCall, container_id: str) -> None:
-        fence = None
+        fence, answer = None, self.controller.store.answer
         if container_id in self.controller.state.containers or await self.sync.adoption.adopt_one(
             container_id
         ):
@@ -69,23 +73,20 @@ class ContainerCalls:
                 self.controller.telemetry.problem(
                     "cannot start a container", containerID=container_id, err=obstacle
                 )
-                call.refuse(
-                    GrpcStatus.FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}"
-                )
+                send(call, answer(StartRequested(container_id, obstacle=obstacle)))
                 return
         if not call.done:
-            self._go_start(call, container_id, fence)
+            self._go_start(call, container_id, answer(StartRequested(container_id, is_prepared=True)), fence)
         else:
             await self.controller.unit_properties.fencing.drop(fence)
 
-    def _go_start(self, call: HeldCall, container_id: str, fence: Fence | None) -> None:
-        container = self.controller.state.containers.get(container_id)
-        if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
-            call.state = Trip(container_id, flight=self.start_update.start(container_id, fence))
+    def _go_start(self, call: HeldCall, container_id: str, answer: CallAnswer, fence: Fence | None) -> None:
+        if type(answer) is ForwardStart:
+            flight = self.start_update.start(container_id, answer.carries, fence)
+            call.state = Trip(container_id, flight=flight)
         else:
             self.controller.spawn(self.controller.unit_properties.fencing.drop(fence))
-        # Of any other the runtime will say what is wrong with that.
-        call.release()
+        send(call, answer)
 
     def _start_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.flight is None:
@@ -103,8 +104,8 @@ class ContainerCalls:
 
     def _update_now(self, call: HeldCall) -> None:
         asked = call.resource_update()
-        container = self.controller.state.containers.get(asked.container_id)
-        if container is not None and not self.controller.unit_properties.fencing.is_wary(container):
+        is_known = asked.container_id in self.controller.state.containers
+        if is_known and not self._is_wary(asked.container_id):
             self._go_update(call, asked, None)
         else:
             self._hold(call, self._update_later(call, asked))
@@ -126,33 +127,16 @@ class ContainerCalls:
             await fencing.drop(fence)
 
     def _go_update(self, call: HeldCall, asked: ResourceUpdate, fence: Fence | None) -> None:
-        container = self.controller.state.containers[asked.container_id]
-        if container.phase is Phase.EXITED or not applies_to(self.controller.state, container.pod):
-            call.release()
-            self.controller.spawn(self.controller.unit_properties.fencing.drop(fence))
-            return
-        want = self.controller.state.wanted(container)
-        self._note_asked(container, asked)
-        flight = self.controller.calls.depart(container.id, want)
-        self.controller.unit_properties.fencing.bind(flight, fence)
-        call.state = Trip(container.id, flight=flight)
-        quota = self.controller.quotas.requested(container, asked.cpu_quota)
-        cpus = None if self.controller.state.node.erases(container.placement) else want
-        call.place(cpus, self.controller.mems.carried(container), quota)
-
-    def _note_asked(self, container: Container, asked: ResourceUpdate) -> None:
-        """Remember a set that a client names: it is what the container gets back when we leave.
-
-        What kubelet's static policy names is in its state file, and comes all the time.
-        """
-        known = container.request
-        cpus, mems = asked.cpus or known.cpuset_cpus, asked.mems or known.cpuset_mems
-        if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
-            return
-        if self.controller.kubelet_cpus.manager.policy != "static":
-            request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
-            changed = structs.replace(container, request=request)
-            self.controller.store.handle(ContainersUpdated((changed,), "container updated"))
+        controller, container_id = self.controller, asked.container_id
+        fencing = controller.unit_properties.fencing
+        answer = controller.store.answer(UpdateRequested(*structs.astuple(asked)))
+        if type(answer) is Forward:
+            flight = controller.calls.depart(container_id, answer.sent)
+            fencing.bind(flight, fence)
+            call.state = Trip(container_id, flight=flight)
+        else:
+            controller.spawn(fencing.drop(fence))
+        send(call, answer)
 
     def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.flight is None:

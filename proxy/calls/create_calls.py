@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip
+from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
 from proxy.controller.controller import NodeController
 from proxy.controller.exited_siblings import holders, see_ended
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.reservations import CreateClient
 from proxy.engine.admit import with_earlier_decision
-from proxy.engine.enforcement import applies_to
-from proxy.engine.node_events import PodLearned
+from proxy.engine.call_answers import CallAnswer, Forward, ForwardUnchanged, ReserveFirst
+from proxy.engine.node_events import CreateNotReserved, CreateResumed, PodLearned
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Pod, Pool
 from proxy.telemetry.port import subject
 
@@ -95,53 +94,44 @@ class CreateCalls:
             call.release()
             return
         self.controller.sandboxes.moved_on(pod, asked.name)
-        plan = self.controller.creates.place(pod, asked.name, asked.attempt, asked.resources)
-        if plan.container is None:
-            if applies_to(self.controller.state, pod):
-                call.refuse(plan.verdict.code, plan.verdict.message)
-            else:
-                call.release()
+        decided = self.controller.creates.place(pod, asked.name, asked.attempt, asked.resources)
+        container, answer = decided.plan.container, decided.answer
+        if container is None:
+            send(call, answer)
             return
-        call.state = Trip(target=plan.container.id)
-        if not applies_to(self.controller.state, pod):
-            call.release()
-        elif "pre_create_container" in self.hooked.points:
-            self.hooked.create(call, plan.container, self._go_create)
+        call.state = Trip(target=container.id)
+        if "pre_create_container" in self.hooked.points and type(answer) is not ForwardUnchanged:
+            self.hooked.create(call, container, self._resume)
         else:
-            self._go_create(call, plan.container)
+            self._go_create(call, container, answer)
 
-    def _go_create(self, call: HeldCall, container: Container) -> None:
-        placement = container.placement
-        if placement.pool is Pool.OWN:
-            self._hold(call, self._create_owner(call, container))
-        elif placement.hook_cpus is not None:
-            self._hold(call, self._create_narrowed(call, container))
-        else:
-            self._share(call, container)
+    def _resume(self, call: HeldCall, container: Container) -> None:
+        """Go on with a create after hooks have answered."""
+        self._go_create(call, container, self.controller.store.answer(CreateResumed(container)))
+
+    def _go_create(self, call: HeldCall, container: Container, answer: CallAnswer) -> None:
+        if type(answer) is ReserveFirst:
+            owns = answer.container.placement.pool is Pool.OWN
+            create = self._create_owner if owns else self._create_narrowed
+            self._hold(call, create(call, answer.container))
+            return
+        if type(answer) is Forward:
+            if isinstance(call.state, Trip):  # else the create is over already
+                call.state.sent = answer.sent
+            if self.hooked.active:
+                self.hooked.leaves(container.id, call)
+        send(call, answer)
+
+    def _go_on(self, call: HeldCall, container: Container) -> None:
+        """Go on with a create after its reservation has been carried out."""
+        event = CreateResumed(container, is_reserved=True)
+        self._go_create(call, container, self.controller.store.answer(event))
 
     async def _create_narrowed(self, call: HeldCall, container: Container) -> None:
         """Record what hooks have named, which no list of the runtime would show after a crash."""
-        controller = self.controller
-        await controller.reservations.narrow(container)
-        current = controller.state.containers.get(container.id)
-        if call.done:
-            return
-        if current is None or controller.store.mode.is_leaving:
-            call.release()
-        else:
-            self._share(call, current)
-
-    def _share(self, call: HeldCall, container: Container) -> None:
-        state, placement = self.controller.state, container.placement
-        cpus = state.wanted(container)
-        self._leaves(call, container, cpus)
-        call.place(None if state.node.erases(placement) else cpus, placement.mems)
-
-    def _leaves(self, call: HeldCall, container: Container, cpus: CpuSet) -> None:
-        if isinstance(call.state, Trip):  # else the create is over already
-            call.state.sent = cpus
-        if self.hooked.active:
-            self.hooked.leaves(container.id, call)
+        await self.controller.reservations.narrow(container)
+        if not call.done:
+            self._go_on(call, container)
 
     async def _create_owner(self, call: HeldCall, container: Container) -> None:
         async def placed_elsewhere(new: Container) -> Container | None:
@@ -162,14 +152,9 @@ class CreateCalls:
             if ended.reason is not None:  # else it has been answered
                 why = ended.reason.message
                 self.controller.telemetry.problem("cannot free CPUs", **subject(container), err=why)
-                words = self.controller.reservations.answer(ended.reason)
-                message = f"cannot free CPUs for {container.ref}: {words}"
-                call.refuse(GrpcStatus.FAILED_PRECONDITION, message)
+                send(call, self.controller.store.answer(CreateNotReserved(container, ended.reason)))
             return
-        placement, quota = container.placement, self.controller.quotas.carried(container)
-        cpus = self.controller.state.wanted(container)
-        self._leaves(call, container, cpus)
-        call.place(cpus, placement.mems, quota)
+        self._go_on(call, container)
 
     def answered(self, trip: Trip, container_id: str) -> None:
         """The runtime has created the container and named it."""

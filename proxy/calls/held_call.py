@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from msgspec import Struct
 
 from proxy.controller.ports import DeviceFacts
+from proxy.engine.call_answers import CallAnswer, Forward, Refuse
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
@@ -152,6 +153,16 @@ class Trip:
     flight: InflightCall | None = None
     named: bool = False
     body: Any = None
+
+
+def send(call: HeldCall, answer: CallAnswer) -> None:
+    """End the wait of a call as the engine has decided."""
+    if type(answer) is Forward:
+        call.place(answer.cpus, answer.mems, answer.quota)
+    elif type(answer) is Refuse:
+        call.refuse(answer.code, answer.message)
+    else:
+        call.release()
 
 
 Hold = Callable[[HeldCall, Coroutine[object, object, None]], None]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip
+from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import NodeController
 from proxy.engine.admit import decides_pod
-from proxy.engine.enforcement import applies_to
+from proxy.engine.call_answers import RecordFirst, Refuse
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
 
@@ -61,16 +61,15 @@ class PodCalls:
             call.state = Trip(pod=pod)
             call.release()
             return
-        verdict, pod = controller.sandboxes.admit(pod, total)
-        if not verdict.admitted and applies_to(controller.state, pod):
-            call.refuse(verdict.code, verdict.message)
-            return
-        # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.
-        call.state = Trip(pod=pod, token=pod.sandbox_id)
-        if pod.reserved_for_pod is not None:
+        decided = controller.sandboxes.admit(pod, total)
+        if type(decided.answer) is not Refuse:
+            # From here on the end of the call frees what was set aside, or gives it to the sandbox.
+            pod = decided.admission.pod
+            call.state = Trip(pod=pod, token=pod.sandbox_id)
+        if type(decided.answer) is RecordFirst:
             await controller.journal.flush()
         if not call.done:
-            call.release()
+            send(call, decided.answer)
 
     def answered(self, trip: Trip, sandbox_id: str) -> None:
         """The runtime has named the sandbox."""

@@ -258,8 +258,9 @@ class Adoption:
         phase = PHASES.get(seen.state, Phase.RUNNING)
         saved = saved_cpus(detail.cpuset_cpus)
         found = ContainerFound(seen.id, pod, seen.name, seen.attempt, request, phase, saved)
-        plan = context.store.decide(found)
-        assert plan is not None
+        decided = context.store.decide(found)
+        assert decided is not None
+        plan = decided.plan
         assert plan.container is not None
         applied = applies_to(context.state, pod)
         if not context.history.exists_despite_refusal(plan.container):

@@ -27,6 +27,7 @@ from proxy.controller.delegated_creates import DelegatedCreates
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.explain_record import explain_pooled
+from proxy.engine.node_effects import PlanDecided
 from proxy.engine.node_events import CreateRequested
 from proxy.model.defects import InputDefect
 from proxy.model.workload import Pod, Pool, Request
@@ -41,26 +42,27 @@ class Creates:
         self._context = context
         self._delegated = delegated
 
-    def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
-        """Decide a create and take the CPUs; ``reservations.create`` must follow for an owner."""
+    def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
+        """Decide a create and take the CPUs; a reservation must follow where the answer is one."""
         context = self._context
         request, again = self._delegated.back(pod, name, attempt, request)
         began = time.perf_counter()
-        plan = context.store.decide(CreateRequested(pod, name, attempt, request, context.token("call")))
-        assert plan is not None
+        decided = context.store.decide(CreateRequested(pod, name, attempt, request, context.token("call")))
+        assert decided is not None
+        plan = decided.plan
         context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
         if plan.problem or pod.defects or plan.container is None:
             plan = self._judged(plan, pod, name)
         if plan.container is None:
             self._report_refusal(plan, pod, name)
-            return plan
+            return decided
         if not applies_to(context.state, pod):
             context.telemetry.count(metrics.CREATES_WOULD_PLACE)
             context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
         elif not again:  # else it was placed, and counted, before
             context.telemetry.count(metrics.CREATES_PLACED)
         self.report(plan)
-        return plan
+        return decided
 
     def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
         """Count, record and log a refusal; that of a pod to which the plan is not applied is none."""

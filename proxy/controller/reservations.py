@@ -114,11 +114,6 @@ class Reservations:
         self._lifecycle = lifecycle
         self._creates = creates
 
-    def answer(self, reason: AbortReason) -> str:
-        """Return the words for a client; they name other pods only where the configuration allows that."""
-        name_others = self._context.state.node.admission.name_others
-        return reason.message if name_others else reason.public_message
-
     # -- what is reserved ---------------------------------------------------------------------------------
 
     async def create(self, container: Container, client: CreateClient) -> Reservation:
@@ -404,9 +399,10 @@ class Reservations:
         container = context.state.containers.get(token)
         if container is None:
             return seen.NoOtherPlacement()
-        plan = context.store.decide(CpusNotFreed(token, reason, context.token("call")))
-        if plan is None:
+        decided = context.store.decide(CpusNotFreed(token, reason, context.token("call")))
+        if decided is None:
             return seen.NoOtherPlacement()
+        plan = decided.plan
         context.history.gone(token)
         context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
         lost, why = container.placement.exclusive, reason.message

@@ -13,6 +13,7 @@ from proxy.controller.context import NodeContext
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
 from proxy.engine.enforcement import applies_to
+from proxy.engine.node_effects import PodDecided
 from proxy.engine.node_events import (
     SandboxFailed,
     SandboxRemoved,
@@ -35,17 +36,18 @@ class Sandboxes:
         self._lifecycle = lifecycle
         self._writes = writes
 
-    def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
+    def admit(self, pod: Pod, total: Request) -> PodDecided:
         """Decide about a pod before its sandbox is created; what is reserved for it is taken at once.
 
         Returns:
-            The verdict, and the pod under a token. ``running`` or ``failed`` must be called later.
+            The decision, with the pod under a token. ``running`` or ``failed`` must be called later.
         """
         context = self._context
         token = context.token("pod")
         context.bad_input.see(pod)
         requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total)
-        admission = context.store.admit(requested)
+        decided = context.store.admit(requested)
+        admission = decided.admission
         admitted, applied = admission.verdict.admitted, applies_to(context.state, pod)
         if admission.explanation is not None:
             why = structs.replace(admission.explanation, applied=applied)
@@ -60,7 +62,7 @@ class Sandboxes:
             context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
         elif aside is not None:
             context.telemetry.event("would reserve CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
-        return admission.verdict, admission.pod
+        return decided
 
     def _report_refusal(self, pod: Pod, verdict: Verdict, *, applied: bool) -> None:
         telemetry, why = self._context.telemetry, verdict.operator_message

@@ -19,6 +19,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.reservations import Reservations
 from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.worker import Worker
+from proxy.engine.call_answers import public_reason
 from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_effects import StrayOver
@@ -84,14 +85,6 @@ class StartUpdate:
         self.lookups = Worker("lookups", context.broken, threads=8)
         context.health.watch(self.lookups)
 
-    def is_ready(self, container: Container) -> bool:
-        """Return whether a container may start at once: the runtime has saved the right CPUs for it."""
-        context = self._context
-        if not applies_to(context.state, container.pod):
-            return True
-        is_ready = start_step(context.state, container.id) is StartStep.READY
-        return is_ready and not is_below_class(context.state, container)
-
     async def make_ready(self, container_id: str) -> str:
         """Prepare the start of a created container: it has the right CPUs, and its own CPUs are free.
 
@@ -132,7 +125,7 @@ class StartUpdate:
         if reason.public_message != reason.message:
             problem = self._context.telemetry.problem
             problem("cannot start a container", **subject(container), err=reason.message)
-        return self._reservations.answer(reason)
+        return public_reason(self._context.state, reason)
 
     async def _see_to_groups(self, container: Container) -> None:
         """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
@@ -196,12 +189,15 @@ class StartUpdate:
             await fencing.drop(fence)
         return obstacle, fence
 
-    def start(self, container_id: str, fence: Fence | None = None) -> InflightCall:
-        """Record that a start is about to be forwarded to the runtime; returns the call in flight."""
-        context = self._context
-        container = context.state.containers[container_id]
-        carries = context.state.runtime.saved.get(container_id) or context.state.wanted(container)
-        flight = context.calls.depart(container_id, carries, is_start=True)
+    def start(self, container_id: str, carries: CpuSet, fence: Fence | None = None) -> InflightCall:
+        """Record that a start is about to be forwarded to the runtime; returns the call in flight.
+
+        Args:
+            container_id: The container.
+            carries: The CPUs that the runtime may write by it.
+            fence: The fence that was set up for it.
+        """
+        flight = self._context.calls.depart(container_id, carries, is_start=True)
         self._fencing.bind(flight, fence)
         return flight
 

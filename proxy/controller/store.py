@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from msgspec import structs
 
@@ -29,8 +29,7 @@ from proxy.controller.inflight import CallWaits
 from proxy.controller.journal import Journal
 from proxy.controller.observer import Observer
 from proxy.engine import node_effects as to_do
-from proxy.engine.admit import PodAdmission
-from proxy.engine.create import Plan
+from proxy.engine.call_answers import CallAnswer
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import (
@@ -45,9 +44,13 @@ from proxy.engine.node_effects import (
 from proxy.engine.node_events import (
     ContainerFound,
     CpusNotFreed,
+    CreateNotReserved,
     CreateRequested,
+    CreateResumed,
     NodeEvent,
     SandboxRequested,
+    StartRequested,
+    UpdateRequested,
 )
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import DriftEffect
@@ -118,6 +121,7 @@ class NodeStore:
             to_do.StrayOver: _answer,
             PlanDecided: _answer,
             PodDecided: _answer,
+            **dict.fromkeys(get_args(CallAnswer), _answer),
             **dict.fromkeys(get_args(DriftEffect), _answer),
         }
 
@@ -138,17 +142,23 @@ class NodeStore:
             self._perform[type(effect)](effect)
         return effects
 
-    def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> Plan | None:
-        """Have the engine decide about a container; returns the plan, None where nothing was decided."""
+    def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> PlanDecided | None:
+        """Have the engine decide about a container; returns None where nothing was decided."""
         effects = self.handle(event)
-        answer = effects[-1] if effects else None
-        return answer.plan if type(answer) is PlanDecided else None
+        decided = effects[-1] if effects else None
+        return decided if type(decided) is PlanDecided else None
 
-    def admit(self, event: SandboxRequested) -> PodAdmission:
-        """Have the engine decide about a pod; returns the answer."""
-        answer = self.handle(event)[-1]
-        assert type(answer) is PodDecided
-        return answer.admission
+    def admit(self, event: SandboxRequested) -> PodDecided:
+        """Have the engine decide about a pod."""
+        decided = self.handle(event)[-1]
+        assert type(decided) is PodDecided
+        return decided
+
+    def answer(
+        self, event: CreateResumed | CreateNotReserved | StartRequested | UpdateRequested
+    ) -> CallAnswer:
+        """Have the engine decide what becomes of a call."""
+        return cast("CallAnswer", self.handle(event)[-1])  # as the rules of these events end
 
     def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:
         """Have effects of a kind performed by a function, from now on."""

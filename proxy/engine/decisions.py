@@ -1,6 +1,7 @@
-"""Decisions about containers, as rules of ``proxy.engine.handle``: each answers with ``PlanDecided``.
+"""Decisions about containers and their calls, as rules of ``proxy.engine.handle``.
 
-What is decided is in the state at once, so that no later decision uses the same CPUs.
+Where a container is placed, the answer is ``PlanDecided``, and what is decided is in the state at once, so
+that no later decision uses the same CPUs. The other rules answer a call that waits (``call_answers``).
 """
 
 from __future__ import annotations
@@ -8,11 +9,31 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.engine.adoption import adopt
+from proxy.engine.call_answers import (
+    Forward,
+    create_answer,
+    start_answer,
+    unreserved_verdict,
+    update_answer,
+)
 from proxy.engine.create import place
 from proxy.engine.elsewhere import place_elsewhere
-from proxy.engine.lifecycle import create_failed
+from proxy.engine.fact_changes import facts_learned
+from proxy.engine.lifecycle import containers_updated, create_failed
 from proxy.engine.node_effects import Follow, NodeEffects, PlanDecided, PutRecord, followed
-from proxy.engine.node_events import ContainerFound, CpusNotFreed, CreateFailed, CreateRequested
+from proxy.engine.node_events import (
+    ContainerFound,
+    ContainersUpdated,
+    CpusNotFreed,
+    CreateFailed,
+    CreateNotReserved,
+    CreateRequested,
+    CreateResumed,
+    FactsLearned,
+    StartRequested,
+    UpdateRequested,
+)
+from proxy.engine.quotas import requested_quota
 from proxy.engine.state import NodeState
 from proxy.model.workload import Pool
 
@@ -21,13 +42,59 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     """Place a container, or refuse it."""
     plan = place(state, *structs.astuple(event))
     after, container = plan.state, plan.container
+    decided = PlanDecided(plan, create_answer(after, event.pod, container, plan.verdict))
     if container is None:
-        return state, (PlanDecided(plan),)
+        return state, (decided,)
     if after.pools is state.pools and after.node is state.node:
-        return after, (PlanDecided(plan),)
+        return after, (decided,)
     # The reservation writes the containers that leave an owner's CPUs, and waits for that.
     follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
-    return after, (*followed(state, after, "container placed", follow), PlanDecided(plan))
+    return after, (*followed(state, after, "container placed", follow), decided)
+
+
+def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:
+    """Go on with a create, with its container as it is now."""
+    container = state.containers.get(event.container.id)
+    answer = create_answer(state, event.container.pod, container, is_reserved=event.is_reserved)
+    return state, (answer,)
+
+
+def create_not_reserved(state: NodeState, event: CreateNotReserved) -> tuple[NodeState, NodeEffects]:
+    """Refuse a create whose CPUs cannot be freed."""
+    verdict = unreserved_verdict(state, event.container, event.reason)
+    return state, (create_answer(state, event.container.pod, None, verdict),)
+
+
+def start_requested(state: NodeState, event: StartRequested) -> tuple[NodeState, NodeEffects]:
+    """Let a container start, or have it prepared."""
+    answer = start_answer(state, event.container_id, is_prepared=event.is_prepared, obstacle=event.obstacle)
+    return state, (answer,)
+
+
+def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeState, NodeEffects]:
+    """Let an update go on with the CPUs and the quota that the container is to have.
+
+    A set that a client names is remembered: the container gets it back when topoproxy leaves the node. The
+    sets of kubelet's static policy are in kubelet's state file, and named all the time.
+    """
+    container = state.containers.get(event.container_id)
+    answer = update_answer(state, container, 0)
+    if container is None or type(answer) is not Forward:
+        return state, (answer,)
+    effects: NodeEffects = ()
+    known = container.request
+    cpus, mems = event.cpus or known.cpuset_cpus, event.mems or known.cpuset_mems
+    is_new = (cpus, mems) != (known.cpuset_cpus, known.cpuset_mems)
+    if is_new and state.facts.cpu_manager.policy != "static":
+        request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
+        container = structs.replace(container, request=request)
+        state, effects = containers_updated(state, ContainersUpdated((container,), "container updated"))
+    quotas, quota = requested_quota(state, container, event.cpu_quota)
+    if quotas != state.facts.quotas:
+        facts = structs.replace(state.facts, quotas=quotas)
+        state, records = facts_learned(state, FactsLearned(facts))
+        effects = (*effects, *records)
+    return state, (*effects, update_answer(state, container, quota))
 
 
 def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, NodeEffects]:

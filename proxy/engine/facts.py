@@ -27,6 +27,7 @@ class MatterFacts(Struct, frozen=True):
         quotas: CFS quotas that were removed.
         mems: Memory nodes in effect.
         losses: What containers lack of what they were promised, as it was reported.
+        cpu_groups: Whether the node has the cpu controller's tree, where CFS quotas are written.
         masks: In which order the runtime sends masks to systemd.
         cpu_manager: What kubelet's CPU manager does, as it was read last.
         policy: The policy of the node that is in effect; None before it was read.
@@ -38,6 +39,7 @@ class MatterFacts(Struct, frozen=True):
     quotas: RemovedQuotas = RemovedQuotas()
     mems: MemoryBindings = MemoryBindings()
     losses: Mapping[str, str] = {}
+    cpu_groups: bool = False
     masks: MaskOrder = MaskOrder.UNKNOWN
     cpu_manager: CpuManager = CpuManager()
     policy: NodePolicy | None = None

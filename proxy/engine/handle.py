@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec import structs
 
-from proxy.engine import call_ends, decisions, lifecycle, sandboxes, write_conflicts
+from proxy.engine import call_ends, decisions, fact_changes, lifecycle, sandboxes, write_conflicts
 from proxy.engine import node_events as events
 from proxy.engine.adoption import with_unrecorded_grants
-from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, PutRecord, SettleSoon, followed
+from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
@@ -90,21 +90,6 @@ def _cpus_held(state: NodeState, event: events.CpusHeld) -> Handled:
     return after, followed(state, after, event.reason, follow)
 
 
-def _facts_learned(state: NodeState, event: events.FactsLearned) -> Handled:
-    after = structs.replace(state, facts=event.facts)
-    if not event.recorded or state.facts.kept() == event.facts.kept():
-        return after, ()
-    old, new = state.facts.records(), event.facts.records()
-    return after, tuple(
-        PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
-    )
-
-
-def _cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> Handled:
-    drift, effects = write_conflicts.step(state.facts.drift, event)
-    return structs.replace(state, facts=structs.replace(state.facts, drift=drift)), effects
-
-
 def _mode_changed(state: NodeState, event: events.ModeChanged) -> Handled:
     return structs.replace(state, mode=event.mode), ()
 
@@ -120,6 +105,10 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     events.ContainersUpdated: lifecycle.containers_updated,
     events.CpusGiven: lifecycle.cpus_given,
     events.CreateRequested: decisions.create_requested,
+    events.CreateResumed: decisions.create_resumed,
+    events.CreateNotReserved: decisions.create_not_reserved,
+    events.StartRequested: decisions.start_requested,
+    events.UpdateRequested: decisions.update_requested,
     events.CpusNotFreed: decisions.cpus_not_freed,
     events.ContainerFound: decisions.container_found,
     events.SandboxRequested: sandboxes.sandbox_requested,
@@ -148,9 +137,9 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     events.ContainersUnsettled: _containers_unsettled,
     events.SettlingBegan: _settling_began,
     events.ModeChanged: _mode_changed,
-    events.FactsLearned: _facts_learned,
-    write_conflicts.CpusetsRepaired: _cpusets_written,
-    write_conflicts.WritersFound: _cpusets_written,
-    write_conflicts.ConflictsDue: _cpusets_written,
+    events.FactsLearned: fact_changes.facts_learned,
+    write_conflicts.CpusetsRepaired: fact_changes.cpusets_written,
+    write_conflicts.WritersFound: fact_changes.cpusets_written,
+    write_conflicts.ConflictsDue: fact_changes.cpusets_written,
     events.LedgerRead: _ledger_read,
 }

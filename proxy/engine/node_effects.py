@@ -12,6 +12,7 @@ from enum import Enum
 from msgspec import Struct
 
 from proxy.engine.admit import PodAdmission
+from proxy.engine.call_answers import CallAnswer, ForwardUnchanged
 from proxy.engine.create import Plan
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.inflight import InflightCall
@@ -218,9 +219,11 @@ class PlanDecided(Struct, frozen=True):
 
     Attributes:
         plan: What was decided.
+        answer: What becomes of the create, where the event is one.
     """
 
     plan: Plan
+    answer: CallAnswer = ForwardUnchanged()
 
 
 class PodDecided(Struct, frozen=True):
@@ -228,9 +231,11 @@ class PodDecided(Struct, frozen=True):
 
     Attributes:
         admission: What was decided.
+        answer: What becomes of the RunPodSandbox.
     """
 
     admission: PodAdmission
+    answer: CallAnswer
 
 
 Notice = (
@@ -256,6 +261,7 @@ NodeEffect = (
     | CompareUnits
     | PlanDecided
     | PodDecided
+    | CallAnswer
     | DriftEffect
     | Notice
 )

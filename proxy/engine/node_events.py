@@ -149,6 +149,59 @@ class CreateRequested(Struct, frozen=True):
     token: str
 
 
+class CreateResumed(Struct, frozen=True):
+    """Hooks have been asked about a container that is to be created, or its reservation was carried out.
+
+    Attributes:
+        container: The container as it was placed.
+        is_reserved: Whether its reservation has been carried out.
+    """
+
+    container: Container
+    is_reserved: bool = False
+
+
+class CreateNotReserved(Struct, frozen=True):
+    """The reservation of a create was given up, and its placement withdrawn.
+
+    Attributes:
+        container: The container as it was placed.
+        reason: Why.
+    """
+
+    container: Container
+    reason: AbortReason
+
+
+class StartRequested(Struct, frozen=True):
+    """A container is to be started.
+
+    Attributes:
+        container_id: Its id.
+        is_prepared: Whether the start has been prepared, or the container cannot be found.
+        obstacle: Why it cannot be prepared; empty where it can.
+    """
+
+    container_id: str
+    is_prepared: bool = False
+    obstacle: str = ""
+
+
+class UpdateRequested(Struct, frozen=True):
+    """A client updates the resources of a container.
+
+    Attributes:
+        container_id: Its id.
+        cpus, mems: The sets that the client names, as text; empty for none.
+        cpu_quota: Microseconds; -1 for no limit, 0 for not set.
+    """
+
+    container_id: str
+    cpus: str
+    mems: str
+    cpu_quota: int
+
+
 class CpusNotFreed(Struct, frozen=True):
     """The CPUs of a create cannot be freed: it is to be placed elsewhere.
 
@@ -546,6 +599,10 @@ NodeEvent = (
     | ContainersUpdated
     | CpusGiven
     | CreateRequested
+    | CreateResumed
+    | CreateNotReserved
+    | StartRequested
+    | UpdateRequested
     | CpusNotFreed
     | ContainerFound
     | SandboxRequested

@@ -171,6 +171,39 @@ def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
     )
 
 
+def writes_quotas(state: NodeState) -> bool:
+    """Return whether CFS quotas are written at all."""
+    return state.facts.cpu_groups and state.mode.writes
+
+
+def is_off(state: NodeState, container: Container) -> bool:
+    """Return whether a container's quota is to be off now."""
+    if not writes_quotas(state) or state.mode.is_leaving or container.phase is Phase.EXITED:
+        return False
+    pod = state.pods.get(container.pod.sandbox_id) or container.pod
+    return quota_is_off(state, pod, container.name, container.placement.pool)
+
+
+def carried_quota(state: NodeState, container: Container) -> int:
+    """Return the quota that a call to the runtime carries for a container; 0 to leave it."""
+    if not writes_quotas(state):
+        return 0
+    return state.facts.quotas.carried(container.id, off=is_off(state, container))
+
+
+def requested_quota(state: NodeState, container: Container, quota: int) -> tuple[RemovedQuotas, int]:
+    """Return what is known after a client updates a container, and the quota that replaces the client's.
+
+    Args:
+        state: The node as it is.
+        container: The container.
+        quota: What the client asks for; 0 for none.
+    """
+    if quota >= 0 and not writes_quotas(state):
+        return state.facts.quotas, 0
+    return state.facts.quotas.requested(container.id, quota, off=is_off(state, container))
+
+
 def without_quota(placement: Placement, request: Request) -> Placement:
     """Return the placement of a container whose quota is off; where it asked for one, the reasons say so."""
     reasons = ("its CFS quota is off",) if request.cpu_quota > 0 else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.engine.admit import admit
+from proxy.engine.call_answers import pod_answer
 from proxy.engine.lifecycle import NOTHING, containers_removed, phase_changed
 from proxy.engine.node_effects import (
     NodeEffect,
@@ -30,7 +31,7 @@ from proxy.model.workload import Phase
 def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
     """Decide a pod before its sandbox is made; what is set aside for it is taken at once."""
     admission = admit(state, event.pod, event.total)
-    decided = PodDecided(admission)
+    decided = PodDecided(admission, pod_answer(state, admission.pod, admission.verdict))
     if not admission.verdict.admitted or admission.pod.reserved_for_pod is None:
         return state, (decided,)
     token, after = event.pod.sandbox_id, admission.state

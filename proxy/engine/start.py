@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
@@ -43,6 +44,13 @@ def start_step(state: NodeState, container_id: str) -> StartStep:
         is_alone = not state.inflight.others(container_id, _ANY_UPDATE)
         return StartStep.SEND if is_alone else StartStep.AWAIT_ALL
     return StartStep.CLEAR if is_owner else StartStep.READY
+
+
+def is_ready(state: NodeState, container: Container) -> bool:
+    """Return whether a container may start at once: the runtime has saved the right CPUs for it."""
+    if not applies_to(state, container.pod):
+        return True
+    return start_step(state, container.id) is StartStep.READY and not is_below_class(state, container)
 
 
 def is_below_class(state: NodeState, container: Container) -> bool:

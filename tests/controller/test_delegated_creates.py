@@ -20,11 +20,12 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
         await w.run(await w.pod("a", "LSE", "", "0-1"))
         sandbox = await w.pod("b", "LSE", "", "2-3")
         controller, pod = w.controller, w.controller.state.pods[sandbox]
-        first = controller.creates.place(pod, "c", 0, Request())
+        first = controller.creates.place(pod, "c", 0, Request()).plan
         controller.delegated.give(first.container.id, "2-3", "0", -1)
         before = controller.telemetry.registry.page()
         assert before["creates_placed"] == 2
-        again = controller.creates.place(changed_copy(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
+        moved = changed_copy(pod, cpuset=CpuSet.parse(second))
+        again = controller.creates.place(moved, "c", 0, Request()).plan
         assert again.verdict.admitted is (second == "4-5")
         after = controller.telemetry.registry.page()
         assert {name: (n, after.get(name, 0)) for name, n in before.items() if after.get(name, 0) < n} == {}

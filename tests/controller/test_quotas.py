@@ -423,7 +423,7 @@ def test_a_failed_write_is_reported_and_tried_again(live: Callable[..., None]) -
 
 def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        w.controller.quotas.groups = None
+        w.controller.learn(recorded=False, cpu_groups=False)
         pod = await lsr(w)
         call = await w.begin(pod, **TWO)
         assert created_with(call).cpu_quota == 200_000

@@ -48,11 +48,12 @@ class OwnerQuotas(Observer):
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._is_due = False
+        context.learn(recorded=False, cpu_groups=groups is not None)
 
     @property
     def active(self) -> bool:
         """True where quotas are written at all."""
-        return self.groups is not None and self._context.store.mode.writes
+        return engine.writes_quotas(self._context.state)
 
     @property
     def known(self) -> RemovedQuotas:
@@ -70,11 +71,7 @@ class OwnerQuotas(Observer):
 
     def off(self, container: Container) -> bool:
         """Report whether a container's quota is to be off now."""
-        if not self.active or self._context.store.mode.is_leaving or container.phase is Phase.EXITED:
-            return False
-        state = self._context.state
-        pod = state.pods.get(container.pod.sandbox_id) or container.pod
-        return engine.quota_is_off(state, pod, container.name, container.placement.pool)
+        return engine.is_off(self._context.state, container)
 
     def all_off(self) -> list[Container]:
         """Return the containers that are to have no quota now."""
@@ -85,7 +82,7 @@ class OwnerQuotas(Observer):
 
     def carried(self, container: Container) -> int:
         """Return the quota that a call to the runtime carries for a container; 0 to leave it unchanged."""
-        return self.known.carried(container.id, off=self.off(container)) if self.active else 0
+        return engine.carried_quota(self._context.state, container)
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -121,9 +118,7 @@ class OwnerQuotas(Observer):
         Returns:
             The quota that replaces it; 0 to leave it unchanged.
         """
-        if not self.active and quota >= 0:
-            return 0
-        known, carried = self.known.requested(container.id, quota, off=self.off(container))
+        known, carried = engine.requested_quota(self._context.state, container, quota)
         self._become(known)
         return carried
 

@@ -1,0 +1,181 @@
+"""What becomes of a held call: goes on with a decision, goes on as it came, is refused, or waits.
+
+One function for each kind of call. Each reads the state as it is at that moment, so it is asked again after
+every wait (hooks, a reservation, a preparation), and a node that is released meanwhile, or a pod to which the
+plan is not applied any more, has its call go on as it came.
+
+A container that only shares CPUs needs one answer and no wait.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from proxy.engine.effects import AbortReason
+from proxy.engine.enforcement import applies_to
+from proxy.engine.quotas import carried_quota
+from proxy.engine.start import is_ready
+from proxy.engine.state import NodeState
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Pod, Pool, Verdict
+
+
+class Forward(Struct, frozen=True):
+    """Send a call on to the runtime with a decision.
+
+    Attributes:
+        sent: The CPUs that the container is to run on.
+        cpus: What the request names for them; None to erase what it names.
+        mems: The memory nodes; None to leave them.
+        quota: The CFS quota, -1 for none; 0 to leave it.
+    """
+
+    sent: CpuSet
+    cpus: CpuSet | None
+    mems: Mask | None
+    quota: int = 0
+
+
+class ForwardUnchanged(Struct, frozen=True):
+    """Send a call on to the runtime as it came."""
+
+
+class ForwardStart(Struct, frozen=True):
+    """Send a start on as it came: the container runs on what the runtime has saved for it.
+
+    Attributes:
+        carries: The CPUs that the runtime may write by it.
+    """
+
+    carries: CpuSet
+
+
+class Refuse(Struct, frozen=True):
+    """Answer a call with a gRPC status; the runtime does not get it.
+
+    Attributes:
+        code: The status.
+        message: The reason.
+    """
+
+    code: int
+    message: str
+
+
+class ReserveFirst(Struct, frozen=True):
+    """First carry out the reservation of a create, then ask again.
+
+    Attributes:
+        container: The container as it is placed.
+    """
+
+    container: Container
+
+
+class RecordFirst(Struct, frozen=True):
+    """Send a call on as it came, once the ledger has what was set aside for its pod."""
+
+
+class PrepareStart(Struct, frozen=True):
+    """First prepare a start, then ask again.
+
+    Attributes:
+        container_id: The container.
+    """
+
+    container_id: str
+
+
+CallAnswer = Forward | ForwardUnchanged | ForwardStart | Refuse | ReserveFirst | RecordFirst | PrepareStart
+_UNCHANGED, _RECORD_FIRST = ForwardUnchanged(), RecordFirst()
+
+
+def create_answer(
+    state: NodeState,
+    pod: Pod,
+    container: Container | None,
+    verdict: Verdict | None = None,
+    *,
+    is_reserved: bool = False,
+) -> CallAnswer:
+    """Return what becomes of a CreateContainer.
+
+    Args:
+        state: The node as it is.
+        pod: The container's pod.
+        container: The container as it is placed; None where it is not.
+        verdict: Why it is not placed; None where it has been placed and has gone since.
+        is_reserved: Whether its reservation has been carried out.
+    """
+    if not applies_to(state, pod):
+        return _UNCHANGED
+    if container is None:
+        return _UNCHANGED if verdict is None else Refuse(verdict.code, verdict.message)
+    placement = container.placement
+    owns = placement.pool is Pool.OWN
+    if not is_reserved and (owns or placement.hook_cpus is not None):
+        return ReserveFirst(container)
+    cpus = state.wanted(container)
+    if owns:
+        return Forward(cpus, cpus, placement.mems, carried_quota(state, container))
+    return Forward(cpus, None if state.node.erases(placement) else cpus, placement.mems)
+
+
+def unreserved_verdict(state: NodeState, container: Container, reason: AbortReason) -> Verdict:
+    """Return the verdict on a create whose CPUs cannot be freed."""
+    words = public_reason(state, reason)
+    message = f"cannot free CPUs for {container.ref}: {words}"
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, "CPUsNotFreed", message)
+
+
+def public_reason(state: NodeState, reason: AbortReason) -> str:
+    """Return the words for a client; they name other pods only where the configuration allows that."""
+    return reason.message if state.node.admission.name_others else reason.public_message
+
+
+def pod_answer(state: NodeState, pod: Pod, verdict: Verdict) -> CallAnswer:
+    """Return what becomes of a RunPodSandbox.
+
+    Args:
+        state: The node as it is.
+        pod: The pod with what was set aside for it.
+        verdict: The decision about it as a whole.
+    """
+    if not verdict.admitted and applies_to(state, pod):
+        return Refuse(verdict.code, verdict.message)
+    return _UNCHANGED if pod.reserved_for_pod is None else _RECORD_FIRST
+
+
+def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obstacle: str) -> CallAnswer:
+    """Return what becomes of a StartContainer.
+
+    Args:
+        state: The node as it is.
+        container_id: The container.
+        is_prepared: Whether the start has been prepared, or the container cannot be found.
+        obstacle: Why it cannot be prepared; empty where it can.
+    """
+    if obstacle:
+        message = f"cannot start container {container_id}: {obstacle}"
+        return Refuse(GrpcStatus.FAILED_PRECONDITION, message)
+    container = state.containers.get(container_id)
+    if not is_prepared and (container is None or not is_ready(state, container)):
+        return PrepareStart(container_id)
+    if container is None or container.phase not in (Phase.CREATED, Phase.STARTING):
+        return _UNCHANGED  # the runtime's answer shows what is wrong with it
+    return ForwardStart(state.runtime.saved.get(container_id) or state.wanted(container))
+
+
+def update_answer(state: NodeState, container: Container | None, quota: int) -> CallAnswer:
+    """Return what becomes of an UpdateContainerResources.
+
+    Args:
+        state: The node as it is.
+        container: The container; None where it is not known.
+        quota: The CFS quota that replaces the client's; 0 to leave it.
+    """
+    if container is None or container.phase is Phase.EXITED or not applies_to(state, container.pod):
+        return _UNCHANGED
+    cpus, mems = state.wanted(container), state.facts.mems.carried(state, container)
+    return Forward(cpus, None if state.node.erases(container.placement) else cpus, mems, quota)

@@ -1,0 +1,27 @@
+"""What is known of single matters changes: rules of ``proxy.engine.handle``."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from proxy.engine import write_conflicts
+from proxy.engine.node_effects import NodeEffects, PutRecord
+from proxy.engine.node_events import FactsLearned
+from proxy.engine.state import NodeState
+
+
+def facts_learned(state: NodeState, event: FactsLearned) -> tuple[NodeState, NodeEffects]:
+    """Replace facts; the ledger follows where it keeps them."""
+    after = structs.replace(state, facts=event.facts)
+    if not event.recorded or state.facts.kept() == event.facts.kept():
+        return after, ()
+    old, new = state.facts.records(), event.facts.records()
+    return after, tuple(
+        PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
+    )
+
+
+def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
+    """Take in what was found in the kernel, beside what should be there."""
+    drift, effects = write_conflicts.step(state.facts.drift, event)
+    return structs.replace(state, facts=structs.replace(state.facts, drift=drift)), effects

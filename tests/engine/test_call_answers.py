@@ -1,0 +1,259 @@
+"""What becomes of a held call, as playbooks."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from proxy.engine.call_answers import (
+    CallAnswer,
+    Forward,
+    ForwardStart,
+    ForwardUnchanged,
+    PrepareStart,
+    RecordFirst,
+    Refuse,
+    ReserveFirst,
+    pod_answer,
+)
+from proxy.engine.cpuset_mems import MemoryBindings
+from proxy.engine.effects import AbortReason
+from proxy.engine.handle import handle
+from proxy.engine.node_effects import PlanDecided, PodDecided, PutRecord
+from proxy.engine.node_events import (
+    CreateNotReserved,
+    CreateRequested,
+    CreateResumed,
+    FactsLearned,
+    ModeChanged,
+    SandboxRequested,
+    SavedCpusLearned,
+    StartRequested,
+    UpdateRequested,
+)
+from proxy.engine.quotas import CONTAINER, QuotaRecord, RemovedQuotas
+from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BeCpuset
+from proxy.model.kubelet import CpuManager
+from proxy.model.mode import NodeMode
+from proxy.model.workload import KubeQos, Phase, QosClass, Request, SetAside, Verdict
+from tests.engine.test_handle import (
+    ALL,
+    EMPTY,
+    FOUR,
+    LS,
+    LSE,
+    NODE,
+    OWN,
+    OWNED,
+    OWNER,
+    REST,
+    SHARED,
+    SHARER,
+    story,
+)
+from tests.testkit.changed_copy import changed_copy
+
+BOTH = Mask((0, 1))
+UNCHANGED = ForwardUnchanged()
+CREATING = changed_copy(OWNER, id="t", phase=Phase.CREATING)
+RESERVED = NodeState.of(NODE, [LS, LSE], [SHARER, CREATING])
+NOT_APPLIED = [mode for mode in NodeMode if mode is not NodeMode.ENFORCE]
+
+
+def under(state: NodeState, mode: NodeMode) -> NodeState:
+    return handle(state, ModeChanged(mode))[0]
+
+
+def with_facts(state: NodeState, **facts: object) -> NodeState:
+    return handle(state, FactsLearned(structs.replace(state.facts, **facts), recorded=False))[0]
+
+
+def create(state: NodeState, request: CreateRequested) -> CallAnswer:
+    *_, decided = handle(state, request)[1]
+    assert isinstance(decided, PlanDecided)
+    return decided.answer
+
+
+# -- creates ------------------------------------------------------------------------------------------------
+
+
+def test_a_create_that_shares_goes_on_at_once() -> None:
+    assert create(OWNED, CreateRequested(LS, "d", 0, Request(), "t")) == Forward(REST, REST, BOTH)
+
+
+def test_a_create_whose_cpuset_is_the_pods_names_none() -> None:
+    pod = changed_copy(LS, qos=QosClass.BE, kube_qos=KubeQos.BEST_EFFORT)
+    state = NodeState.empty(changed_copy(NODE, be_cpuset=BeCpuset.ERASE))
+    assert create(state, CreateRequested(pod, "d", 0, Request(), "t")) == Forward(ALL, None, BOTH)
+
+
+def test_a_create_that_owns_waits_for_its_reservation() -> None:
+    answer = create(EMPTY, CreateRequested(LSE, "c", 0, FOUR, "t"))
+    assert isinstance(answer, ReserveFirst)
+    assert answer.container.placement.exclusive == OWN
+    play = story(RESERVED)
+    assert play >> CreateResumed(CREATING) << ReserveFirst(CREATING)
+    assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)))
+
+
+def test_the_quota_of_an_owner_is_carried_where_quotas_are_written() -> None:
+    play = story(with_facts(RESERVED, cpu_groups=True))
+    assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)), -1)
+
+
+def test_what_hooks_have_named_is_recorded_first() -> None:
+    placement = changed_copy(SHARER.placement, hook_cpus=CpuSet.parse("4-5"))
+    narrowed = changed_copy(SHARER, phase=Phase.CREATING, placement=placement)
+    play = story(NodeState.of(NODE, [LS], [narrowed]))
+    assert play >> CreateResumed(narrowed) << ReserveFirst(narrowed)
+    cpus = CpuSet.parse("4-5")
+    assert play >> CreateResumed(narrowed, is_reserved=True) << Forward(cpus, cpus, BOTH)
+
+
+def test_a_create_without_room_is_refused() -> None:
+    other = changed_copy(LSE, uid="x", name="x", sandbox_id="s-x")
+    answer = create(OWNED, CreateRequested(other, "c", 0, FOUR, "t"))
+    assert isinstance(answer, Refuse)
+    assert "ns/x" in answer.message
+    assert create(under(OWNED, NodeMode.OBSERVE), CreateRequested(other, "c", 0, FOUR, "t")) == UNCHANGED
+
+
+REASON = AbortReason("pod ns/ls is on CPU 0", OWN, public="another pod is on CPU 0")
+
+
+@pytest.mark.parametrize(("name_others", "words"), [(True, REASON.message), (False, REASON.public_message)])
+def test_a_create_whose_cpus_cannot_be_freed_is_refused(name_others: bool, words: str) -> None:
+    play = story(NodeState.empty(changed_copy(NODE, admission=AdmissionRules(name_others=name_others))))
+    refusal = Refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {CREATING.ref}: {words}")
+    assert play >> CreateNotReserved(CREATING, REASON) << refusal
+
+
+def test_a_create_that_is_over_goes_on_as_it_came() -> None:
+    assert story(OWNED) >> CreateResumed(changed_copy(CREATING, id="gone"), is_reserved=True) << UNCHANGED
+
+
+@pytest.mark.parametrize("mode", NOT_APPLIED)
+def test_no_create_is_changed_where_the_plan_is_not_applied(mode: NodeMode) -> None:
+    assert create(under(OWNED, mode), CreateRequested(LS, "d", 0, Request(), "t")) == UNCHANGED
+    assert create(under(EMPTY, mode), CreateRequested(LSE, "c", 0, FOUR, "t")) == UNCHANGED
+    play = story(under(RESERVED, mode))
+    assert play >> CreateResumed(CREATING, is_reserved=True) << UNCHANGED
+    assert play >> CreateNotReserved(CREATING, REASON) << UNCHANGED
+
+
+# -- sandboxes ----------------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_for_which_nothing_is_decided_goes_on() -> None:
+    *_, decided = handle(EMPTY, SandboxRequested(LS, Request()))[1]
+    assert isinstance(decided, PodDecided)
+    assert decided.answer == UNCHANGED
+
+
+def test_what_is_set_aside_for_a_sandbox_is_recorded_first() -> None:
+    aside = changed_copy(LSE, reserved_for_pod=SetAside(None, preferred=True, cpus=OWN))
+    assert pod_answer(EMPTY, aside, Verdict()) == RecordFirst()
+
+
+def test_a_sandbox_is_refused_only_where_the_plan_is_applied() -> None:
+    no = Verdict(GrpcStatus.FAILED_PRECONDITION, "TopologyAffinityError", "no")
+    assert pod_answer(EMPTY, LSE, no) == Refuse(GrpcStatus.FAILED_PRECONDITION, "no")
+    for mode in NOT_APPLIED:
+        assert pod_answer(under(EMPTY, mode), LSE, no) == UNCHANGED
+
+
+# -- starts -------------------------------------------------------------------------------------------------
+
+TO_START = NodeState.of(NODE, [LS, LSE], [changed_copy(one, phase=Phase.CREATED) for one in (SHARER, OWNER)])
+
+
+def test_a_start_with_what_the_runtime_has_saved_goes_on_at_once() -> None:
+    play = story(TO_START)
+    assert play >> StartRequested("ls") << PrepareStart("ls")
+    assert play >> SavedCpusLearned("ls", REST)
+    assert play >> StartRequested("ls") << ForwardStart(REST)
+
+
+def test_a_start_that_was_prepared_carries_what_is_saved() -> None:
+    play = story(TO_START)
+    assert play >> StartRequested("lse", is_prepared=True) << ForwardStart(OWN)
+    assert play >> SavedCpusLearned("lse", ALL)
+    assert play >> StartRequested("lse", is_prepared=True) << ForwardStart(ALL)
+
+
+def test_a_start_that_cannot_be_prepared_is_refused() -> None:
+    refusal = Refuse(GrpcStatus.FAILED_PRECONDITION, "cannot start container lse: busy")
+    assert story(TO_START) >> StartRequested("lse", obstacle="busy") << refusal
+
+
+def test_a_start_of_what_is_not_known_or_has_started_goes_on_as_it_came() -> None:
+    play = story(OWNED)
+    assert play >> StartRequested("unknown") << PrepareStart("unknown")
+    assert play >> StartRequested("unknown", is_prepared=True) << UNCHANGED
+    assert play >> StartRequested("ls", is_prepared=True) << UNCHANGED
+
+
+@pytest.mark.parametrize("mode", NOT_APPLIED)
+def test_no_start_waits_where_the_plan_is_not_applied(mode: NodeMode) -> None:
+    assert story(under(TO_START, mode)) >> StartRequested("lse") << ForwardStart(OWN)
+
+
+# -- updates ------------------------------------------------------------------------------------------------
+
+
+def test_an_update_goes_on_with_the_cpus_of_the_container() -> None:
+    play = story(OWNED)
+    assert play >> UpdateRequested("ls", "", "", 0) << Forward(REST, REST, BOTH)
+    assert play >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, Mask((0,)))
+
+
+def test_the_sets_that_a_client_names_are_kept_for_the_release() -> None:
+    request = changed_copy(SHARER.request, cpuset_cpus="0-7", cpuset_mems="0")
+    asked, answer = changed_copy(SHARER, request=request), Forward(REST, REST, BOTH)
+    play = story(OWNED)
+    assert play >> UpdateRequested("ls", "0-7", "0", 0) << PutRecord("c/ls", asked) << answer
+    assert play.state.containers["ls"] == asked
+    assert play >> UpdateRequested("ls", "0-7", "", 0) << answer
+
+
+def test_the_sets_of_kubelets_static_policy_are_not_kept() -> None:
+    play = story(with_facts(OWNED, cpu_manager=CpuManager("static")))
+    assert play >> UpdateRequested("ls", "0-7", "0", 0) << Forward(REST, REST, BOTH)
+
+
+def test_an_update_carries_the_quota_of_an_owner_and_records_the_clients() -> None:
+    play = story(with_facts(OWNED, cpu_groups=True))
+    record = PutRecord("qc/lse", {"quota": 170_000, "group": ""})
+    play >> UpdateRequested("lse", "", "", 170_000) << record << Forward(OWN, OWN, Mask((0,)), -1)
+    assert play.state.facts.quotas.records == {CONTAINER + "lse": QuotaRecord(170_000)}
+    assert play >> UpdateRequested("ls", "", "", 170_000) << Forward(REST, REST, BOTH)
+
+
+def test_a_client_that_ends_a_quota_ends_its_record_too() -> None:
+    known = RemovedQuotas({CONTAINER + "ls": QuotaRecord(5)})
+    play = story(with_facts(OWNED, quotas=known))
+    assert play >> UpdateRequested("ls", "", "", -1) << PutRecord("qc/ls", None) << Forward(REST, REST, BOTH)
+
+
+def test_an_update_names_the_memory_nodes_where_the_memory_is() -> None:
+    wide = changed_copy(OWNER, placement=changed_copy(OWNER.placement, mems=Mask((0,))))
+    state = with_facts(NodeState.of(NODE, [LSE], [wide]), mems=MemoryBindings(wide={"lse": BOTH}))
+    assert story(state) >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, BOTH)
+
+
+def test_an_update_of_what_is_not_known_or_has_exited_goes_on_as_it_came() -> None:
+    exited = NodeState.of(NODE, [LS], [changed_copy(SHARER, phase=Phase.EXITED)])
+    assert story(exited) >> UpdateRequested("ls", "0-7", "", 5) << UNCHANGED
+    assert story(SHARED) >> UpdateRequested("unknown", "0-7", "", 5) << UNCHANGED
+
+
+@pytest.mark.parametrize("mode", NOT_APPLIED)
+def test_no_update_is_changed_or_remembered_where_the_plan_is_not_applied(mode: NodeMode) -> None:
+    play = story(under(OWNED, mode))
+    before = play.state
+    assert play >> UpdateRequested("ls", "0-7", "0", 5) << UNCHANGED
+    assert play.state is before
