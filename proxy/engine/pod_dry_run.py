@@ -1,17 +1,24 @@
-"""A pod's whole life on a node, as pure calls: the requests of kubelet, one after the other.
+"""A pod's whole life on a node: the events that follow from the requests of kubelet, one after the other.
 
 kubelet asks for the sandbox, then for each ordinary init container, which has ended when the next one is
-asked for, then for what stays. This runs that sequence through the code that decides on a node. A pod of
-which one container is refused does not run at all, so it leaves nothing behind.
+asked for, then for what stays. These events go through ``proxy.engine.handle``, as on a node. A pod of which
+one container is refused does not run at all, so it leaves nothing behind.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from proxy.engine.admit import admit
-from proxy.engine.create import place
 from proxy.engine.explain_record import explain_pooled
+from proxy.engine.handle import handle
+from proxy.engine.node_effects import PlanDecided, PodDecided
+from proxy.engine.node_events import (
+    ContainerCreated,
+    CreateRequested,
+    PhaseChanged,
+    SandboxRequested,
+    SandboxRunning,
+)
 from proxy.engine.state import NodeState
 from proxy.model.explanation import Explanation
 from proxy.model.requests import ContainerKind
@@ -52,28 +59,31 @@ class DryRunOutcome(Struct, frozen=True):
 
 def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
     """Run a pod on a node, with all its containers in their order."""
-    admission = admit(state, arrival.pod, arrival.total)
+    sandbox_id, token = arrival.pod.sandbox_id, f"{arrival.pod.sandbox_id}/"
+    asked = structs.replace(arrival.pod, sandbox_id=token)
+    after, (*_, decided) = handle(state, SandboxRequested(asked, arrival.total))
+    assert type(decided) is PodDecided
+    admission = decided.admission
     explanations = [admission.explanation] if admission.explanation else []
     if not admission.verdict.admitted:
         return DryRunOutcome(admission.verdict, state, explanations=tuple(explanations))
-    pod = admission.pod
+    pod = structs.replace(admission.pod, sandbox_id=sandbox_id)
     kinds = {ask.name: ask.kind for ask in pod.asks.containers} if pod.asks else {}
-    after = admission.state.with_pod(pod)
+    after, _ = handle(after, SandboxRunning(pod, token))
     placed: list[Container] = []
     for name, request in arrival.requests:
-        pod = after.pods[pod.sandbox_id]
-        plan = place(after, pod, name, 0, request, f"{pod.sandbox_id}/{name}")
+        container_id = f"{sandbox_id}/{name}"
+        requested = CreateRequested(after.pods[sandbox_id], name, 0, request, f"{container_id}/")
+        after, (*_, created) = handle(after, requested)
+        assert type(created) is PlanDecided
+        plan = created.plan
         if plan.container is None:
             explanations += [plan.explanation] if plan.explanation else []
             return DryRunOutcome(plan.verdict, state, tuple(placed), name, tuple(explanations))
-        explanations.append(
-            plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container))
-        )
-        ends = kinds.get(name) is ContainerKind.INIT
-        container = plan.container.in_phase(Phase.RUNNING)
-        after = plan.state.changed(put=(container,)).started(container)
-        if ends:
-            container = container.in_phase(Phase.EXITED)
-            after = after.changed(put=(container,))
-        placed.append(container)
+        explanations.append(plan.explanation or explain_pooled(plan.container, after.wanted(plan.container)))
+        after, _ = handle(after, ContainerCreated(plan.container.id, container_id))
+        after, _ = handle(after, PhaseChanged(container_id, Phase.RUNNING))
+        if kinds.get(name) is ContainerKind.INIT:
+            after, _ = handle(after, PhaseChanged(container_id, Phase.EXITED))
+        placed.append(after.containers[container_id])
     return DryRunOutcome(Verdict(), after, tuple(placed), explanations=tuple(explanations))

@@ -104,6 +104,15 @@ def test_a_pod_uses_again_what_its_init_containers_leave(policy: TopologyPolicy,
     assert not over.containers
 
 
+@pytest.mark.parametrize("scope", list(Scope))
+def test_what_a_pod_leaves_behind_has_the_runtimes_names(scope: Scope) -> None:
+    state = dry_run(node(scope=scope), LONG).state
+    assert list(state.pods) == ["s-p"]
+    assert set(state.containers) == {"s-p/i", "s-p/s", "s-p/c"}
+    assert not state.runtime.arriving
+    assert not violations(state)
+
+
 @pytest.mark.parametrize(
     ("scope", "refused", "placed", "told"),
     [(Scope.CONTAINER, "c", ["i"], ["ns/p/i", "ns/p/c"]), (Scope.POD, "", [], ["ns/p"])],
