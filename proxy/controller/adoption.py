@@ -22,12 +22,13 @@ from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, Runt
 from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.engine.admission import sum_requests
+from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import ContainerFound, PodLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
+from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
 from proxy.telemetry import metrics
@@ -262,18 +263,23 @@ class Adoption:
         assert decided is not None
         plan = decided.plan
         assert plan.container is not None
-        applied = applies_to(context.state, pod)
-        if not context.history.exists_despite_refusal(plan.container):
-            self._creates.remember(plan)
         context.telemetry.count(metrics.CONTAINERS_ADOPTED)
+        if not context.history.exists_despite_refusal(plan.container):  # else all is reported
+            self._report(plan, plan.container)
+
+    def _report(self, plan: Plan, container: Container) -> None:
+        """Record and log what the plan has for a container."""
+        context, pod = self._context, container.pod
+        applied = applies_to(context.state, pod)
+        self._creates.remember(plan)
         context.bad_input.judge(pod, plan)
         context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True, applied=applied)
         if plan.problem and not isinstance(plan.problem, InputDefect):
-            context.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
-        placement, telemetry = plan.container.placement, context.telemetry
+            context.telemetry.problem(NOT_AS_ASKED, **subject(container), reason=plan.problem)
+        placement, telemetry = container.placement, context.telemetry
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        cpus, why = context.state.wanted(plan.container), placement.reasons[0]
+        cpus, why = context.state.wanted(container), placement.reasons[0]
         if applied:
-            say("adopted a container", **subject(plan.container), cpus=cpus, reason=why)
+            say("adopted a container", **subject(container), cpus=cpus, reason=why)
         else:
-            say("would place a running container", **subject(plan.container), cpus=cpus, reason=why)
+            say("would place a running container", **subject(container), cpus=cpus, reason=why)

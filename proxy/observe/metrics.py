@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from proxy.config.enums import Mode
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.observe.hook_metrics import hook_metrics
@@ -86,36 +87,65 @@ def _plain(values: Iterable[tuple[Gauge, object]]) -> Iterator[str]:
 
 
 def _node(status: Mapping[str, object]) -> Iterator[str]:
-    pools = as_map(status.get("pools"))
+    pools, applied = as_map(status.get("pools")), _is_applied(status)
     if not pools:
         return
     names = [name for name in ("shared", "be", "system") if name in pools]
-    yield family(named.POOL_CPUS, [({"pool": n}, _count(pools[n])) for n in names])
+    cpus, node_cpus = (
+        (named.POOL_CPUS, named.POOL_NODE_CPUS)
+        if applied
+        else (named.PLANNED_POOL_CPUS, named.PLANNED_POOL_NODE_CPUS)
+    )
+    yield family(cpus, [({"pool": n}, _count(pools[n])) for n in names])
     parts = [
         ({"pool": name, "node": part.get("node")}, _count(part.get(name)))
         for part in map(as_map, as_list(pools.get("nodes")))
         for name in names
         if name in part
     ]
-    yield family(named.POOL_NODE_CPUS, parts)
+    yield family(node_cpus, parts)
     owners = [as_map(owner) for owner in as_list(status.get("exclusive"))]
-    yield family(named.OWNERS, [({}, len(owners))])
-    owned = [
-        ({"be_may_use": may}, sum(_count(each.get("cpus")) for each in owners if each.get("hard") is hard))
-        for may, hard in (("true", False), ("false", True))
-    ]
-    yield family(named.OWNED_CPUS, owned)
     there = [as_map(each) for each in as_list(status.get("containers"))]
     live = [each for each in there if each.get("phase") != Phase.EXITED.value]
-    held = [({"pool": pool.value}, sum(each.get("pool") == pool.value for each in live)) for pool in Pool]
-    yield family(named.CONTAINERS, held)
+    yield from _held(owners, live, (named.OWNERS, named.OWNED_CPUS, named.CONTAINERS), applied=True)
+    planned = (named.PLANNED_OWNERS, named.PLANNED_OWNED_CPUS, named.PLANNED_CONTAINERS)
+    yield from _held(owners, live, planned, applied=False)
+
+
+def _held(
+    owners: Iterable[Mapping[str, object]],
+    live: Iterable[Mapping[str, object]],
+    gauges: tuple[Gauge, Gauge, Gauge],
+    *,
+    applied: bool,
+) -> Iterator[str]:
+    """Write the gauges of owners, their CPUs and containers, of those to which the plan is applied or not."""
+    count, owned, containers = gauges
+    some = [each for each in owners if each.get("enforced", True) is applied]
+    yield family(count, [({}, len(some))])
+    yield family(
+        owned,
+        [
+            ({"be_may_use": may}, sum(_count(_planned(each)) for each in some if each.get("hard") is hard))
+            for may, hard in (("true", False), ("false", True))
+        ],
+    )
+    pools = [each.get("pool") for each in live if each.get("enforced", True) is applied]
+    yield family(containers, [({"pool": pool.value}, pools.count(pool.value)) for pool in Pool])
+
+
+def _is_applied(status: Mapping[str, object]) -> bool:
+    """Return whether the plan is applied to any pod: else it says what would be."""
+    leaving = as_map(status.get("release")).get("stage")
+    return status.get("mode", Mode.ENFORCE) == Mode.ENFORCE and not leaving
 
 
 def _rules(status: Mapping[str, object]) -> Iterator[str]:
+    reservations = named.POD_RESERVATIONS if _is_applied(status) else named.PLANNED_POD_RESERVATIONS
     values: list[tuple[Gauge, object]] = [
         (metric, len(as_list(status[key])))
         for metric, key in (
-            (named.POD_RESERVATIONS, "reservations"),
+            (reservations, "reservations"),
             (named.PROBLEMS, "problems"),
             (named.VIOLATIONS, "violations"),
         )
@@ -163,7 +193,12 @@ def _memory(status: Mapping[str, object]) -> Iterator[str]:
         if isinstance(amount := as_map(amounts).get(state), int)
     ]
     if samples:
-        yield family(named.MEMORY_BYTES, samples)
+        yield family(named.MEMORY_BYTES if _is_applied(status) else named.PLANNED_MEMORY_BYTES, samples)
+
+
+def _planned(owner: Mapping[str, object]) -> object:
+    """Return the CPUs that an owner is to have: those in effect are only read for the status page."""
+    return owner.get("desired_cpus") or owner.get("cpus")
 
 
 def _count(cpus: object) -> int:

@@ -319,6 +319,17 @@ POOL_NODE_CPUS = Gauge("pool_node_cpus", "CPUs of a pool on a NUMA node.", ("poo
 OWNERS = Gauge("owners", "Owners of exclusive CPUs: pods and containers.")
 OWNED_CPUS = Gauge("owned_cpus", "Exclusive CPUs that have an owner.", ("be_may_use",))
 CONTAINERS = Gauge("containers", "Containers that have not exited, by the pool that they run on.", ("pool",))
+PLANNED_POOL_CPUS = Gauge(
+    "planned_pool_cpus",
+    "CPUs of a pool by a plan that is not applied (observed or released node).",
+    ("pool",),
+)
+PLANNED_POOL_NODE_CPUS = Gauge("planned_pool_node_cpus", "The same, on a NUMA node.", ("pool", "node"))
+PLANNED_OWNERS = Gauge("planned_owners", "Observed pods and containers that would own exclusive CPUs.")
+PLANNED_OWNED_CPUS = Gauge("planned_owned_cpus", "Exclusive CPUs that these would own.", ("be_may_use",))
+PLANNED_CONTAINERS = Gauge(
+    "planned_containers", "Observed containers that have not exited, by their pool in the plan.", ("pool",)
+)
 POD_RESERVATIONS = Gauge(
     "pod_reservations",
     "Pods that have CPUs or memory reserved before their containers are created.",
@@ -350,9 +361,17 @@ CPUSETS_WATCHED = Gauge(
     "Containers whose cpuset the kernel reports writes of.",
     former="drift_watched",
 )
+PLANNED_POD_RESERVATIONS = Gauge(
+    "planned_pod_reservations", "Pods for which a plan that is not applied reserves CPUs or memory."
+)
 MEMORY_BYTES = Gauge(
     "memory_bytes",
     "Memory and huge pages of NUMA nodes: allocatable, given to containers, and free.",
+    ("node", "resource", "state"),
+)
+PLANNED_MEMORY_BYTES = Gauge(
+    "planned_memory_bytes",
+    "Memory and huge pages of NUMA nodes by a plan that is not applied.",
     ("node", "resource", "state"),
 )
 BE_BUDGET_CPUS = Gauge(

@@ -40,6 +40,11 @@ HISTOGRAM = ("bucket", "sum", "count")
 LINE = re.compile(r"(topoproxy_[a-z_]+)(\{[^{}]*\})? (-?[0-9.]+)")
 
 
+def as_maps(value: object) -> list[dict[str, object]]:
+    assert isinstance(value, list)
+    return value
+
+
 def counted() -> Registry:
     registry = Registry()
     registry.add(declared.RECONCILES, 3, {})
@@ -75,6 +80,32 @@ def samples(text: str) -> dict[str, str]:
             found[match[1] + (match[2] or "")] = match[3]
     assert text.endswith("\n")
     return found
+
+
+def planned(status: Mapping[str, object]) -> dict[str, str]:
+    return {name: value for name, value in samples(metrics(status)).items() if "planned" in name}
+
+
+def test_what_is_not_applied_has_gauges_of_its_own() -> None:
+    observed = [{**each, "enforced": False} for each in as_maps(STATUS["exclusive"])]
+    there = [{**each, "enforced": False} for each in as_maps(STATUS["containers"])]
+    status = {**STATUS, "mode": "observe", "exclusive": observed, "containers": there}
+    found = samples(metrics(status))
+    assert found["topoproxy_owners"] == "0"
+    assert found["topoproxy_planned_owners"] == "3"
+    assert found['topoproxy_containers{pool="shared"}'] == "0"
+    assert found['topoproxy_planned_containers{pool="shared"}'] == "2"
+    assert found['topoproxy_owned_cpus{be_may_use="true"}'] == "0"
+    assert found['topoproxy_planned_owned_cpus{be_may_use="true"}'] == "2"
+    for name in ("pool_cpus", "pool_node_cpus", "pod_reservations", "memory_bytes"):
+        assert any(key.startswith(f"topoproxy_planned_{name}") for key in found), name
+        assert not any(key.startswith(f"topoproxy_{name}") for key in found), name
+
+
+def test_where_the_plan_is_applied_nothing_is_planned_only() -> None:
+    assert set(planned(STATUS).values()) == {"0"}
+    leaving = {**STATUS, "release": {"stage": "released"}}
+    assert "topoproxy_planned_pod_reservations" in planned(leaving)
 
 
 def test_everything_that_status_knows_in_numbers() -> None:
@@ -161,7 +192,8 @@ def test_every_declared_gauge_of_the_node_is_exported() -> None:
         "config": {"since": 1.5, "restart": [], "reload": {}},
         "hooks": {"hooks": [hook]},
     }
-    exported = set(re.findall(r"^# TYPE (\w+) ", metrics(full, Registry()), re.MULTILINE))
+    pages = metrics(full, Registry()) + metrics({**full, "mode": "observe"})
+    exported = set(re.findall(r"^# TYPE (\w+) ", pages, re.MULTILINE))
     names = {m.full_name(n) for m in declared.ALL if isinstance(m, Gauge) for n in (m.name, m.former) if n}
     assert names - exported == set()
 
