@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from proxy.controller.systemd.ports import Fences, Units
     from proxy.engine.node import Node
+    from proxy.frontends.podresources.service import PodResourcesService
     from proxy.telemetry.port import Telemetry
 
 
@@ -298,6 +299,16 @@ def _kubelet_cpu_manager(config: Config, context: NodeContext) -> KubeletCpuMana
         str(asked.config_file or ""),
         lambda: context.state.node.topology,
     )
+
+
+def pod_resources_of(config: Config, controller: NodeController) -> PodResourcesService:
+    """Make what serves the pod-resources API; imports what only that needs, so call it in a thread."""
+    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+    from proxy.frontends.podresources.service import PodResourcesService
+
+    path, kubelet = config.pod_resources.serve, config.kubelet.pod_resources
+    assert path is not None
+    return PodResourcesService(path, controller, SharedPodResources(str(kubelet)) if kubelet else None)
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:

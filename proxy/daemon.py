@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from proxy.controller.runtime_sync import Settler
     from proxy.controller.start_update import StartUpdate
     from proxy.frontends.cri.acceptor import Front
+    from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
     from proxy.reload.service import Reload
@@ -102,6 +103,7 @@ class Daemon:
         self._suppression: Suppression | None = None
         self._leaving: LazyRelease | None = None
         self.hooking: Hooking | None = None
+        self._pod_resources: PodResourcesService | None = None
         self.reload: Reload | None = None
         self._reload_wanted = asyncio.Event()
 
@@ -201,9 +203,20 @@ class Daemon:
             )
             self._task(self.hooking.run)
             self._task(self.hooking.serve)
+        if config.pod_resources.serve is not None:
+            self._task(self._serve_pod_resources)
         return Front(
             str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=controller.broken
         )
+
+    async def _serve_pod_resources(self) -> None:
+        """Serve the pod-resources API; what it needs is imported in a thread, and only here."""
+        from proxy.assembly import pod_resources_of
+
+        assert self.controller is not None
+        if self._pod_resources is None:
+            self._pod_resources = await asyncio.to_thread(pod_resources_of, self.config, self.controller)
+        await self._pod_resources.run()
 
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
         from proxy.reload.service import Reload
@@ -374,7 +387,7 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         await ending.step("end tasks", asyncio.gather(*self._tasks, return_exceptions=True))
-        for server in (self._admin, self._leaving, self.hooking):
+        for server in (self._admin, self._pod_resources, self._leaving, self.hooking):
             if server is not None:
                 most = HOOKS_S if server is self.hooking else SERVER_S
                 await ending.step(

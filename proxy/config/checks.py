@@ -109,6 +109,16 @@ def _sockets(config: Config) -> Iterator[str]:
         yield f"adminSocket: {config.admin_path} is in use for CRI calls already"
     if config.hooks.serve in {config.listen, config.runtime, config.admin_path}:
         yield f"hooks.serve: {config.hooks.serve} is in use for other calls already"
+    serve = config.pod_resources.serve
+    if serve is not None and serve == config.kubelet.pod_resources:
+        yield f"podResources.serve: {serve} is kubelet's own socket, and the server would ask itself"
+    elif serve is not None and serve in {
+        config.listen,
+        config.runtime,
+        config.admin_path,
+        config.hooks.serve,
+    }:
+        yield f"podResources.serve: {serve} is in use for other calls already"
 
 
 def _cpus(config: Config) -> Iterator[str]:

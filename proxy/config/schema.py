@@ -33,6 +33,7 @@ from proxy.config.sections import (
     KoordinatorConfig,
     KubeletConfig,
     LogConfig,
+    PodResourcesConfig,
     ReserveConfig,
     SettleConfig,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "OnError",
     "OwnerMemoryNodes",
     "OwnerPartitions",
+    "PodResourcesConfig",
     "ReserveConfig",
     "Setting",
     "SettleConfig",
@@ -272,6 +274,10 @@ class Config:
     kubelet: KubeletConfig = field(
         default=KubeletConfig(),
         metadata=section("kubelet", "What may be asked of kubelet; nothing by default."),
+    )
+    pod_resources: PodResourcesConfig = field(
+        default=PodResourcesConfig(),
+        metadata=section("podResources", "Serving kubelet's pod-resources API to monitoring agents."),
     )
     koordinator: KoordinatorConfig = field(
         default=KoordinatorConfig(),

@@ -129,6 +129,24 @@ class KubeletConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PodResourcesConfig:
+    """Serving kubelet's pod-resources API.
+
+    Attributes:
+        serve: None where it is not served.
+    """
+
+    serve: Path | None = field(
+        default=None,
+        metadata=key(
+            "serve",
+            OPTIONAL_SOCKET,
+            "Where monitoring agents may ask which CPUs, memory and devices containers have. Empty: nowhere.",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class KoordinatorConfig:
     """What Koordinator's users write at a Node object, for nodes that have none to ask."""
 

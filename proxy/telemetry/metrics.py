@@ -17,6 +17,7 @@ class Labels(TypedDict, total=False):
 
     author: str
     kind: str
+    method: str
     result: str
     rule: str
     verdict: str
@@ -235,6 +236,14 @@ HOOK_SERVER_REQUESTS_REFUSED = Counter(
     "hook_server_requests_refused",
     "Requests of a koord-runtime-proxy that were answered with a refusal.",
     former="hook_questions_refused",
+)
+POD_RESOURCES_REQUESTS = Counter(
+    "pod_resources_requests", "Requests to the pod-resources API that we serve.", ("method",)
+)
+POD_RESOURCES_REQUESTS_REFUSED = Counter(
+    "pod_resources_requests_refused",
+    "Requests to the pod-resources API that we serve that were answered with an error.",
+    ("method",),
 )
 
 # -- faults -----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12podresources.proto\x12\x1etopoproxy.kubelet.podresources\"A\n\x16GetPodResourcesRequest\x12\x10\n\x08pod_name\x18\x01 \x01(\t\x12\x15\n\rpod_namespace\x18\x02 \x01(\t\"^\n\x17GetPodResourcesResponse\x12\x43\n\rpod_resources\x18\x01 \x01(\x0b\x32,.topoproxy.kubelet.podresources.PodResources\"\x19\n\x17ListPodResourcesRequest\"_\n\x18ListPodResourcesResponse\x12\x43\n\rpod_resources\x18\x01 \x03(\x0b\x32,.topoproxy.kubelet.podresources.PodResources\"\x1d\n\x1b\x41llocatableResourcesRequest\"a\n\x1c\x41llocatableResourcesResponse\x12\x41\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x30.topoproxy.kubelet.podresources.ContainerDevices\"w\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x46\n\ncontainers\x18\x03 \x03(\x0b\x32\x32.topoproxy.kubelet.podresources.ContainerResources\"\xb1\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x41\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x30.topoproxy.kubelet.podresources.ContainerDevices\x12J\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32/.topoproxy.kubelet.podresources.DynamicResource\"}\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12>\n\x08topology\x18\x03 \x01(\x0b\x32,.topoproxy.kubelet.podresources.TopologyInfo\"G\n\x0cTopologyInfo\x12\x37\n\x05nodes\x18\x01 \x03(\x0b\x32(.topoproxy.kubelet.podresources.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\"\x86\x01\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12\x46\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32-.topoproxy.kubelet.podresources.ClaimResource\"O\n\rClaimResource\x12>\n\x0b\x63\x64i_devices\x18\x01 \x03(\x0b\x32).topoproxy.kubelet.podresources.CDIDevice\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12podresources.proto\x12\x1etopoproxy.kubelet.podresources\"A\n\x16GetPodResourcesRequest\x12\x10\n\x08pod_name\x18\x01 \x01(\t\x12\x15\n\rpod_namespace\x18\x02 \x01(\t\"^\n\x17GetPodResourcesResponse\x12\x43\n\rpod_resources\x18\x01 \x01(\x0b\x32,.topoproxy.kubelet.podresources.PodResources\"\x19\n\x17ListPodResourcesRequest\"_\n\x18ListPodResourcesResponse\x12\x43\n\rpod_resources\x18\x01 \x03(\x0b\x32,.topoproxy.kubelet.podresources.PodResources\"\x1d\n\x1b\x41llocatableResourcesRequest\"\xb3\x01\n\x1c\x41llocatableResourcesResponse\x12\x41\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x30.topoproxy.kubelet.podresources.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x02 \x03(\x03\x12?\n\x06memory\x18\x03 \x03(\x0b\x32/.topoproxy.kubelet.podresources.ContainerMemory\"w\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x46\n\ncontainers\x18\x03 \x03(\x0b\x32\x32.topoproxy.kubelet.podresources.ContainerResources\"\x83\x02\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x41\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x30.topoproxy.kubelet.podresources.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x03 \x03(\x03\x12?\n\x06memory\x18\x04 \x03(\x0b\x32/.topoproxy.kubelet.podresources.ContainerMemory\x12J\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32/.topoproxy.kubelet.podresources.DynamicResource\"t\n\x0f\x43ontainerMemory\x12\x13\n\x0bmemory_type\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12>\n\x08topology\x18\x03 \x01(\x0b\x32,.topoproxy.kubelet.podresources.TopologyInfo\"}\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12>\n\x08topology\x18\x03 \x01(\x0b\x32,.topoproxy.kubelet.podresources.TopologyInfo\"G\n\x0cTopologyInfo\x12\x37\n\x05nodes\x18\x01 \x03(\x0b\x32(.topoproxy.kubelet.podresources.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\"\x86\x01\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12\x46\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32-.topoproxy.kubelet.podresources.ClaimResource\"O\n\rClaimResource\x12>\n\x0b\x63\x64i_devices\x18\x01 \x03(\x0b\x32).topoproxy.kubelet.podresources.CDIDevice\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,22 +41,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=339
   _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_start=341
   _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_end=370
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=372
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=469
-  _globals['_PODRESOURCES']._serialized_start=471
-  _globals['_PODRESOURCES']._serialized_end=590
-  _globals['_CONTAINERRESOURCES']._serialized_start=593
-  _globals['_CONTAINERRESOURCES']._serialized_end=770
-  _globals['_CONTAINERDEVICES']._serialized_start=772
-  _globals['_CONTAINERDEVICES']._serialized_end=897
-  _globals['_TOPOLOGYINFO']._serialized_start=899
-  _globals['_TOPOLOGYINFO']._serialized_end=970
-  _globals['_NUMANODE']._serialized_start=972
-  _globals['_NUMANODE']._serialized_end=994
-  _globals['_DYNAMICRESOURCE']._serialized_start=997
-  _globals['_DYNAMICRESOURCE']._serialized_end=1131
-  _globals['_CLAIMRESOURCE']._serialized_start=1133
-  _globals['_CLAIMRESOURCE']._serialized_end=1212
-  _globals['_CDIDEVICE']._serialized_start=1214
-  _globals['_CDIDEVICE']._serialized_end=1239
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=373
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=552
+  _globals['_PODRESOURCES']._serialized_start=554
+  _globals['_PODRESOURCES']._serialized_end=673
+  _globals['_CONTAINERRESOURCES']._serialized_start=676
+  _globals['_CONTAINERRESOURCES']._serialized_end=935
+  _globals['_CONTAINERMEMORY']._serialized_start=937
+  _globals['_CONTAINERMEMORY']._serialized_end=1053
+  _globals['_CONTAINERDEVICES']._serialized_start=1055
+  _globals['_CONTAINERDEVICES']._serialized_end=1180
+  _globals['_TOPOLOGYINFO']._serialized_start=1182
+  _globals['_TOPOLOGYINFO']._serialized_end=1253
+  _globals['_NUMANODE']._serialized_start=1255
+  _globals['_NUMANODE']._serialized_end=1277
+  _globals['_DYNAMICRESOURCE']._serialized_start=1280
+  _globals['_DYNAMICRESOURCE']._serialized_end=1414
+  _globals['_CLAIMRESOURCE']._serialized_start=1416
+  _globals['_CLAIMRESOURCE']._serialized_end=1495
+  _globals['_CDIDEVICE']._serialized_start=1497
+  _globals['_CDIDEVICE']._serialized_end=1522
 # @@protoc_insertion_point(module_scope)

@@ -82,14 +82,11 @@ class PodResources:
         Raises:
             KubeletError: Kubelet does not answer.
         """
-        from proxy.api.kubelet import podresources_pb2 as pb
-
         with self._lock:
             if (now := self._clock()) < self._fresh_until:
                 return self._allocatable
-            request = pb.AllocatableResourcesRequest()
             try:
-                answer = self._call("GetAllocatableResources", request, pb.AllocatableResourcesResponse)
+                answer = self.devices()
             except KubeletError:
                 # What was true last serves for a while, the longer the more this attempt cost.
                 ended = self._clock()
@@ -97,6 +94,27 @@ class PodResources:
                 raise
             self._allocatable, self._fresh_until = _devices(answer.devices), now + FRESH_S
             return self._allocatable
+
+    def pods(self) -> pb.ListPodResourcesResponse:
+        """Return kubelet's list of all pods.
+
+        Raises:
+            KubeletError: Kubelet does not answer.
+        """
+        from proxy.api.kubelet import podresources_pb2 as pb
+
+        return self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
+
+    def devices(self) -> pb.AllocatableResourcesResponse:
+        """Return what kubelet can assign; of its devices, those that are healthy.
+
+        Raises:
+            KubeletError: Kubelet does not answer.
+        """
+        from proxy.api.kubelet import podresources_pb2 as pb
+
+        request = pb.AllocatableResourcesRequest()
+        return self._call("GetAllocatableResources", request, pb.AllocatableResourcesResponse)
 
     def _pod(self, namespace: str, pod: str) -> pb.PodResources | None:
         from proxy.api.kubelet import podresources_pb2 as pb
@@ -113,8 +131,7 @@ class PodResources:
                 if error.code not in (GrpcStatus.UNKNOWN, GrpcStatus.UNIMPLEMENTED):
                     raise
                 self._list_until = self._clock() + NO_GET_S
-        listed = self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
-        for item in listed.pod_resources:
+        for item in self.pods().pod_resources:
             if (item.namespace, item.name) == (namespace, pod):
                 return item
         return None

@@ -20,10 +20,10 @@ from proxy.controller.context import NodeContext
 from proxy.frontends.hookserver.foreign_call import HookCallRefusedError
 from proxy.frontends.hookserver.messages import container_echo, pod_echo
 from proxy.frontends.hookserver.servicer import Servicer
-from proxy.frontends.hookserver.socket_path import SocketPath
 from proxy.hooks.hook import LONGEST_S
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
+from proxy.sockets.socket_path import SocketPath
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Server:
         self._servicer = servicer
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._place = SocketPath(path)
+        self._place = SocketPath(path, "serve hooks")
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
         self.wanted = True

@@ -21,9 +21,9 @@ from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import STAGES, registration
 from proxy.frontends.hookserver.server import rpc_methods
 from proxy.frontends.hookserver.service import Serving
-from proxy.frontends.hookserver.socket_path import SocketPath
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CannotCreateError, ConfigError
+from proxy.sockets.socket_path import SocketPath
 from tests.testkit.captured_log import telemetry
 
 
@@ -61,7 +61,7 @@ def reach(path: Path) -> None:
 
 
 def test_it_has_its_mode_from_the_first_moment(directory: Path, bind: Any) -> None:
-    place = SocketPath(directory / "hooks.sock")
+    place = SocketPath(directory / "hooks.sock", "serve hooks")
     place.take(bind)
     assert stat.S_IMODE((directory / "hooks.sock").stat().st_mode) == 0o600
     reach(directory / "hooks.sock")
@@ -75,35 +75,35 @@ def test_a_dead_socket_is_replaced_and_others_are_left_alone(directory: Path, bi
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
-    place = SocketPath(path)
+    place = SocketPath(path, "serve hooks")
     place.take(bind)
     with pytest.raises(CannotCreateError, match="another process answers there"):
-        SocketPath(path).take(bind)
+        SocketPath(path, "serve hooks").take(bind)
     reach(path)
     path.unlink()
     path.write_text("another's")
     place.give_back()
     assert path.read_text() == "another's"
     with pytest.raises(CannotCreateError, match="a file stands there"):
-        SocketPath(path).take(bind)
+        SocketPath(path, "serve hooks").take(bind)
     assert os.listdir(directory) == ["hooks.sock"]
 
 
 def test_it_says_why_it_cannot(directory: Path, bind: Any) -> None:
     with pytest.raises(CannotCreateError, match=r"cannot serve hooks on .*No such file"):
-        SocketPath(directory / "no" / "hooks.sock").take(bind)
+        SocketPath(directory / "no" / "hooks.sock", "serve hooks").take(bind)
     deep = directory / ("d" * (98 - len(str(directory))))
     deep.mkdir()
     with pytest.raises(CannotCreateError, match="too long"):
-        SocketPath(deep / "s").take(bind)
+        SocketPath(deep / "s", "serve hooks").take(bind)
 
     def broken(_: str) -> int:
         raise RuntimeError("no luck")
 
     with pytest.raises(CannotCreateError, match="cannot be bound: no luck"):
-        SocketPath(directory / "s").take(broken)
+        SocketPath(directory / "s", "serve hooks").take(broken)
     with pytest.raises(CannotCreateError, match=r"cannot be bound$"):
-        SocketPath(directory / "s").take(lambda _: 0)
+        SocketPath(directory / "s", "serve hooks").take(lambda _: 0)
     assert os.listdir(directory) == [deep.name]
 
 

@@ -1,4 +1,4 @@
-"""Where the server listens: a path that no other user can open, at any time.
+"""Where a gRPC server listens: a path that no other user can open, at any time.
 
 The gRPC library binds a path by itself, with the mode that the process's umask gives, and replaces whatever
 is there. So it binds in a directory that only we can access, and the socket is moved to its path when it has
@@ -24,8 +24,15 @@ MODE = 0o600
 class SocketPath:
     """One path, taken and given back."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, purpose: str) -> None:
+        """Touch nothing yet.
+
+        Args:
+            path: Where to listen.
+            purpose: What is done there, for messages: ``serve hooks``.
+        """
         self._path = path
+        self._failed = f"cannot {purpose} on {path}"
         self._identity: tuple[int, int] | None = None
 
     def take(self, bind: Callable[[str], int]) -> None:
@@ -44,17 +51,15 @@ class SocketPath:
             with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as directory:  # mode 0700
                 beside = Path(directory, "s")
                 if len(os.fsencode(beside)) > PATH_LIMIT:
-                    raise CannotCreateError(
-                        f"cannot serve hooks on {path}: the name of its directory is too long"
-                    )
+                    raise CannotCreateError(f"{self._failed}: the name of its directory is too long")
                 self._bind(bind, beside)
                 beside.chmod(MODE)
                 found = beside.stat()
                 beside.rename(path)
         except PermissionError as error:
-            raise PermissionDeniedError(f"cannot serve hooks on {path}: {error.strerror}") from error
+            raise PermissionDeniedError(f"{self._failed}: {error.strerror}") from error
         except OSError as error:
-            raise CannotCreateError(f"cannot serve hooks on {path}: {error.strerror}") from error
+            raise CannotCreateError(f"{self._failed}: {error.strerror}") from error
         self._identity = found.st_dev, found.st_ino
 
     def _bind(self, bind: Callable[[str], int], beside: Path) -> None:
@@ -64,7 +69,7 @@ class SocketPath:
                 return
         except RuntimeError as error:  # how the library says it
             cause = f": {error}"
-        raise CannotCreateError(f"cannot serve hooks on {self._path}: it cannot be bound{cause}")
+        raise CannotCreateError(f"{self._failed}: it cannot be bound{cause}")
 
     def give_back(self) -> None:
         """Remove the path, if it is still ours."""

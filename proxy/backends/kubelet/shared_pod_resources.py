@@ -1,0 +1,104 @@
+"""kubelet's pod-resources answers for many readers: what one is answered serves others for a moment.
+
+kubelet answers 100 requests a second, from all clients together, and the decisions about containers need some
+of them. So agents that ask us often must not use that up: each list is requested at most ten times a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from proxy.backends.kubelet.channel import UnixChannel
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.pod_resources import PodResources
+
+if TYPE_CHECKING:
+    from proxy.api.kubelet import podresources_pb2 as pb
+
+FRESH_S: Final = 0.1
+"""How long an answer serves, in seconds."""
+CALL_S: Final = 5.0
+"""Deadline of a call: no decision waits for it, and lists of large nodes take longer than one pod."""
+
+T = TypeVar("T")
+
+
+class SharedPodResources:
+    """The lists of kubelet's pod-resources API; safe to use from several threads.
+
+    The answers are shared: they must not be changed.
+    """
+
+    def __init__(self, socket: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open nothing yet.
+
+        Args:
+            socket: Path of kubelet's socket.
+            clock: Seconds that only grow.
+        """
+        self._channel = UnixChannel(socket, CALL_S)
+        api = PodResources(self._channel, clock)
+        self._pods = SharedAnswer(api.pods, clock)
+        self._devices = SharedAnswer(api.devices, clock)
+
+    def pods(self) -> pb.ListPodResourcesResponse:
+        """Return kubelet's list of all pods.
+
+        Raises:
+            KubeletError: Kubelet does not answer.
+        """
+        return self._pods.get()
+
+    def devices(self) -> pb.AllocatableResourcesResponse:
+        """Return what kubelet can assign.
+
+        Raises:
+            KubeletError: Kubelet does not answer.
+        """
+        return self._devices.get()
+
+    def close(self) -> None:
+        """Close the channel; calls after that fail."""
+        self._channel.close()
+
+
+class SharedAnswer(Generic[T]):
+    """An answer that several threads use. An error serves all that have waited for it."""
+
+    def __init__(self, ask: Callable[[], T], clock: Callable[[], float]) -> None:
+        """Ask nothing yet.
+
+        Args:
+            ask: Gets the answer; may raise ``KubeletError``.
+            clock: Seconds that only grow.
+        """
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answer: T | None = None
+        self._begun = float("-inf")
+        self._error: KubeletError | None = None
+        self._failed = float("-inf")
+
+    def get(self) -> T:
+        """Return an answer that is at most ``FRESH_S`` old.
+
+        Raises:
+            KubeletError: There is none.
+        """
+        called = self._clock()
+        with self._lock:
+            if self._answer is not None and called < self._begun + FRESH_S:
+                return self._answer
+            if self._error is not None and called <= self._failed:
+                raise self._error
+            self._begun, self._answer, self._error = self._clock(), None, None
+            try:
+                self._answer = self._ask()
+            except KubeletError as error:
+                self._error, self._failed = error, self._clock()
+                raise
+            return self._answer

@@ -1,0 +1,215 @@
+"""The gRPC server of the pod-resources API. A few threads answer; the event loop has no part in it.
+
+A thread reads the newest state of the node, which is a value, and asks kubelet where that is configured. So a
+slow kubelet delays these answers and no call of the CRI. Where kubelet does not answer, the request fails: an
+answer without devices would claim that no container has any.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
+
+from proxy.frontends.podresources.messages import allocatable_answer, pods_answer
+from proxy.frontends.podresources.rate_limit import RequestLimit
+from proxy.model.errors import TopoproxyError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.quoting import message
+from proxy.sockets.socket_path import SocketPath
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import grpc
+    from google.protobuf.message import Message
+
+    from proxy.api.kubelet import podresources_pb2 as pb
+    from proxy.engine.state import NodeState
+    from proxy.telemetry.port import Telemetry
+
+SERVICE: Final = "v1.PodResourcesLister"
+THREADS, AT_ONCE = 4, 64
+"""Requests that are answered at a time, and those that may wait with them; others are refused."""
+STOP_S: Final = 0.5
+
+
+class KubeletAnswers(Protocol):
+    """kubelet's own pod-resources API; for several threads. Answers are shared, and never changed."""
+
+    def pods(self) -> pb.ListPodResourcesResponse:
+        """Return the answer to ``List``.
+
+        Raises:
+            TopoproxyError: kubelet does not answer.
+        """
+
+    def devices(self) -> pb.AllocatableResourcesResponse:
+        """Return the answer to ``GetAllocatableResources``.
+
+        Raises:
+            TopoproxyError: kubelet does not answer.
+        """
+
+    def close(self) -> None:
+        """Close the connection; what is asked after that fails."""
+
+
+class ListerRefusedError(TopoproxyError):
+    """A request is answered with a status.
+
+    Attributes:
+        code: The gRPC status code.
+    """
+
+    def __init__(self, code: GrpcStatus, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class PodResourcesServer:
+    """Serves the API on a socket.
+
+    Attributes:
+        wanted: Whether it is to be open; ``open`` does nothing where not.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        state: Callable[[], NodeState | None],
+        kubelet: KubeletAnswers | None,
+        telemetry: Telemetry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare; nothing is opened before ``open``.
+
+        Args:
+            path: Where to listen.
+            state: Returns the node as it is; None as long as its containers are not known.
+            kubelet: kubelet's own API; None where it is not asked.
+            telemetry: Counts requests.
+            clock: Seconds that only grow.
+        """
+        self._path = path
+        self._state = state
+        self._kubelet = kubelet
+        self._telemetry = telemetry
+        self._limit = RequestLimit(clock)
+        self._place = SocketPath(path, "serve the pod-resources API")
+        self._server: grpc.Server | None = None
+        self._lock = threading.Lock()
+        self.wanted = True
+
+    def open(self) -> None:
+        """Listen; runs in a thread, as importing gRPC takes its time.
+
+        Raises:
+            CannotCreateError, PermissionDeniedError: The socket cannot be had.
+        """
+        with self._lock:
+            if self.wanted and self._server is None:
+                self._server = self._opened()
+
+    def close(self) -> None:
+        """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
+        with self._lock:
+            self._place.give_back()
+            server, self._server = self._server, None
+        if server is not None:
+            server.stop(STOP_S).wait(2 * STOP_S)
+        if self._kubelet is not None:
+            self._kubelet.close()
+
+    def _opened(self) -> grpc.Server:
+        import grpc
+
+        from proxy.api.kubelet import podresources_pb2 as pb
+
+        methods: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
+            "List": (pb.ListPodResourcesRequest, self._list),
+            "GetAllocatableResources": (pb.AllocatableResourcesRequest, self._allocatable),
+            "Get": (pb.GetPodResourcesRequest, self._get),
+        }
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(self._answering(name, kind, answer))
+            for name, (kind, answer) in methods.items()
+        }
+        pool = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="pod-resources")
+        server = grpc.server(pool, maximum_concurrent_rpcs=AT_ONCE)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            self._place.take(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
+            server.start()
+        except BaseException:
+            server.stop(None)
+            self._place.give_back()
+            raise
+        return server
+
+    # -- one request --------------------------------------------------------------------------------------
+
+    def _answering(
+        self, name: str, kind: type[Message], answer: Callable[[Any], Message]
+    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        """Return what a thread does with a request: from bytes to bytes."""
+
+        def answered(content: bytes, context: grpc.ServicerContext) -> bytes:
+            self._telemetry.count(metrics.POD_RESOURCES_REQUESTS, method=name)
+            try:
+                if not self._limit.allows():
+                    raise ListerRefusedError(GrpcStatus.RESOURCE_EXHAUSTED, "rejected by rate limit")
+                return answer(_decoded(kind, content)).SerializeToString()
+            except TopoproxyError as error:
+                self._telemetry.count(metrics.POD_RESOURCES_REQUESTS_REFUSED, method=name)
+                code = error.code if isinstance(error, ListerRefusedError) else GrpcStatus.UNAVAILABLE
+                _refuse(context, code, str(error))
+                raise
+
+        return answered
+
+    def _list(self, _: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
+        return pods_answer(self._known(), self._kubelet.pods() if self._kubelet else None)
+
+    def _get(self, asked: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
+        from proxy.api.kubelet import podresources_pb2 as pb
+
+        for pod in self._list(pb.ListPodResourcesRequest()).pod_resources:
+            if (pod.namespace, pod.name) == (asked.pod_namespace, asked.pod_name):
+                return pb.GetPodResourcesResponse(pod_resources=pod)
+        # kubelet's words, and its code: an error of Go without a status is UNKNOWN.
+        words = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
+        raise ListerRefusedError(GrpcStatus.UNKNOWN, words)
+
+    def _allocatable(self, _: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:
+        return allocatable_answer(self._known(), self._kubelet.devices() if self._kubelet else None)
+
+    def _known(self) -> NodeState:
+        state = self._state()
+        if state is None:
+            words = "cannot list pods: the containers of the runtime are not known yet"
+            raise ListerRefusedError(GrpcStatus.UNAVAILABLE, words)
+        return state
+
+
+def _decoded(kind: type[Message], content: bytes) -> Message:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise ListerRefusedError(
+            GrpcStatus.INTERNAL, f"cannot read the request: {kind.DESCRIPTOR.name} expected"
+        ) from error
+
+
+def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
+    """Answer with a status; raises."""
+    import grpc
+
+    codes = {status.value[0]: status for status in grpc.StatusCode}
+    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))

@@ -1,0 +1,67 @@
+"""The pod-resources API as the daemon starts and stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from proxy.frontends.podresources.server import PodResourcesServer
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proxy.controller.context import NodeContext
+    from proxy.engine.state import NodeState
+    from proxy.frontends.podresources.server import KubeletAnswers
+
+RETRY: Final = Backoff(1.0, 15.0)
+"""Seconds before the socket is tried again: its current user may be stopping."""
+DIRECTORY_MODE: Final = 0o750
+"""Mode of the directory, as kubelet's: agents mount it."""
+
+
+class PodResourcesService:
+    """``run``, and then ``stop``."""
+
+    def __init__(self, path: Path, controller: NodeContext, kubelet: KubeletAnswers | None) -> None:
+        """Prepare; nothing is opened yet.
+
+        Args:
+            path: Where to listen. Its directory is made, if the one above it exists.
+            controller: The node.
+            kubelet: kubelet's own API; None where it is not asked.
+        """
+        self._path = path
+        self._controller = controller
+        self._server = PodResourcesServer(path, self._state, kubelet, controller.telemetry)
+
+    def _state(self) -> NodeState | None:
+        return self._controller.state if self._controller.synced.is_set() else None
+
+    async def run(self) -> None:
+        """Listen, as soon as the socket can be had; returns when it does."""
+        pauses, telemetry = RetryDelays(RETRY), self._controller.telemetry
+        while True:
+            try:
+                await asyncio.to_thread(self._open)
+                return telemetry.event("serving the pod-resources API", path=self._path)
+            except TopoproxyError as error:
+                telemetry.problem("cannot serve the pod-resources API", path=self._path, err=error)
+            await asyncio.sleep(pauses.next())
+
+    def _open(self) -> None:
+        directory = self._path.parent
+        try:
+            directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        except PermissionError as error:
+            raise PermissionDeniedError(f"cannot make the directory {directory}: {error.strerror}") from error
+        except OSError as error:
+            raise CannotCreateError(f"cannot make the directory {directory}: {error.strerror}") from error
+        self._server.open()
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        self._server.wanted = False  # also for an opening that is under way in its thread
+        await asyncio.to_thread(self._server.close)

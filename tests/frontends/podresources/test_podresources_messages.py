@@ -1,0 +1,184 @@
+"""What the pod-resources API says about a state: kubelet's rules, and only what is applied."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.api.kubelet import podresources_pb2 as pb
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.frontends.podresources.messages import allocatable_answer, pods_answer
+from proxy.model.grants import Block
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.mode import NodeMode
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
+
+GIB = 1 << 30
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
+WEB = Pod("s1", "u1", "shop", "web", kube_qos=KubeQos.GUARANTEED)
+BATCH = Pod("s2", "u2", "shop", "batch", kube_qos=KubeQos.BURSTABLE)
+BLOCKS = (Block(Mask([0, 1]), "memory", 2 * GIB), Block(Mask([0]), "hugepages-2Mi", 4 << 20))
+OTHER_MODES = [mode for mode in NodeMode if mode is not NodeMode.ENFORCE]
+UNKNOWN = b"\xfa\x3f\x03abc"
+"""Field 1023, which no message declares."""
+
+
+def owner(cpus: str = "2,10", pod: Pod = WEB, name: str = "main", **more: Any) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask([0, 1]), blocks=BLOCKS)
+    placement = structs.replace(placement, **more.pop("placement", {}))
+    phase = more.pop("phase", Phase.RUNNING)
+    return Container(
+        f"id-{pod.name}-{name}", name, pod, Request(), placement, phase, owner=f"{pod.uid}/{name}"
+    )
+
+
+def sharer(name: str = "main", pod: Pod = BATCH) -> Container:
+    placement = Placement(Pool.SHARED, CpuSet(), Mask([0, 1]))
+    return Container(f"id-{pod.name}-{name}", name, pod, Request(), placement, Phase.RUNNING)
+
+
+def state(*containers: Container, pods: tuple[Pod, ...] = (WEB, BATCH), **more: Any) -> NodeState:
+    machine: Machine = more.pop("machine", MACHINE)
+    mode = more.pop("mode", NodeMode.ENFORCE)
+    node = Node(machine, CpuTopology.of(machine), True, **more)
+    return structs.replace(NodeState.of(node, pods, containers), mode=mode)
+
+
+COUNTED = {0: {"memory": GIB}}
+
+
+def devices(resource: str, *ids: str, nodes: tuple[int, ...] | None = None) -> pb.ContainerDevices:
+    made = pb.ContainerDevices(resource_name=resource, device_ids=ids)
+    if nodes is not None:
+        made.topology.nodes.extend(pb.NUMANode(ID=node) for node in nodes)
+    return made
+
+
+def kubelet_pod(name: str, *containers: pb.ContainerResources, namespace: str = "shop") -> pb.PodResources:
+    return pb.PodResources(name=name, namespace=namespace, containers=containers)
+
+
+def kubelet(*pods: pb.PodResources) -> pb.ListPodResourcesResponse:
+    return pb.ListPodResourcesResponse(pod_resources=pods)
+
+
+def cpus(answer: pb.ListPodResourcesResponse) -> dict[str, dict[str, list[int]]]:
+    return {p.name: {c.name: list(c.cpu_ids) for c in p.containers} for p in answer.pod_resources}
+
+
+def memory(found: Any) -> list[tuple[str, int, list[int]]]:
+    return [(m.memory_type, m.size, [node.ID for node in m.topology.nodes]) for m in found]
+
+
+def test_owners_have_their_cpus_and_others_none() -> None:
+    answer = pods_answer(state(owner(), sharer(), sharer("side", WEB)), None)
+    assert cpus(answer) == {"web": {"main": [2, 10], "side": []}, "batch": {"main": []}}
+    assert {pod.namespace for pod in answer.pod_resources} == {"shop"}
+
+
+def test_memory_is_that_of_the_static_manager() -> None:
+    counted = pods_answer(state(owner(), sharer(), reserved_memory=COUNTED), None)
+    web, batch = (pod.containers[0] for pod in counted.pod_resources)
+    assert memory(web.memory) == [("memory", 2 * GIB, [0, 1]), ("hugepages-2Mi", 4 << 20, [0])]
+    assert not batch.memory
+    assert not pods_answer(state(owner()), None).pod_resources[0].containers[0].memory
+
+
+@pytest.mark.parametrize("mode", OTHER_MODES)
+def test_what_is_only_planned_is_not_reported(mode: NodeMode) -> None:
+    planned = state(owner(), mode=mode, reserved_memory=COUNTED)
+    answer = pods_answer(planned, None)
+    assert cpus(answer) == {"web": {"main": []}, "batch": {}}
+    assert not answer.pod_resources[0].containers[0].memory
+    assert allocatable_answer(planned, None) == pb.AllocatableResourcesResponse()
+    mine = pb.ContainerResources(name="main", cpu_ids=[7], memory=[pb.ContainerMemory(memory_type="memory")])
+    assert pods_answer(planned, kubelet(kubelet_pod("web", mine))).pod_resources[0].containers[0] == mine
+    all_of_it = pb.AllocatableResourcesResponse(cpu_ids=[1, 2], memory=mine.memory)
+    assert allocatable_answer(planned, all_of_it) == all_of_it
+
+
+def test_only_pods_to_which_the_plan_is_applied_have_our_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "proxy.frontends.podresources.messages.applies_to", lambda _, pod: pod is None or pod.name == "web"
+    )
+    both = state(owner(), owner("3,11", BATCH))
+    assert cpus(pods_answer(both, None)) == {"web": {"main": [2, 10]}, "batch": {"main": []}}
+    listed = kubelet(kubelet_pod("batch", pb.ContainerResources(name="main", cpu_ids=[5])))
+    assert cpus(pods_answer(both, listed)) == {"batch": {"main": [5]}, "web": {"main": [2, 10]}}
+
+
+def test_a_container_that_has_ended_owns_nothing() -> None:
+    ended = owner(phase=Phase.EXITED)
+    assert cpus(pods_answer(state(ended, pods=(WEB,)), None)) == {"web": {}}
+    listed = kubelet(kubelet_pod("web", pb.ContainerResources(name="main")))
+    assert cpus(pods_answer(state(ended), listed))["web"] == {"main": []}
+
+
+def test_a_container_that_is_being_created_has_its_cpus_as_with_kubelet_from_admission_on() -> None:
+    assert cpus(pods_answer(state(owner(phase=Phase.CREATING), pods=(WEB,)), None)) == {
+        "web": {"main": [2, 10]}
+    }
+
+
+def test_cpus_that_are_offline_are_left_out_and_those_instead_of_them_are_listed() -> None:
+    whole = described(1, 1, 4, 1, mem_bytes_per_node=GIB)
+    cpus_there = tuple(cpu for cpu in whole.cpus if cpu.id != 2)
+    numa = structs.replace(whole.nodes[0], cpus=CpuSet.parse("0-1,3"))
+    machine = dataclasses.replace(whole, cpus=cpus_there, nodes=(numa,))
+    lacking = owner("1-2", placement={"replacement": CpuSet.parse("3"), "mems": Mask([0]), "blocks": ()})
+    assert cpus(pods_answer(state(lacking, pods=(WEB,), machine=machine), None)) == {"web": {"main": [1, 3]}}
+
+
+def test_app_containers_and_sidecars_are_listed_where_the_spec_is_known() -> None:
+    kinds = {"setup": ContainerKind.INIT, "proxy": ContainerKind.SIDECAR, "main": ContainerKind.APP}
+    asks = PodRequests("u1", tuple(ContainerResources(name, kind) for name, kind in kinds.items()))
+    pod = structs.replace(WEB, asks=asks)
+    answer = pods_answer(state(owner(name="setup", pod=pod), pods=(pod,)), None)
+    assert cpus(answer) == {"web": {"proxy": [], "main": []}}
+
+
+def test_kubelets_answer_is_completed_and_nothing_of_it_is_lost() -> None:
+    gpu, claim = devices("nvidia.com/gpu", "GPU-0", nodes=(0,)), pb.DynamicResource(claim_name="c")
+    main = pb.ContainerResources(name="main", devices=[gpu], dynamic_resources=[claim], cpu_ids=[9])
+    main.MergeFromString(UNKNOWN)
+    listed = kubelet(kubelet_pod("web", main), kubelet_pod("web", main, namespace="else"), kubelet_pod("new"))
+    before = listed.SerializeToString()
+    answer = pods_answer(state(owner(), owner("3", name="setup"), sharer()), listed)
+    assert [(p.namespace, p.name) for p in answer.pod_resources] == [
+        ("shop", "web"),
+        ("else", "web"),
+        ("shop", "new"),
+        ("shop", "batch"),
+    ]
+    (ours,) = answer.pod_resources[0].containers  # kubelet lists no init containers
+    assert list(ours.cpu_ids) == [2, 10]
+    del ours.cpu_ids[:], main.cpu_ids[:]
+    assert ours.SerializeToString() == main.SerializeToString()
+    assert list(answer.pod_resources[1].containers[0].cpu_ids) == [9], "a pod that we do not know"
+    assert listed.SerializeToString() == before, "the answer is shared with other requests"
+
+
+def test_allocatable_are_all_cpus_without_the_reserved_ones_also_those_in_use() -> None:
+    now = state(owner(), reserved=CpuSet.parse("0,8"), reservation=CpuSet.parse("1,9"))
+    given = pb.AllocatableResourcesResponse(devices=[devices("x/nic", "a", nodes=(1,))], cpu_ids=[0])
+    answer = allocatable_answer(now, given)
+    assert list(answer.cpu_ids) == [2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15]
+    assert answer.devices == given.devices
+    assert not answer.memory
+    assert list(given.cpu_ids) == [0]
+
+
+def test_allocatable_memory_is_that_of_each_node_without_the_reserve_also_when_it_is_in_use() -> None:
+    counted = state(owner(), reserved_memory={0: {"memory": GIB}, 1: {"memory": 8 * GIB}})
+    assert counted.memory is not None
+    assert counted.memory.nodes[0].table("memory").free < 7 * GIB
+    answer = allocatable_answer(counted, pb.AllocatableResourcesResponse(memory=[pb.ContainerMemory(size=1)]))
+    assert memory(answer.memory) == [("memory", 7 * GIB, [0])]
