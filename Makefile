@@ -24,6 +24,7 @@ BENCH_ARGS ?=
 BASE ?=
 CRASH_ARGS ?=
 FUZZ_ARGS ?=
+RELOAD_ARGS ?=
 SEED ?=
 CHURN_ARGS ?=
 EVENTS ?=
@@ -35,7 +36,7 @@ CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn simulate-faults hostile-day bench-hooks drift conformance proto hook-points metrics lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points metrics lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -169,6 +170,9 @@ crash: venv ## kill the daemon at every step and at 500 random moments: CRASH_AR
 
 churn: venv ## make 20,000 calls while the runtime and the kernel fail at times: CHURN_ARGS="--calls 2000"
 	@$(BIN)/python bench/churn.py $(CHURN_ARGS)
+
+reload-day: venv ## reload 1,000 configurations under load, half of them bad: RELOAD_ARGS="--reloads 100"
+	@$(BIN)/python bench/reload_day.py $(RELOAD_ARGS)
 
 simulate-faults: venv ## simulate nodes with faults of all kinds, all from one seed: SEED=n EVENTS=1000000 WORKERS=2
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(EVENTS),--events $(EVENTS)) \

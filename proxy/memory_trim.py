@@ -22,6 +22,7 @@ _START_ONLY = (
     "yaml",
     "_yaml",
     "proxy.cli",
+    "proxy.config.drop_ins",
     "proxy.config.load",
     "proxy.config.show",
     "gettext",

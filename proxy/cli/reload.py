@@ -12,6 +12,7 @@ from proxy.cli.admin_query import ask_daemon, asking_options
 from proxy.config import Config, override
 from proxy.config.load import DEFAULT_FILE, load
 from proxy.model.errors import ConfigError
+from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line
 
 
@@ -52,7 +53,7 @@ def _where(file: Path | None, admin: str | None) -> Config:
 
 def _lines(page: Mapping[str, object], done: Mapping[str, object]) -> Iterator[str]:
     applied, waiting = as_list(done.get("applied")), as_list(page.get("restart"))
-    yield f"reloaded {one_line(page.get('source'))}: {len(applied)} settings changed"
+    yield f"reloaded {one_line(page.get('source'))}: {counted(len(applied), 'setting')} changed"
     yield from (f"  {_change(as_map(row))}" for row in applied)
     if waiting:
         yield "a restart is needed for:"

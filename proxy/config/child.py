@@ -1,4 +1,4 @@
-"""Reads the configuration in a process of its own: ``python -m proxy.config.child``.
+"""Reads the configuration in a process of its own.
 
 The daemon has it read this way at a reload. Reading YAML takes tens of milliseconds in which the calls of
 kubelet would wait, and memory that the daemon would keep; here both end with the process.
@@ -30,7 +30,3 @@ def main() -> None:
     else:
         answer |= {"source": config.source, "values": to_plain(config)}
     json.dump(answer, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.config.checks import check, refuse
+from proxy.config.drop_ins import DIRECTORY_NAME, listed, merged
 from proxy.config.nested_values import SettingError, YamlNode, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
 from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
@@ -29,7 +30,7 @@ _HEADER = {"apiVersion": API_VERSION, "kind": KIND}
 
 
 def load(path: Path | None = None, default: Path = DEFAULT_FILE, *, trusted: bool = False) -> Config:
-    """Read the configuration file.
+    """Read the configuration file and its drop-ins.
 
     Args:
         path: A file that the user named; None for the usual place, which may be missing.
@@ -40,19 +41,33 @@ def load(path: Path | None = None, default: Path = DEFAULT_FILE, *, trusted: boo
         The configuration; all defaults where the usual file does not exist.
 
     Raises:
-        ConfigError: The named file is missing or unreadable, its content is refused, or it is not trusted.
-        PermissionDeniedError: The file may not be read.
+        ConfigError: The named file is missing, or a file is unreadable, refused or not trusted.
+        PermissionDeniedError: A file may not be read.
     """
     file = path if path is not None else default
+    texts = {each: _text(each, trusted) for each in listed(file)}
+    try:
+        texts = {file: _text(file, trusted), **texts}
+    except _MissingFileError:
+        if path is not None:
+            raise
+    if not texts:
+        return Config()
+    return _parse_all(file, texts) if texts.keys() != {file} else parse(texts[file], str(file))
+
+
+class _MissingFileError(ConfigError):
+    """There is no such file."""
+
+
+def _text(file: Path, trusted: bool) -> str:
     try:
         with file.open("rb") as stream:
             if trusted and (lack := _untrusted(file, stream.fileno())):
                 raise ConfigError(f"cannot trust the configuration {file}: {lack}")
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
-        if path is None:
-            return Config()
-        raise ConfigError(f"cannot read the configuration {file}: there is no such file") from None
+        raise _MissingFileError(f"cannot read the configuration {file}: there is no such file") from None
     except PermissionError as error:
         raise PermissionDeniedError(f"cannot read the configuration {file}: {error.strerror}") from error
     except OSError as error:
@@ -60,20 +75,22 @@ def load(path: Path | None = None, default: Path = DEFAULT_FILE, *, trusted: boo
     if len(data) > SIZE_LIMIT:
         raise ConfigError(f"cannot use the configuration {file}: it is larger than {SIZE_LIMIT} bytes")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot use the configuration {file}: byte {error.start} is not UTF-8") from error
-    return parse(text, str(file))
 
 
 def untrusted(path: Path | None = None, default: Path = DEFAULT_FILE) -> str:
-    """Say in a sentence why ``load`` would not trust a file; empty if it would, or if there is none."""
+    """Say in a sentence why ``load`` would not trust a file or a drop-in; empty if it would."""
     file = path if path is not None else default
-    try:
-        with file.open("rb") as stream:
-            return _untrusted(file, stream.fileno())
-    except OSError:
-        return ""
+    for each in (file, *listed(file)):
+        try:
+            with each.open("rb") as stream:
+                if lack := _untrusted(each, stream.fileno()):
+                    return lack
+        except OSError:
+            continue
+    return ""
 
 
 def _untrusted(file: Path, descriptor: int) -> str:
@@ -92,19 +109,47 @@ def parse(text: str, source: str) -> Config:
     Raises:
         ConfigError: All that is wrong with it, one problem a line.
     """
+    problems: list[str] = []
+    root = _composed(text, "", problems)
+    return _checked(root, source, problems)
+
+
+def _parse_all(file: Path, texts: Mapping[Path, str]) -> Config:
+    """Read a file and its drop-ins, each by itself first: what another one replaces must be valid, too."""
+    problems: list[str] = []
+    whole: yaml.Node | None = None
+    for path, text in texts.items():
+        root = _composed(text, str(path.relative_to(file.parent)), problems)
+        if root is not None:
+            _read_mapping(root, Config(), "", problems)
+        if root is not None and not problems:
+            whole = root if whole is None else merged(whole, root)
+    if problems:
+        raise refuse(str(file), problems)
+    names = ", ".join(path.name for path in texts if path != file)
+    return _checked(whole, f"{file} with {DIRECTORY_NAME}/{names}", problems)
+
+
+def _composed(text: str, name: str, problems: list[str]) -> yaml.Node | None:
+    """Return the nodes of a file; None where it is empty, or where it is not YAML, which is a problem."""
     import yaml
 
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        loader.name = name
+        return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
-        raise refuse(source, [f"line {line}: not YAML: {error.problem or error.context}"]) from error
+        problems.append(f"{_place(name, line)}: not YAML: {error.problem or error.context}")
     except (yaml.YAMLError, RecursionError) as error:
-        raise refuse(source, [f"not YAML: {str(error).splitlines()[0]}"]) from error
-    if root is None:
-        return Config(source=source)
-    problems: list[str] = []
-    config = replace(_read_mapping(root, Config(), "", problems), source=source)
+        problems.append(f"{name}{': ' if name else ''}not YAML: {str(error).splitlines()[0]}")
+    return None
+
+
+def _checked(root: yaml.Node | None, source: str, problems: list[str]) -> Config:
+    config = Config(source=source)
+    if root is not None:
+        config = replace(_read_mapping(root, Config(), "", problems), source=source)
     if not problems:
         problems = check(config)
     if problems:
@@ -185,13 +230,18 @@ def _read_value(
     try:
         changes[name] = kind.read(YamlNode(node) if kind.nested else node.value)
     except SettingError as fault:
-        problems.append(f"line {fault.line}: {where.partition(': ')[2]}{fault.path}: {fault}")
+        place = _place(node.start_mark.name, fault.line)
+        problems.append(f"{place}: {where.partition(': ')[2]}{fault.path}: {fault}")
     except ValueError as error:
         problems.append(f"{where}: {error}")
 
 
 def _line(node: yaml.Node) -> str:
-    return f"line {node.start_mark.line + 1}"
+    return _place(node.start_mark.name, node.start_mark.line + 1)
+
+
+def _place(name: str, line: int) -> str:
+    return f"{name}, line {line}" if name else f"line {line}"
 
 
 def _meant(key: str, known: list[str], prefix: str) -> str:

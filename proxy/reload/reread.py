@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE
 from dataclasses import replace
@@ -16,6 +17,8 @@ from proxy.config.transfer import from_plain
 from proxy.model.errors import ConfigError
 
 LIMIT_S = 30.0
+_START = "import sys; sys.path[:] = sys.argv[1:]; from proxy.config.child import main; main()"
+"""Modules are found where the daemon has found its own, and nowhere else."""
 _CANNOT = "cannot read the configuration again"
 
 
@@ -45,7 +48,7 @@ async def reread(origin: Origin) -> Config:
 
 
 async def _ask(request: bytes) -> dict[str, Any]:
-    command = (sys.executable, "-I", "-m", "proxy.config.child")
+    command = (sys.executable, "-I", "-c", _START, *filter(os.path.isabs, sys.path))
     try:
         child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     except OSError as error:

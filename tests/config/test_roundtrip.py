@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Config, as_yaml, parse
+from proxy.config.changes import changes, with_live
 from proxy.config.frozen_mapping import Fixed
 from proxy.config.hooks import HookSettings
 from proxy.config.kinds import OPTIONAL_ADDRESS
 from proxy.config.schema import FailurePolicy, Setting, keys
+from proxy.config.transfer import from_plain, to_plain
 from proxy.model.admission import Namespaces
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
@@ -131,3 +134,20 @@ def test_a_written_configuration_reads_back(config: Config) -> None:
     with mock.patch("proxy.config.load.check", return_value=[]):
         assert parse(as_yaml(config), "f") == config
         assert parse(as_yaml(config, comments=False), "f") == config
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts(Config()))
+def test_a_configuration_reaches_another_process_as_it_is(config: Config) -> None:
+    assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts(Config()), parts(Config()))
+def test_each_changed_key_is_either_live_or_waits_for_a_restart(running: Config, wanted: Config) -> None:
+    effect = with_live(running, wanted)
+    applied, waiting = changes(running, effect), changes(effect, wanted)
+    assert all(change.live for change in applied)
+    assert not any(change.live for change in waiting)
+    assert {c.key for c in applied} | {c.key for c in waiting} == {c.key for c in changes(running, wanted)}
+    assert {c.key for c in applied}.isdisjoint(c.key for c in waiting)
