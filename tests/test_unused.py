@@ -20,11 +20,12 @@ ROOT = Path(__file__).parents[1]
 ENTRIES = (
     "proxy.__main__",
     *(f"proxy.cli.{name.replace('-', '_')}" for name in COMMANDS),
+    "proxy.config.child",
     "proxy.hooks.api",
     "proxy.hooks.testing",
     "proxy.telemetry.reference",
 )
-"""What pyproject.toml, the command line and ``make metrics`` name, and what authors of hooks import."""
+"""What pyproject.toml, the command line, a reload and ``make`` name, and what authors of hooks import."""
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
 UNDER_WAY: tuple[str, ...] = ("proxy.controller.history.History.would_be_refused",)
