@@ -7,6 +7,7 @@ depth, and everything else (words, numbers, lists) is replaced as a whole. So a 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,14 +37,15 @@ def listed(file: Path) -> list[Path]:
     """
     directory = drop_ins(file)
     try:
-        found = sorted(each for each in directory.iterdir() if each.name.endswith(SUFFIX))
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries)
     except FileNotFoundError:
         return []
     except PermissionError as error:
         raise PermissionDeniedError(f"cannot read the configuration {directory}: {error.strerror}") from error
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {directory}: {error.strerror}") from error
-    found = [each for each in found if not each.name.startswith(".")]
+    found = [directory / name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
     if len(found) > MOST_FILES:
         raise ConfigError(f"cannot use the configuration {directory}: it has more than {MOST_FILES} files")
     return found
