@@ -25,7 +25,7 @@ def memory_rows(answer: object) -> list[tuple[str, ...]]:
 
 
 def _rows(entry: Mapping[str, object]) -> list[tuple[str, ...]]:
-    first = (one_line(entry.get("ref")), one_line(entry.get("decided")), one_line(entry.get("nodes")))
+    first = (one_line(entry.get("ref")), one_line(entry.get("decided")) or "-", one_line(entry.get("nodes")))
     if problem := one_line(entry.get("problem")):
         return [(*first, "-", "-", "-", "-", problem)]
     kinds = [_sizes(entry.get(kind)) for kind in KINDS]

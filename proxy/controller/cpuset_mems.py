@@ -14,6 +14,7 @@ from msgspec import structs
 from proxy.controller.context import NodeContext
 from proxy.controller.worker import Worker
 from proxy.engine.cpuset_mems import MemoryBindings, repair
+from proxy.engine.enforcement import applies_to
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import Mask
@@ -155,10 +156,11 @@ class CpusetMems:
         path = path or enforcer.cgroups.find(container.pod.cgroup_parent, container.id)
         if path is None:
             return None
+        applied = applies_to(self._context.state, container.pod)
         row: dict[str, object] = {
             "id": container.id,
             "ref": container.ref,
-            "decided": str(container.placement.mems),
+            "decided": str(container.placement.mems) if applied else "",
         }
         try:
             row["nodes"] = str(enforcer.cgroups.read(path).effective_mems)
@@ -167,10 +169,12 @@ class CpusetMems:
             return None if error.errno in GONE else {**row, "problem": str(error)}
         if use is None:
             return {**row, "problem": "the memory controller has no group for it"}
+        found: dict[str, object] = {"anon": dict(use.anon), "file": dict(use.file), "huge": dict(use.huge)}
+        found["migrates"] = self.memory is not None and self.memory.migrates(path)
+        if not applied:
+            return {**row, **found}
         firm, cache = use.outside(container.placement.mems)
-        found = {"anon": dict(use.anon), "file": dict(use.file), "huge": dict(use.huge)}
-        moves = self.memory is not None and self.memory.migrates(path)
-        return {**row, **found, "outside": firm, "outsideFile": cache, "migrates": moves}
+        return {**row, **found, "outside": firm, "outsideFile": cache}
 
     def close(self) -> None:
         """End the worker."""

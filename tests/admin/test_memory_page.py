@@ -42,7 +42,7 @@ def test_the_verdict(firm: object, cache: int, moves: bool, words: str) -> None:
 def test_values_that_cannot_be_determined() -> None:
     rows = memory_rows({"containers": [{"ref": "a", "problem": "cannot read it"}, {}, 3]})
     assert rows[1:] == [
-        ("a", "", "", "-", "-", "-", "-", "cannot read it"),
-        ("", "", "", "-", "0", "0", "0", ""),
+        ("a", "-", "", "-", "-", "-", "-", "cannot read it"),
+        ("", "-", "", "-", "0", "0", "0", ""),
     ]
     assert memory_rows([]) == memory_rows({"containers": 1}) == [HEAD]

@@ -13,6 +13,7 @@ from proxy.controller.kernel_ports import MemoryUse
 from proxy.engine.node_events import ContainersUnsettled, SavedCpusLearned
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
 
 MIB = 1 << 20
@@ -186,6 +187,19 @@ def test_the_page(live: Callable[..., None]) -> None:
         }
 
     live(day)
+
+
+def test_of_an_observed_container_nothing_is_said_to_be_elsewhere(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await w.create(await w.pod("lse", "LSE", "", "2-3"))
+        w.runtime.specs[lse] = "0-15"
+        await w.start(lse)
+        w.controller.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {}, {})})
+        (row,) = (await w.controller.mems.page())["containers"]
+        assert (row["decided"], row["nodes"]) == ("", "0-1")
+        assert not row.keys() & {"outside", "outsideFile"}
+
+    live(day, mode=NodeMode.OBSERVE)
 
 
 def test_updates_without_drift_name_what_was_decided(live: Callable[..., None]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.engine.adoption import parse_cpus
+from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.frontends.hook_bridge import config_fields
 from proxy.frontends.hook_bridge.config_fields import Unread, annotations_of
@@ -20,6 +22,7 @@ from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool
 
 _NO_CPUS = CpuSet()
+_OBSERVED = "the plan is not applied to its pod"
 
 
 def pod_facts(
@@ -114,11 +117,14 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
 
     Args:
         state: The node.
-        container: The container; it need not be in the state.
+        container: The container; it need not be in the state. One that is only observed owns nothing.
         owned_cpus: Hooks may give CPUs that have owners: they choose from all that are online and that the
             node does not keep for itself.
     """
     placement, machine = container.placement, state.node.machine
+    if not applies_to(state, container.pod):
+        has = parse_cpus(container.request.cpuset_cpus) or machine.online
+        return Decision("shared", has, reasons=(_OBSERVED,), allowed=has, allowed_mems=machine.memory_nodes)
     cpus = state.wanted(container)
     offered = cpus if placement.hook_cpus is None else state.offered(container)
     own = _own(placement, cpus) if placement.pool is Pool.OWN else _NO_CPUS
@@ -137,13 +143,15 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
 
 def pools_of(state: NodeState) -> Pools:
     """Return the pools. A container that is being created has no id yet: its CPUs are owned."""
+    holders = [c for c in state.containers.values() if c.placement.pool is Pool.OWN]
+    observed = {c.owner for c in holders if not applies_to(state, c.pod)}
     owners = {
         container.id: _own(container.placement, state.wanted(container))
-        for container in state.containers.values()
-        if container.placement.pool is Pool.OWN and container.phase not in (Phase.CREATING, Phase.EXITED)
+        for container in holders
+        if container.phase not in (Phase.CREATING, Phase.EXITED) and container.owner not in observed
     }
-    owned = CpuSet.from_bits(union(owner.cpus.bits for owner in state.owners.values()))
-    return Pools(state.pools.shared, state.pools.of(Pool.BE), owned, owners)
+    owned = union(owner.cpus.bits for key, owner in state.owners.items() if key not in observed)
+    return Pools(state.pools.shared, state.pools.of(Pool.BE), CpuSet.from_bits(owned), owners)
 
 
 def _own(placement: Placement, cpus: CpuSet) -> CpuSet:

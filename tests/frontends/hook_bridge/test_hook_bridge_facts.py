@@ -23,6 +23,7 @@ from proxy.frontends.hook_bridge.resources import merged, recorded, resources_of
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Pools, Resources
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from proxy.wire.fields import field
@@ -275,6 +276,17 @@ def test_owned_cpus_may_be_chosen_where_the_configuration_lets_hooks() -> None:
     assert decision_of(state, sharer).allowed == cpus("2-13,15")
     assert decision_of(state, sharer, owned_cpus=True).allowed == cpus("0-13,15"), "what it has, it may keep"
     assert decision_of(state, owner, owned_cpus=True).allowed == cpus("0-13")
+
+
+def test_a_container_that_is_only_observed_has_what_its_request_says() -> None:
+    owner = owning("c1", own("0-1"))
+    pinned = changed_copy(owning("c2", own("4-5")), request=Request(cpuset_cpus="4-5"))
+    state = changed_copy(NodeState.of(NODE, [POD], [owner, pinned]), mode=NodeMode.OBSERVE)
+    decision = decision_of(state, owner)
+    assert (decision.pool, decision.cpus, decision.own) == ("shared", MACHINE.online, CpuSet())
+    assert (decision.unlimited, decision.reasons) == (False, ("the plan is not applied to its pod",))
+    assert decision_of(state, pinned).cpus == cpus("4-5")
+    assert (pools_of(state).owned, pools_of(state).owners) == (CpuSet(), {})
 
 
 def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
