@@ -15,7 +15,7 @@ from proxy.model import schema_ids
 from proxy.model.errors import InputError
 
 if TYPE_CHECKING:
-    from proxy.admin.server import Route
+    from proxy.admin.server import Reply, Route
     from proxy.controller.be.suppression import Suppression
     from proxy.controller.controller import NodeController
     from proxy.controller.reconciler import Sync
@@ -61,7 +61,8 @@ class Pages:
     def routes(self) -> dict[str, Route]:
         """Give the pages by path."""
         return {
-            "/status": self.status,
+            "/status": self.read_status,
+            "/readyz": self.readyz,
             "/explain": self.explain,
             "/report": self.report,
             "/memory": self.memory,
@@ -69,8 +70,36 @@ class Pages:
             "/metrics": self.metrics,
         }
 
+    async def read_status(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows, with the cpusets that the kernel has now."""
+        if self._controller is not None:
+            await self._controller.kernel_view.refresh()
+        return self.status()
+
+    def readyz(self) -> Reply:
+        """Answer whether the daemon is ready for calls: each check in a line, as kube-apiserver does."""
+        from proxy.admin.server import Reply
+
+        failed = {str(check["name"]): str(check["reason"]) for check in self._checks() if not check["ok"]}
+        names = [str(check["name"]) for check in self._checks()]
+        lines = [f"[-]{name} failed: {failed[name]}" if name in failed else f"[+]{name} ok" for name in names]
+        return Reply(
+            503 if failed else 200,
+            "\n".join([*lines, f"readyz check {'failed' if failed else 'passed'}", ""]),
+        )
+
+    def _checks(self) -> list[dict[str, object]]:
+        """Give the checks that decide whether the daemon is ready."""
+        if self._controller is None:
+            down = self._front is not None and self._front.down
+            reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
+            return [{"name": "runtime", "ok": not down, "reason": reason, "required": True}]
+        from proxy.controller.readiness import required_checks
+
+        return [check.page() for check in required_checks(self._controller)]
+
     def status(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
+        """Give the status with the cpusets that the kernel had at the last reading."""
         config = self._config
         page: dict[str, object] = {
             "schema": schema_ids.STATUS,
@@ -84,6 +113,9 @@ class Pages:
         }
         if self._reload is not None:
             page["config"] = self._reload.page()
+        if self._controller is None:
+            page["checks"] = checks = self._checks()
+            page["ready"] = all(check["ok"] for check in checks)
         if self._controller is not None and self._sync is not None:
             from proxy.controller.status_data import node_page
 
@@ -92,6 +124,7 @@ class Pages:
                 "endpoint": str(config.runtime),
                 "connected": self._sync.connected,
                 "version": self._sync.runtime_version,
+                "reason": "" if self._sync.connected else self._sync.lack,
                 "events": self._controller.runtime_events.events_state.value,
             }
             if self._suppression is not None:

@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl
@@ -40,6 +41,14 @@ _REASONS |= {408: "Request Timeout", 414: "URI Too Long", 431: "Request Header F
 _REASONS |= {500: "Internal Server Error", 503: "Service Unavailable", 504: "Gateway Timeout"}
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with an HTTP status of its own."""
+
+    status: int
+    answer: object
+
+
 class AdminServer:
     """Answers questions about the daemon on a unix socket with mode 0600."""
 
@@ -57,12 +66,13 @@ class AdminServer:
             routes: Path of the URL to a function that gives the answer: a text, or what JSON can hold. It is
                 called on the event loop and must not block; it may be a coroutine function. One that takes
                 an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
-                client as status 400. ``/healthz`` is there by default and says that the loop turns.
+                client as status 400. ``/healthz`` and ``/livez`` are there by default and say that the loop
+                turns.
             actions: The same for POST. One that has begun goes on to its end when its client leaves.
             patient: Routes that may take as long as an action, because they ask others.
         """
         self._path = path
-        everything: dict[str, Route] = {"/healthz": lambda: "ok\n", **routes}
+        everything: dict[str, Route] = {"/healthz": lambda: "ok\n", "/livez": lambda: "ok\n", **routes}
         self._routes = {name: _with_params(route) for name, route in everything.items()}
         self._actions = {name: _with_params(route) for name, route in (actions or {}).items()}
         self._patient = frozenset(patient)
@@ -169,6 +179,8 @@ class AdminServer:
                         answer = await answer
                 except TimeoutError:
                     return _response(504, f"no answer in {seconds:g} seconds\n")
+            if isinstance(answer, Reply):
+                return _response(answer.status, answer.answer)
             return _response(200, answer)
         except InputError as error:
             return _response(400, f"{error}\n")

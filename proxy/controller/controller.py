@@ -24,6 +24,7 @@ from proxy.controller.drift.detection import Drift
 from proxy.controller.fact_lookup import FactLookup
 from proxy.controller.hook_overrides import HookOverrides
 from proxy.controller.kernel_ports import Cgroups, CpuGroups, GroupLocator, MemoryTree
+from proxy.controller.kernel_view import KernelView
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.lifecycle import Lifecycle
@@ -151,6 +152,7 @@ class NodeController(NodeContext):
         )
         self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
         subscribe(quotas)
+        self.kernel_view = KernelView(self, quotas)
         self.mems = mems = CpusetMems(self, others.memory)
         self.partitions = self._partitions(others)
         if self.partitions is not None:
@@ -227,6 +229,7 @@ class NodeController(NodeContext):
             self.node_policy,
             self.kubelet_cpus,
             self.mems,
+            self.kernel_view,
         )
         closing = (asyncio.to_thread(part.close) for part in workers)
         await ending.step("end the workers", asyncio.gather(*closing), limit)

@@ -94,7 +94,13 @@ class Compared(Struct, frozen=True):
 
 
 class Sync:
-    """Makes reconcile passes, and remembers whether the runtime can be reached."""
+    """Makes reconcile passes, and remembers whether the runtime can be reached.
+
+    Attributes:
+        connected: The runtime answered the last query.
+        lack: Why the last pass failed at the runtime; empty where it did not.
+        runtime_version: Name and version of the runtime.
+    """
 
     def __init__(self, context: NodeContext, start_update: StartUpdate, parts: Compared) -> None:
         """Prepare; the first pass begins with ``run`` or ``once``.
@@ -120,6 +126,7 @@ class Sync:
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
         self._waits = False  # it was reported that the runtime cannot be reached
+        self.lack = ""
         self.runtime_version = ""
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
@@ -215,7 +222,9 @@ class Sync:
             if not self._waits:
                 context.telemetry.warning("cannot reach the runtime", err=error)
             self.connected, self._waits = False, True
+            self.lack = str(error)
         elif isinstance(error, RuntimeCallError):
+            self.lack = str(error)
             context.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._in_step()  # the runtime lacks a method that a pass needs: waiting is of no use
@@ -240,7 +249,7 @@ class Sync:
         await self._parts.kubelet_cpus.refresh(self._worker)
         await self._parts.node_policy.follow(self._worker)
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
-        self.connected, self._waits = True, False
+        self.connected, self._waits, self.lack = True, False, ""
         turns = TimeSlices()
         self._resolve(listing, began)
         await self._compare(listing, known, known_pods, began, asked, turns)

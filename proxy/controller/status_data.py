@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from proxy.allocation.koordinator.resource_status import status_text
 from proxy.controller.controller import NodeController
+from proxy.controller.cpu_users import CpuUsers
+from proxy.controller.enforce import LIVE
+from proxy.controller.readiness import other_checks, required_checks
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.quotas import CONTAINER, POD
 from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, union
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Pool
 
 FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
@@ -15,32 +20,18 @@ FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "rese
 
 
 def node_page(controller: NodeController) -> dict[str, object]:
-    """Give pools, owners, containers and problems."""
+    """Give pools, owners, containers and problems; what the kernel has is that of the last reading."""
     state = controller.state
-    machine = state.node.machine
-    per_node = state.pools.per_node(machine)
+    checks = required_checks(controller)
+    containers = [
+        _container(controller, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
+    ]
     page: dict[str, object] = {
-        "ready": controller.synced.is_set() and not controller.health.stuck(),
-        "pools": {
-            "shared": str(state.pools.shared),
-            "be": str(state.pools.be),
-            **({"system": str(state.pools.system)} if state.node.system else {}),
-            "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
-        },
-        "exclusive": [
-            {
-                "owner": key,
-                "cpus": str(owner.cpus),
-                "hard": owner.hard,
-                "resource_status": status_text(owner.cpus),
-                "pod": next((c.pod.ref for c in _holders(controller, key)), ""),
-                "container": ",".join(sorted({c.name for c in _holders(controller, key)})),
-            }
-            for key, owner in sorted(state.owners.items())
-        ],
-        "containers": [
-            _container(controller, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
-        ],
+        "ready": not any(check.reason for check in checks),
+        "pools": _pools(state, containers),
+        "exclusive": _exclusive(controller),
+        "containers": containers,
+        "kernel": _reading(controller),
         "quotas": quotas_page(controller),
         **({"partitions": controller.partitions.page()} if controller.partitions is not None else {}),
         "workers": controller.health.page(),
@@ -66,23 +57,99 @@ def node_page(controller: NodeController) -> dict[str, object]:
         ],
         "remembered": controller.history.size,
     }
+    page["checks"] = [check.page() for check in (*checks, *other_checks(page))]
     return page | {former: page[key] for former, key in FORMER_KEYS.items()}
 
 
+def is_enforced(controller: NodeController, container: Container) -> bool:
+    """Report whether the placement of a container is put into effect, and not only computed."""
+    return controller.store.mode.enforces
+
+
+def _reading(controller: NodeController) -> dict[str, object]:
+    """Say how old the values of the kernel are, and how many are missing."""
+    view = controller.kernel_view
+    age = view.age
+    return {"age_s": None if age is None else round(age, 1), "not_read": view.last.left_out}
+
+
+def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, object]:
+    """Give the pools that containers are placed on, and how many containers have them by the kernel."""
+    per_node = state.pools.per_node(state.node.machine)
+    live = [row for row in containers if row["phase"] != Phase.EXITED.value]
+    held = {
+        pool: [row["enforced"] and row["cpus"] and not row["differs"] for row in live if row["pool"] == pool]
+        for pool in ("shared", "be", "system")
+    }
+    return {
+        "shared": str(state.pools.shared),
+        "be": str(state.pools.be),
+        **({"system": str(state.pools.system)} if state.node.system else {}),
+        "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
+        "containers": {
+            pool: {"count": len(each), "in_effect": sum(map(bool, each))} for pool, each in held.items()
+        },
+    }
+
+
+def _exclusive(controller: NodeController) -> list[dict[str, object]]:
+    """Give the owners of CPUs: what they have by the kernel, and what they are to have. Released: none."""
+    state, read = controller.state, controller.kernel_view.last.cpusets
+    if controller.store.mode is NodeMode.RELEASED:
+        return []
+    users = CpuUsers(state, read)
+    rows: list[dict[str, object]] = []
+    for key, owner in sorted(state.owners.items()):
+        holders = _holders(controller, key)
+        has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
+        rows.append(
+            {
+                "owner": key,
+                "cpus": str(has),
+                "desired_cpus": "" if controller.store.mode.is_leaving else str(owner.cpus),
+                "enforced": all(is_enforced(controller, c) for c in holders),
+                "also_used_by": users.others(key, has or owner.cpus, hard=owner.hard),
+                "hard": owner.hard,
+                "resource_status": status_text(owner.cpus),
+                "pod": next((c.pod.ref for c in holders), ""),
+                "container": ",".join(sorted({c.name for c in holders})),
+            }
+        )
+    return rows
+
+
 def _container(controller: NodeController, container: Container) -> dict[str, object]:
-    state = controller.state
+    state, mode = controller.state, controller.store.mode
+    has = controller.kernel_view.last.cpusets.get(container.id)
+    exited = container.phase is Phase.EXITED
+    has = None if exited else has
+    cpus, mems = _desired(controller, container)
+    enforced = is_enforced(controller, container)
+    busy = container.phase not in LIVE or state.inflight.is_busy(container.id)
     return {
         "id": container.id,
         "ref": container.ref,
         "pod_uid": container.pod.uid,
         "qos": container.pod.qos.value or container.pod.kube_qos.value,
         "pool": container.placement.pool.value,
-        "cpus": "" if container.phase is Phase.EXITED else str(state.wanted(container)),
-        "mems": str(container.placement.mems),
+        "cpus": "" if has is None else str(has.effective_cpus),
+        "desired_cpus": cpus,
+        "mems": "" if has is None else str(has.effective_mems),
+        "desired_mems": mems,
+        "enforced": enforced,
+        "differs": not busy and has is not None and bool(cpus) and cpus != str(has.effective_cpus),
         "cfs_quota": "off" if controller.quotas.off(container) else "",
         "phase": container.phase.value,
-        "reason": "; ".join(container.placement.reasons),
+        "reason": "" if mode.is_leaving else "; ".join(container.placement.reasons),
     }
+
+
+def _desired(controller: NodeController, container: Container) -> tuple[str, str]:
+    """Return the CPUs and memory nodes that a container is to have; of a released one nothing is desired."""
+    if container.phase is Phase.EXITED or controller.store.mode.is_leaving:
+        return "", ""
+    state = controller.state
+    return str(state.wanted(container)), str(container.placement.mems)
 
 
 def quotas_page(controller: NodeController) -> list[dict[str, object]]:
@@ -94,7 +161,8 @@ def quotas_page(controller: NodeController) -> list[dict[str, object]]:
         found = state.containers.get(key.removeprefix(CONTAINER))
         name = "" if found is None else found.name
         pod = pods.get(key, "") if found is None else found.pod.ref
-        rows.append({"pod": pod, "container": name, "was": record.quota, "group": record.group})
+        now = controller.kernel_view.last.quotas.get(key)
+        rows.append({"pod": pod, "container": name, "was": record.quota, "now": now, "group": record.group})
     return rows
 
 

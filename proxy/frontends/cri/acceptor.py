@@ -74,6 +74,11 @@ class Front:
         self._down = False
 
     @property
+    def down(self) -> bool:
+        """Whether the last client could not be connected to the runtime."""
+        return self._down
+
+    @property
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._links)
