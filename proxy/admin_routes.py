@@ -88,6 +88,16 @@ class Pages:
             "\n".join([*lines, f"readyz check {'failed' if failed else 'passed'}", ""]),
         )
 
+    def _calls(self) -> dict[str, object]:
+        """Give the seconds since the last call, and since the last one of each intercepted method."""
+        if self._front is None:
+            return {}
+        now, times = time.monotonic(), self._front.times
+        return {
+            "last_s": None if times.last is None else round(now - times.last, 1),
+            "methods": {p.rpartition("/")[2]: round(now - at, 1) for p, at in sorted(times.by_path.items())},
+        }
+
     def _checks(self) -> list[dict[str, object]]:
         """Give the checks that decide whether the daemon is ready."""
         if self._controller is None:
@@ -108,6 +118,7 @@ class Pages:
             "pid": os.getpid(),
             "listen": str(self._listener.path if self._listener else config.listen),
             "clients": self._front.connections if self._front else 0,
+            "calls": self._calls(),
             "uptime_s": round(time.time() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
         }
@@ -126,6 +137,7 @@ class Pages:
                 "version": self._sync.runtime_version,
                 "reason": "" if self._sync.connected else self._sync.lack,
                 "events": self._controller.runtime_events.events_state.value,
+                "reconcile_s": self._controller.options.reconcile_period,
             }
             if self._suppression is not None:
                 from proxy.controller.be.page import suppression_page

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from proxy.controller.runtime_sync import Settler
     from proxy.controller.start_update import StartUpdate
     from proxy.frontends.cri.acceptor import Front
+    from proxy.frontends.cri.client_watch import ClientWatch
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
@@ -147,6 +148,7 @@ class Daemon:
         self._task(self._watchdog)
         self._task(self._reloads)
         if self.controller is not None:
+            self._task(self._client_watch(self.controller, self._front).run)
             self._task(self.controller.health.run)
         self._task(self._slim)
         self._notifier.ready(self._status())
@@ -227,6 +229,19 @@ class Daemon:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
         steps += controller_steps(controller)
         return Reload(self._config, steps, lambda: controller.state.node.machine, telemetry, self._notifier)
+
+    def _client_watch(self, controller: NodeController, front: Front) -> ClientWatch:
+        from proxy.backends.kubelet.cri_endpoint import other_endpoints
+        from proxy.frontends.cri.client_watch import ClientWatch
+
+        directory, ours = self.config.kubelet.state_dir, self.config.listen
+        return ClientWatch(
+            front,
+            controller.telemetry,
+            lambda: len(controller.state.pods),
+            lambda: other_endpoints(directory, ours),
+            controller.clock,
+        )
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
         """Open the ledger; return its entries, and what has to be reported of it."""

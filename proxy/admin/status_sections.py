@@ -38,11 +38,11 @@ def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
         return
     count = ", ".join(f"{writer} {n}" for writer, n in sorted(by.items(), key=lambda one: (-one[1], one[0])))
     yield ""
-    yield cut(f"Cpusets written by other programs and restored (by probable writer): {count or '-'}", width)
+    yield cut(f"Cpusets changed by others, repaired (by probable writer): {count or '-'}", width)
     if lack := one_line(data.get("not_watched")):
-        yield cut(f"  not all writes are noticed: {lack}", width)
+        yield cut(f"  Some writes are noticed late: {lack}", width)
     if wars:
-        rows = [("WRITTEN AGAIN AND AGAIN", "BY", "FOUND", "INSTEAD OF", "TIMES", "SINCE", "PUT BACK IN")]
+        rows = [("CHANGED AGAIN AND AGAIN", "BY", "FOUND", "DESIRED", "TIMES", "FOR", "NEXT REPAIR IN")]
         rows += [
             (
                 one_line(war.get("container")) or one_line(war.get("id"))[:13],
@@ -146,7 +146,7 @@ _KUBELET_SETTINGS = (
     ("topology_scope", "topologyManagerScope"),
     ("default", "default"),
 )
-_KUBELET_NAMES = {"default": "CPUs of all others"}
+_KUBELET_NAMES = {"default": "CPUs of all other containers"}
 
 
 def kubelet(data: Mapping[str, object]) -> Iterable[str]:
@@ -169,7 +169,7 @@ def kubelet(data: Mapping[str, object]) -> Iterable[str]:
     yield from _indented([("SETTING", "VALUE", "FROM"), *rows])
     if entries:
         yield from _indented(
-            [("CPUS", "GIVEN BY KUBELET TO"), *((one_line(e.get("cpus")), _holder(e)) for e in entries)]
+            [("CPUS", "ASSIGNED BY KUBELET TO"), *((one_line(e.get("cpus")), _holder(e)) for e in entries)]
         )
 
 
@@ -222,7 +222,7 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
     if not reported and not trouble:
         return
     yield ""
-    yield f"Prescribed for the node{f' (Node object: {where})' if where else ''}"
+    yield f"Settings from the Node object{f' ({where})' if where else ''}"
     rows = [("VALUE", "IN EFFECT", "FROM")]
     rows += [
         (one_line(e.get("name")), _prescribed_value(e.get("value")), one_line(e.get("source")))
@@ -231,7 +231,7 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
     yield from table(rows) if reported else ()
     for words in (trouble, *(one_line(each.get("problem")) for each in reported)):
         if words:
-            yield f"  NOT FOLLOWED: {words}"
+            yield f"  Ignored node label or annotation: {words}"
 
 
 def _prescribed_value(value: object) -> str:
@@ -249,29 +249,41 @@ def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
     for entry in entries:
         pod, container, was = (entry.get(key) for key in ("pod", "container", "was"))
         group = f"{pod or 'a pod that is gone'}/{container}" if container else str(pod or entry.get("group"))
-        rows.append((one_line(group), f"{was} us" if isinstance(was, int) else "?"))
+        rows.append((one_line(group), f"{was} us" if isinstance(was, int) else "?", _quota_now(entry)))
     if rows:
         yield ""
-        yield "CFS quotas that are off, and what they were"
+        yield "CFS quota removed (previous value)"
         yield from table(sorted(rows))
 
 
-def release(data: Mapping[str, object]) -> list[str]:
-    """Return the lines; none where the node is not left.
+def _quota_now(entry: Mapping[str, object]) -> str:
+    """Say what the kernel has where that is a quota."""
+    now = entry.get("now")
+    return f"now {now} us" if isinstance(now, int) and now >= 0 else ""
+
+
+def release(data: Mapping[str, object]) -> str:
+    """Return how far a release is; nothing where the node is not released.
 
     Args:
         data: The part ``release`` of ``/status``.
     """
-    stage, left = data.get("stage"), data.get("left")
-    if stage == "released":
-        return [
-            "release: calls are only relayed, containers are not moved (topoproxy release --undo resumes)"
-        ]
-    if stage != "releasing":
-        return []
-    updated, containers = data.get("updated"), data.get("containers")
-    lines = [f"release: {updated} of {containers} containers updated, calls are only relayed"]
-    return lines + [f"  still: {words}" for words in (left if isinstance(left, list) else [])]
+    if data.get("stage") == "released":
+        return "calls are only relayed, containers are not moved (topoproxy release --undo resumes)"
+    if data.get("stage") != "releasing":
+        return ""
+    done, all_of_them = one_line(data.get("updated")), one_line(data.get("containers"))
+    return f"{done} of {all_of_them} containers updated, calls are only relayed"
+
+
+def release_left(data: Mapping[str, object]) -> Iterable[str]:
+    """Write what is left to do in a release.
+
+    Args:
+        data: The part ``release`` of ``/status``.
+    """
+    if data.get("stage") == "releasing":
+        yield from (f"  still: {one_line(words)}" for words in as_list(data.get("left")))
 
 
 _PERIOD_US = 100_000

@@ -6,7 +6,6 @@ may be missing or be something else than expected; then it is left out.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 from proxy.admin.status_sections import (
@@ -17,13 +16,21 @@ from proxy.admin.status_sections import (
     prescribed,
     quotas,
     release,
+    release_left,
     short,
     suppression,
 )
+from proxy.admin.status_tables import containers, cpus, exclusive, is_released, length, problems
 from proxy.model.phrases import counted
-from proxy.observe.json_access import as_list, as_map, cut, one_line, table
+from proxy.observe.json_access import as_list, as_map, one_line, table
 
-_COLUMNS = ("CONTAINER", "QOS", "POOL", "CPUS", "MEMS", "PHASE", "ID")
+_EVENTS = {
+    "connected": "the runtime sends exit events",
+    "not offered": "Runtime sends no exit events: freed CPUs return within {period}",
+    "waiting": "not connected to the runtime's events: freed CPUs return within {period}",
+    "off": "the runtime's events are not used: freed CPUs return within {period}",
+}
+_STALE_S = 5.0
 
 
 def render(status: object, width: int = 100) -> str:
@@ -34,48 +41,94 @@ def render(status: object, width: int = 100) -> str:
         width: Columns of the terminal; long texts are cut at it.
     """
     data = as_map(status)
-    lines = [
-        *_head(data),
-        *release(as_map(data.get("release"))),
-        *_rules(data),
-        *_pools(data),
-        *suppression(as_map(data.get("beSuppress")), width),
-    ]
+    lines = [_title(data), *table(_head(data)), *release_left(as_map(data.get("release")))]
+    if not is_released(data):
+        lines += _pools(data)
+    lines += suppression(as_map(data.get("beSuppress")), width)
     lines += _stuck(as_map(data.get("workers")))
     lines += [*prescribed(as_map(data.get("nodePolicy"))), *kubelet(as_map(data.get("kubelet")))]
-    lines += [*_memory(data), *_exclusive(data), *_aside(data)]
+    lines += [*_memory(data), *exclusive(data), *_reserved(data)]
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
     lines += partitions(as_map(data.get("partitions")))
     lines += short([as_map(entry) for entry in as_list(data.get("shortfalls"))])
     lines += hooks(as_map(data.get("hooks")), width)
-    lines += [*_containers(data, width), *drift(as_map(data.get("drift")), width), *_problems(data)]
+    lines += [*containers(data, width), *drift(as_map(data.get("drift")), width), *problems(data, width)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _head(data: Mapping[str, object]) -> Iterable[str]:
+def _title(data: Mapping[str, object]) -> str:
     uptime, ready = data.get("uptime_s"), data.get("ready")
     title = f"topoproxy {one_line(data.get('version'))}".strip()
     words = [f"mode {one_line(data.get('mode'))}" if "mode" in data else ""]
     words.append(f"pid {one_line(data.get('pid'))}" if "pid" in data else "")
-    words.append(f"up {_length(uptime)}" if isinstance(uptime, int | float) else "")
+    words.append(f"up {length(uptime)}" if isinstance(uptime, int | float) else "")
     words.append({True: "ready", False: "NOT READY"}.get(ready, "") if isinstance(ready, bool) else "")
-    yield ", ".join([title, *(w for w in words if w)])
-    runtime = as_map(data.get("runtime"))
-    if "listen" in data or runtime:
-        state = {True: "connected", False: "NOT CONNECTED"}.get(bool(runtime.get("connected")), "")
-        shown = [
-            one_line(runtime.get("version")),
-            state if isinstance(runtime.get("connected"), bool) else "",
-        ]
-        shown.append(f"events {one_line(runtime['events'])}" if "events" in runtime else "")
-        groups = as_map(data.get("cgroups"))
-        shown.append(f"cgroup v{one_line(groups['version'])}" if "version" in groups else "")
-        shown.append(f"{one_line(groups['driver'])} driver" if groups.get("driver") else "")
-        shown.append(
-            "systemd NOT CONNECTED" if as_map(groups.get("systemd")).get("connected") is False else ""
-        )
-        more = f" ({', '.join(s for s in shown if s)})" if any(shown) else ""
-        yield f"{one_line(data.get('listen')) or '?'} -> {one_line(runtime.get('endpoint')) or '?'}{more}"
+    return ", ".join([title, *(w for w in words if w)])
+
+
+def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Give the rows of the head: what the daemon is connected with, and by which rules it works."""
+    rows = [
+        ("listens on", one_line(data.get("listen"))),
+        ("clients", _clients(data)),
+        *_runtime(as_map(data.get("runtime"))),
+        *_cgroups(as_map(data.get("cgroups"))),
+        ("cpusets", _reading(as_map(data.get("kernel")))),
+        ("mode", "observe: nothing is applied" if data.get("mode") == "observe" else ""),
+        ("release", release(as_map(data.get("release")))),
+        ("rules", "; ".join(_rules(data))),
+    ]
+    return [row for row in rows if row[1]] or [("", "")]
+
+
+def _clients(data: Mapping[str, object]) -> str:
+    count, calls = data.get("clients"), as_map(data.get("calls"))
+    if not isinstance(count, int):
+        return ""
+    words = [f"{count} connected" if count else "NONE CONNECTED"]
+    if "last_s" in calls:
+        last = calls["last_s"]
+        words.append(f"last call {length(last)} ago" if isinstance(last, int | float) else "no call yet")
+    methods = [
+        f"{one_line(name)} {length(s)} ago"
+        for name, s in as_map(calls.get("methods")).items()
+        if isinstance(s, int | float)
+    ]
+    return ", ".join(words) + (f" ({', '.join(methods)})" if methods else "")
+
+
+def _runtime(runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:
+    where = " at ".join(t for t in (one_line(runtime.get("version")), one_line(runtime.get("endpoint"))) if t)
+    state = {True: "connected", False: "NOT CONNECTED"}.get(runtime.get("connected") is True, "")
+    if not isinstance(runtime.get("connected"), bool):
+        state = ""
+    elif reason := one_line(runtime.get("reason")):
+        state = f"{state}: {reason}"
+    yield "runtime", ", ".join(word for word in (where, state) if word)
+    period = runtime.get("reconcile_s")
+    within = length(period) if isinstance(period, int | float) else "reconcilePeriod"
+    events = one_line(runtime.get("events"))
+    yield "events", _EVENTS.get(events, events).format(period=within)
+
+
+def _cgroups(groups: Mapping[str, object]) -> Iterable[tuple[str, str]]:
+    words = [f"v{one_line(groups['version'])}" if "version" in groups else ""]
+    words.append(f"{one_line(groups['driver'])} driver" if groups.get("driver") else "")
+    yield "cgroups", ", ".join(word for word in words if word)
+    there = as_map(groups.get("systemd")).get("connected")
+    if isinstance(there, bool):
+        yield "systemd", "connected" if there else "NOT CONNECTED"
+
+
+def _reading(kernel: Mapping[str, object]) -> str:
+    """Say where the cpusets shown are not those of now."""
+    age, missing = kernel.get("age_s"), kernel.get("not_read")
+    words = []
+    if isinstance(age, int | float) and age > _STALE_S:
+        words.append(f"as they were {length(age)} ago: the kernel does not answer")
+    if isinstance(missing, int) and missing:
+        words.append(f"those of {counted(missing, 'container')} are not shown: reading takes too long")
+    return "; ".join(words)
 
 
 def _stuck(workers: Mapping[str, object]) -> Iterable[str]:
@@ -87,7 +140,7 @@ def _stuck(workers: Mapping[str, object]) -> Iterable[str]:
             yield f"STUCK: the {one_line(name)} worker, at one job for {seconds:.0f} s ({waiting} jobs wait)"
 
 
-def _rules(data: Mapping[str, object]) -> Iterable[str]:
+def _rules(data: Mapping[str, object]) -> list[str]:
     """Describe the rules by which containers are placed, as far as they differ from the defaults."""
     settings = as_map(data.get("settings"))
     policy = one_line(settings.get("topologyManagerPolicy"))
@@ -104,8 +157,7 @@ def _rules(data: Mapping[str, object]) -> Iterable[str]:
     words += _admission(as_map(settings.get("admission")))
     if stage := one_line(data.get("takeover")):
         words.append(f"takeover from kubelet {stage}")
-    if words:
-        yield f"rules: {'; '.join(words)}"
+    return words
 
 
 def _admission(rules: Mapping[str, object]) -> Iterable[str]:
@@ -147,15 +199,15 @@ def _memory(data: Mapping[str, object]) -> Iterable[str]:
         yield from table(rows)
 
 
-def _aside(data: Mapping[str, object]) -> Iterable[str]:
-    """Name pods for which more is set aside than their containers own so far."""
+def _reserved(data: Mapping[str, object]) -> Iterable[str]:
+    """Name pods for which more is reserved than their containers own so far."""
     pods = [as_map(entry) for entry in as_list(data.get("reservations"))]
     if pods:
         yield ""
-        yield "Set aside for pods"
+        yield "Reserved for pods"
         rows = [("CPUS", "POD", "NUMA NODES")]
         rows += [
-            (_cpus(e.get("cpus")), one_line(e.get("pod")), one_line(e.get("nodes")) or "any") for e in pods
+            (cpus(e.get("cpus")), one_line(e.get("pod")), one_line(e.get("nodes")) or "any") for e in pods
         ]
         yield from table(rows)
 
@@ -174,80 +226,22 @@ def _pools(data: Mapping[str, object]) -> Iterable[str]:
     pools = as_map(data.get("pools"))
     nodes = [as_map(entry) for entry in as_list(pools.get("nodes"))]
     nodes = nodes if len(nodes) > 1 else []
-    rows = [("POOL", "CPUS", *(f"NODE {one_line(node.get('node'))}" for node in nodes))]
+    held = as_map(pools.get("containers"))
+    observed = data.get("mode") == "observe"
+    title = "POOL (would be)" if observed else "POOL"
+    rows = [(title, "CPUS", *(f"NODE {one_line(node.get('node'))}" for node in nodes), "CONTAINERS")]
     for key, name in (("shared", "shared"), ("be", "BE"), ("system", "SYSTEM")):
         if key in pools:
-            rows.append((name, _cpus(pools[key]), *(_cpus(node.get(key)) for node in nodes)))
+            parts = (cpus(node.get(key)) for node in nodes)
+            rows.append((name, cpus(pools[key]), *parts, _held(as_map(held.get(key)), observed=observed)))
+    if not held:
+        rows = [row[:-1] for row in rows]
     if len(rows) > 1:
         yield ""
         yield from table(rows)
 
 
-def _exclusive(data: Mapping[str, object]) -> Iterable[str]:
-    owners = [as_map(entry) for entry in as_list(data.get("exclusive"))]
-    if not owners:
-        return
-    yield ""
-    yield "Exclusive CPUs"
-    rows = [("CPUS", "OWNER", "BE MAY USE THEM")]
-    for entry in owners:
-        name = "/".join(t for t in (one_line(entry.get("pod")), one_line(entry.get("container"))) if t)
-        yes = {True: "no", False: "yes"}.get(bool(entry.get("hard")), "") if "hard" in entry else ""
-        rows.append((_cpus(entry.get("cpus")), name or one_line(entry.get("owner")), yes))
-    yield from table(rows)
-
-
-def _containers(data: Mapping[str, object], width: int) -> Iterable[str]:
-    known = [as_map(entry) for entry in as_list(data.get("containers"))]
-    yield ""
-    yield f"Containers ({len(known)})" if known else "No containers."
-    if not known:
-        return
-    known.sort(key=lambda entry: one_line(entry.get("ref")))
-    rows: list[tuple[str, ...]] = [_COLUMNS]
-    for entry in known:
-        cells = [one_line(entry.get(key)) for key in ("ref", "qos", "pool")]
-        cells += [_cpus(entry.get("cpus")), _cpus(entry.get("mems"))]
-        rows.append((*cells, one_line(entry.get("phase")), one_line(entry.get("id"))[:13]))
-    header, *lines = table(rows)
-    yield header
-    for entry, line in zip(known, lines, strict=True):
-        yield line
-        reason = one_line(entry.get("reason"))
-        if reason:
-            yield cut(f"    {reason}", width)
-
-
-def _problems(data: Mapping[str, object]) -> Iterable[str]:
-    broken = [one_line(entry) for entry in as_list(data.get("violations"))]
-    problems = [as_map(entry) for entry in as_list(data.get("problems"))]
-    count = len(broken) + len(problems)
-    yield ""
-    yield f"Problems ({count})" if count else "No problems."
-    for text in broken:
-        yield f"  RULE BROKEN: {text}"
-    for entry in problems:
-        times = entry.get("count")
-        notes = [f"{times} times" if isinstance(times, int) and times > 1 else "", _when(entry.get("last"))]
-        more = ", ".join(n for n in notes if n)
-        yield f"  {one_line(entry.get('what')) or '?'}{f' ({more})' if more else ''}"
-
-
-def _cpus(value: object) -> str:
-    return one_line(value) or "-"
-
-
-def _length(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
-    shown = [f"{n}{unit}" for n, unit in parts if n][:2]
-    return " ".join(shown) or "0s"
-
-
-def _when(value: object) -> str:
-    """Say when a problem was last seen: an age for a Unix time, else the text as it is."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"last {_length(max(0.0, time.time() - value))} ago"
-    return f"last {one_line(value)}" if value else ""
+def _held(pool: Mapping[str, object], *, observed: bool) -> str:
+    """Say how many containers of a pool have its CPUs by the kernel, where these are not all."""
+    count, good = pool.get("count"), pool.get("in_effect")
+    return one_line(count) if observed or count == good else f"{one_line(good)} of {one_line(count)}"

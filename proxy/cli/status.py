@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import time
 from pathlib import Path
 
 import click
 
+from proxy.admin.client import ask
 from proxy.admin.status_text import render
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.config import Config
-from proxy.model.errors import UsageError
-from proxy.observe.json_access import table
+from proxy.config.kinds import parse_duration
+from proxy.model.errors import UnavailableError, UsageError
+from proxy.observe.json_access import as_list, as_map, one_line, table
+
+NOT_READY = 1
+"""The exit status where the daemon is not ready."""
+POLL_S = 0.2
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Read a duration such as ``30s``."""
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
 
 
 @click.command()
 @asking_options()
+@click.option(
+    "--wait-ready",
+    callback=_seconds,
+    is_flag=False,
+    flag_value="30s",
+    metavar="[=DURATION]",
+    help="Wait until the daemon answers and is ready, 30s at most unless another time is named.",
+)
 @click.option("--cgroups", is_flag=True, help="Show what the kernel's cpusets say, group by group, too.")
 @click.option("--memory", is_flag=True, help="Show on which NUMA nodes the memory of containers is, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
@@ -24,6 +48,7 @@ from proxy.observe.json_access import table
 def status(
     file: Path | None,
     admin: str | None,
+    wait_ready: float | None,
     cgroups: bool,
     memory: bool,
     as_json: bool,
@@ -32,13 +57,19 @@ def status(
 ) -> None:
     """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
 
+    CPUS and MEMS are what the kernel has. Where topoproxy wants something else it stands beside that:
+    DESIRED, or WOULD BE where it only observes.
+
     With --memory: where the memory of each container is, by the kernel's account, and how much of it is not
     on the nodes that were decided (ANON with locked memory, CACHE of files, HUGE pages).
 
-    Ends with 69 when the daemon does not answer.
+    Ends with 0 when the daemon is ready, 1 when it is not (the reasons are under Problems), 69 when it does
+    not answer. --memory and --metrics end with 0 whenever there is an answer.
     """
     route = _route(memory=memory, metrics=metrics, cgroups=cgroups, as_json=as_json)
     config = config_for(file, admin)
+    if wait_ready is not None:
+        _wait(config, wait_ready)
     answer = ask_daemon(config, route, timeout)
     if metrics:
         click.echo(answer, nl=False)
@@ -46,19 +77,37 @@ def status(
     if memory:
         from proxy.admin.memory import memory_rows
 
-        if not as_json:
-            click.echo("\n".join(table(memory_rows(answer))))
+        rows = "\n".join(table(memory_rows(answer)))
+        click.echo(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else rows)
+        return
+    _show(answer, _groups(config, answer) if cgroups else None, as_json=as_json)
+    if isinstance(answer, dict) and answer.get("ready") is False:
+        click.get_current_context().exit(NOT_READY)
+
+
+def _wait(config: Config, seconds: float) -> None:
+    """Wait until the daemon answers that it is ready, or the time is over."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(UnavailableError):
+            ask(config.admin_path, "/readyz", max(POLL_S, end - time.monotonic()))
             return
-    groups = _groups(config) if cgroups else []
+        if time.monotonic() + POLL_S > end:
+            return
+        time.sleep(POLL_S)
+
+
+def _show(answer: object, groups: list[dict[str, str]] | None, *, as_json: bool) -> None:
     if as_json:
-        if cgroups and isinstance(answer, dict):
+        if groups is not None and isinstance(answer, dict):
             answer["cpusets"] = groups
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
-    else:
-        click.echo(render(answer, shutil.get_terminal_size((120, 24)).columns), nl=False)
-        if cgroups:
-            rows = [("CGROUP", "CPUS", "MEMS"), *((g["cgroup"], g["cpus"], g["mems"]) for g in groups)]
-            click.echo("\n".join(["", *table(rows)]))
+        return
+    click.echo(render(answer, shutil.get_terminal_size((120, 24)).columns), nl=False)
+    if groups is not None:
+        columns = ("cgroup", "cpus", "mems", "pod", "container")
+        rows = [tuple(map(str.upper, columns)), *(tuple(group[name] for name in columns) for group in groups)]
+        click.echo("\n".join(["", *table(rows)]))
 
 
 def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
@@ -77,12 +126,25 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
     return "/metrics" if metrics else "/memory" if memory else "/status"
 
 
-def _groups(config: Config) -> list[dict[str, str]]:
-    """Read all groups below the root: what they may use in effect."""
+def _groups(config: Config, answer: object) -> list[dict[str, str]]:
+    """Read all groups below the root: what they may use in effect, and whose they are."""
     from proxy.backends.cgroup.cpuset import open_cgroups
+    from proxy.backends.cgroup.group_owners import GroupOwners
     from proxy.backends.cgroup.survey import survey
 
-    return [
-        {"cgroup": path, "cpus": str(value.effective_cpus), "mems": str(value.effective_mems)}
-        for path, value in survey(open_cgroups(config.cgroup_root)).items()
-    ]
+    containers: dict[str, str] = {}
+    pods: dict[str, str] = {}
+    for row in map(as_map, as_list(as_map(answer).get("containers"))):
+        pod, _, name = one_line(row.get("ref")).rpartition("/")
+        containers[one_line(row.get("sandbox"))] = "(sandbox)"
+        containers[one_line(row.get("id"))] = name
+        pods[one_line(row.get("pod_uid"))] = pod
+    containers.pop("", None)
+    pods.pop("", None)
+    owners = GroupOwners(containers, pods)
+    rows = []
+    for path, value in survey(open_cgroups(config.cgroup_root)).items():
+        pod, name = owners.owner(path)
+        cpus, mems = str(value.effective_cpus), str(value.effective_mems)
+        rows.append({"cgroup": path, "cpus": cpus, "mems": mems, "pod": pod, "container": name})
+    return rows

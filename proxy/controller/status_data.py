@@ -101,14 +101,20 @@ def _exclusive(controller: NodeController) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for key, owner in sorted(state.owners.items()):
         holders = _holders(controller, key)
-        has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
+        enforced = all(is_enforced(controller, c) for c in holders)
+        has = CpuSet()
+        if enforced:
+            has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
+        others = users.others(key, has or owner.cpus, hard=owner.hard) if enforced else []
+        if enforced and not (has or others) and controller.kernel_view.age is not None:
+            has = owner.cpus  # none of its containers has a cgroup yet; all others have left the CPUs
         rows.append(
             {
                 "owner": key,
                 "cpus": str(has),
                 "desired_cpus": "" if controller.store.mode.is_leaving else str(owner.cpus),
-                "enforced": all(is_enforced(controller, c) for c in holders),
-                "also_used_by": users.others(key, has or owner.cpus, hard=owner.hard),
+                "enforced": enforced,
+                "also_used_by": others,
                 "hard": owner.hard,
                 "resource_status": status_text(owner.cpus),
                 "pod": next((c.pod.ref for c in holders), ""),
@@ -130,6 +136,7 @@ def _container(controller: NodeController, container: Container) -> dict[str, ob
         "id": container.id,
         "ref": container.ref,
         "pod_uid": container.pod.uid,
+        "sandbox": container.pod.sandbox_id,
         "qos": container.pod.qos.value or container.pod.kube_qos.value,
         "pool": container.placement.pool.value,
         "cpus": "" if has is None else str(has.effective_cpus),

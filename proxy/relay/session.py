@@ -60,6 +60,11 @@ class Session:
         return len(self._streams.open)
 
     @property
+    def newest(self) -> int:
+        """The id of the newest stream that the client has opened; 0 for none."""
+        return self._requests.last
+
+    @property
     def unsent(self) -> bool:
         """Whether bytes wait for the runtime's window."""
         return bool(self._streams.books.queue)

@@ -1,21 +1,48 @@
-"""List every group of a cpuset hierarchy, for commands that look at the whole node.
+"""Lists every group of a cpuset hierarchy, for commands that look at the whole node.
 
-A cold path. On v1 cgroupspy builds the tree, as it knows this layout; it reads nothing on v2 (every node's
-controller is None there) and needs the mount to be called ``cpuset``, so what it cannot do is walked with our
-own reader.
+A cold path, and the place where cgroupspy reads for us, on v1 and v2. Its trees and nodes know v1 only (on
+v2 a node has no controller), so the groups are walked here, and each is read by a controller of cgroupspy
+with the files of its version.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from pathlib import Path
+
+from cgroupspy.controllers import Controller
+from cgroupspy.interfaces import CommaDashSetFile
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.controller.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
-_TRIES = 3
 _LIMIT = 10_000
+
+
+class SurveyedGroup:
+    """A group for a controller of cgroupspy, in place of a node of its own tree."""
+
+    def __init__(self, directory: Path) -> None:
+        self.full_path = str(directory).encode("utf-8", "surrogateescape")
+
+
+class CpusetV1(Controller):  # type: ignore[misc]  # cgroupspy has no types
+    """The cpuset files of a group on v1: the configured sets are those in effect."""
+
+    cpus = effective_cpus = CommaDashSetFile("cpuset.cpus", readonly=True)
+    mems = effective_mems = CommaDashSetFile("cpuset.mems", readonly=True)
+
+
+class CpusetV2(Controller):  # type: ignore[misc]  # cgroupspy has no types
+    """The cpuset files of a group on v2."""
+
+    cpus = CommaDashSetFile("cpuset.cpus", readonly=True)
+    effective_cpus = CommaDashSetFile("cpuset.cpus.effective", readonly=True)
+    mems = CommaDashSetFile("cpuset.mems", readonly=True)
+    effective_mems = CommaDashSetFile("cpuset.mems.effective", readonly=True)
 
 
 def survey(groups: KernelCgroups) -> dict[str, CpusetValue]:
@@ -25,45 +52,36 @@ def survey(groups: KernelCgroups) -> dict[str, CpusetValue]:
         groups: The hierarchy.
 
     Returns:
-        Path to value, in order of path, without the root. Groups that vanish meanwhile are left out; at most
-        10,000. On v1 the effective sets are the configured ones.
+        Path to value, in order of path, without the root. Groups that vanish meanwhile, and groups without
+        the controller, are left out; at most 10,000. On v1 the effective sets are the configured ones.
 
     Raises:
-        CgroupError: The hierarchy cannot be read.
+        CgroupError: A group cannot be read.
     """
-    if groups.version == 1 and groups.root.name == "cpuset" and type(groups) is KernelCgroups:
-        for _ in range(_TRIES):
-            try:
-                return dict(sorted(_by_cgroupspy(groups)))
-            except FileNotFoundError:
-                continue  # a group went away while the tree was built
-            except (OSError, ValueError) as error:
-                raise CgroupError(f"cannot list the cgroups below {groups.root}: {error}") from None
-    return dict(sorted(_by_walk(groups)))
+    files = CpusetV1 if groups.version == 1 else CpusetV2
+    found: dict[str, CpusetValue] = {}
+    for path in _walk(groups):
+        group = files(SurveyedGroup(groups.root / path))
+        try:
+            found[path] = CpusetValue(
+                CpuSet(group.cpus),
+                Mask(group.mems),
+                CpuSet(group.effective_cpus),
+                Mask(group.effective_mems),
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) != errno.ENODEV:
+                raise CgroupError(f"cannot read the cpuset of cgroup /{path}: {error}") from None
+    return dict(sorted(found.items()))
 
 
-def _by_cgroupspy(groups: KernelCgroups) -> Iterator[tuple[str, CpusetValue]]:
-    from cgroupspy.trees import Tree
-
-    tree = Tree(root_path=str(groups.root.parent), groups=[groups.root.name])
-    top = str(groups.root)
-    for node in tree.walk():
-        path = node.full_path.decode("utf-8", "surrogateescape").removeprefix(top).strip("/")
-        if node.controller is not None and path:
-            cpus, mems = CpuSet(node.controller.cpus), Mask(node.controller.mems)
-            yield path, CpusetValue(cpus, mems, cpus, mems)
-
-
-def _by_walk(groups: KernelCgroups) -> Iterator[tuple[str, CpusetValue]]:
+def _walk(groups: KernelCgroups) -> Iterator[str]:
     todo = groups.children("")
     for _ in range(_LIMIT):
         if not todo:
             return
         path = todo.pop()
         todo += [f"{path}/{name}" for name in groups.children(path)]
-        try:
-            yield path, groups.read(path)
-        except CgroupError as error:
-            if not error.errno:
-                raise
-            # Gone, or without the controller: nothing to report.
+        yield path

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from proxy.frontends.cri.call import InterceptedCall, Interceptor
-from proxy.frontends.cri.link import Ground, Link
+from proxy.frontends.cri.link import CallTimes, Ground, Link
 from proxy.relay.body_budget import Room
 from proxy.telemetry.port import Report, silent
 
@@ -34,7 +34,12 @@ UNREAD_BYTES: Final = 128 << 20
 
 
 class Front:
-    """Accepts clients and relays each to the runtime."""
+    """Accepts clients and relays each to the runtime.
+
+    Attributes:
+        room: What all connections hold.
+        times: When calls came last.
+    """
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class Front:
         self._fault = fault
         self._links: set[Link] = set()
         self.room = Room()
+        self.times = CallTimes()
         self._ground = Ground(
             interceptor,
             _spellings(methods).__contains__,
@@ -67,6 +73,7 @@ class Front:
             fault,
             self._swollen,
             self.room,
+            self.times,
         )
         self._opening: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -41,6 +42,21 @@ def _nothing(*_: object, **keys: object) -> None:
     """Hear of nothing."""
 
 
+class CallTimes:
+    """When calls came last, on the monotonic clock.
+
+    Attributes:
+        last: The last call on any connection; None before the first one.
+        by_path: The last call of each intercepted method.
+    """
+
+    __slots__ = ("by_path", "last")
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        self.by_path: dict[str, float] = {}
+
+
 class Ground(Struct, frozen=True):
     """What all links stand on.
 
@@ -52,6 +68,7 @@ class Ground(Struct, frozen=True):
         fault: Takes an exception that has ended a link.
         swollen: Called when a link has much to write that a peer does not read.
         room: What all links hold.
+        times: When calls came last.
     """
 
     interceptor: Interceptor
@@ -61,6 +78,7 @@ class Ground(Struct, frozen=True):
     fault: Callable[[Exception], None] = _nothing
     swollen: Callable[[], None] = _nothing
     room: Room = field(default_factory=Room)
+    times: CallTimes = field(default_factory=CallTimes)
 
 
 class Link:
@@ -72,8 +90,8 @@ class Link:
     """
 
     __slots__ = (
-        "_busy", "_calls", "_ending", "_eof", "_ground", "_interceptor", "_news", "_say", "_session",
-        "client", "closed", "server",
+        "_busy", "_calls", "_ending", "_eof", "_ground", "_interceptor", "_newest", "_news", "_say",
+        "_session", "client", "closed", "server",
     )  # fmt: skip
 
     def __init__(self, ground: Ground) -> None:
@@ -89,6 +107,7 @@ class Link:
         self._calls: dict[int, InterceptedCall] = {}
         self._news: list[tuple[InterceptedCall, bytes | int | None]] = []
         self._busy = False
+        self._newest = 0
         self._eof = self._ending = False
         self.closed = False
         from_client, from_server = self._session.from_client, self._session.from_server
@@ -117,6 +136,9 @@ class Link:
             self._send()
             if self._news:
                 self._pass_on()
+            if (newest := self._session.newest) != self._newest:
+                self._newest = newest
+                self._ground.times.last = time.monotonic()
         except RelayError as error:
             self._misled(error, client=feed == self._session.from_client)
         except Exception as error:  # noqa: BLE001  whatever it is, no other link may suffer from it
@@ -265,6 +287,7 @@ class Link:
     def request(self, stream: int, path: str, message: bytes) -> None:
         """Ask the interceptor."""
         call = self._calls[stream] = InterceptedCall(self, stream, path, message)
+        self._ground.times.by_path[path] = time.monotonic()
         try:
             self._interceptor.request(call)
         except Exception as error:  # noqa: BLE001  a fault of ours must not stop the node: the call passes

@@ -1,0 +1,156 @@
+"""The tables of containers and owners, and the list of problems, on the status page.
+
+Columns CPUS and MEMS show what the kernel has. What differs from that stands beside it: DESIRED, where
+topoproxy is to bring it about, or WOULD BE, where it only observes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from proxy.admin.status_sections import trouble
+from proxy.observe.json_access import as_list, as_map, cut, one_line, table
+
+_RELEASED = "released"
+_LEAVING = ("releasing", _RELEASED)
+
+
+def is_released(data: Mapping[str, object]) -> bool:
+    """Report whether nothing of the plan is in effect: the page then shows only what the kernel has."""
+    return data.get("mode") == _RELEASED
+
+
+def exclusive(data: Mapping[str, object]) -> Iterable[str]:
+    """Write the owners of CPUs; nothing where there are none."""
+    owners = [as_map(entry) for entry in as_list(data.get("exclusive"))]
+    if not owners:
+        return
+    rows = []
+    for entry in owners:
+        name = "/".join(t for t in (one_line(entry.get("pod")), one_line(entry.get("container"))) if t)
+        borrow = {True: "no", False: "yes"}.get(bool(entry.get("hard")), "") if "hard" in entry else ""
+        others = ", ".join(one_line(ref) for ref in as_list(entry.get("also_used_by")))
+        desired, would = _beside(data, entry, ("",))
+        rows.append(
+            (cpus(entry.get("cpus")), desired, would, name or one_line(entry.get("owner")), borrow, others)
+        )
+    yield ""
+    yield "Exclusive CPUs"
+    yield from table(_filled(("CPUS", "DESIRED", "WOULD BE", "OWNER", "BE CAN BORROW", "ALSO USED BY"), rows))
+
+
+def containers(data: Mapping[str, object], width: int) -> Iterable[str]:
+    """Write the table of containers."""
+    known = [as_map(entry) for entry in as_list(data.get("containers"))]
+    yield ""
+    yield f"Containers ({len(known)})" if known else "No containers."
+    if not known:
+        return
+    known.sort(key=lambda entry: one_line(entry.get("ref")))
+    columns = ("CONTAINER", "QOS", "POOL", "CPUS", "DESIRED", "WOULD BE", "MEMS", "PHASE", "ID")
+    header, *lines = table(_filled(columns, [_row(data, entry) for entry in known]))
+    yield header
+    for entry, line in zip(known, lines, strict=True):
+        yield line
+        reason = one_line(entry.get("reason"))
+        if reason:
+            yield cut(f"    {'' if _is_enforced(data, entry) else 'if enforced: '}{reason}", width)
+
+
+def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, ...]:
+    pool = one_line(entry.get("pool"))
+    desired, would = _beside(data, entry, (pool,))
+    return (
+        one_line(entry.get("ref")),
+        one_line(entry.get("qos")),
+        pool if _is_enforced(data, entry) else "-",
+        cpus(entry.get("cpus")),
+        desired,
+        would,
+        cpus(entry.get("mems")),
+        one_line(entry.get("phase")),
+        one_line(entry.get("id"))[:13],
+    )
+
+
+def _is_enforced(data: Mapping[str, object], entry: Mapping[str, object]) -> bool:
+    """Report whether a row's plan is put into effect; an older daemon does not say it for each."""
+    said = entry.get("enforced")
+    return said if isinstance(said, bool) else data.get("mode") not in ("observe", *_LEAVING)
+
+
+def _beside(data: Mapping[str, object], entry: Mapping[str, object], pool: Sequence[str]) -> tuple[str, str]:
+    """Return what is desired where it differs from what the kernel has, and what would be if enforced."""
+    planned, mems = one_line(entry.get("desired_cpus")), one_line(entry.get("desired_mems"))
+    if not planned:
+        return "", ""
+    if not _is_enforced(data, entry):
+        return "", " ".join(t for t in (*pool, planned, f"mems {mems}" if mems else "") if t)
+    differs = [planned] if planned != one_line(entry.get("cpus")) else []
+    if mems and mems != one_line(entry.get("mems")):
+        differs.append(f"mems {mems}")
+    return " ".join(differs), ""
+
+
+def _filled(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[list[str]]:
+    """Return a table without the columns DESIRED, WOULD BE and ALSO USED BY where nothing is in them."""
+    optional = ("DESIRED", "WOULD BE", "ALSO USED BY")
+    kept = [i for i, name in enumerate(columns) if name not in optional or any(row[i] for row in rows)]
+    return [[row[i] for i in kept] for row in (columns, *rows)]
+
+
+def problems(data: Mapping[str, object], width: int) -> Iterable[str]:
+    """Write what is wrong: failed checks, broken rules, and problems that were reported."""
+    lines = [
+        *_failed(data),
+        *(f"RULE BROKEN: {one_line(entry)}" for entry in as_list(data.get("violations"))),
+    ]
+    hooks = [as_map(entry) for entry in as_list(as_map(data.get("hooks")).get("hooks"))]
+    lines += [
+        f"hook {one_line(entry.get('name')) or '?'}: {words}" for entry in hooks if (words := trouble(entry))
+    ]
+    for entry in map(as_map, as_list(data.get("problems"))):
+        times = entry.get("count")
+        notes = [f"{times} times" if isinstance(times, int) and times > 1 else "", _when(entry.get("last"))]
+        more = ", ".join(note for note in notes if note)
+        lines.append(f"{one_line(entry.get('what')) or '?'}{f' ({more})' if more else ''}")
+    yield ""
+    yield f"Problems ({len(lines)})" if lines else "No problems."
+    yield from (f"  {line}" for line in lines)
+
+
+def _failed(data: Mapping[str, object]) -> Iterable[str]:
+    """Name the checks that fail; what an older daemon says without reasons is named, too."""
+    checks = [as_map(check) for check in as_list(data.get("checks"))]
+    for check in checks:
+        if check.get("ok") is False:
+            words = one_line(check.get("reason")) or one_line(check.get("name")) or "?"
+            yield f"NOT READY: {words}" if check.get("required") is True else words
+    if not checks:
+        if data.get("ready") is False:
+            yield "NOT READY (the daemon gives no reason)"
+        if as_map(data.get("runtime")).get("connected") is False:
+            yield "NOT CONNECTED with the runtime (the daemon gives no reason)"
+
+
+def cpus(value: object) -> str:
+    """Write a set; a dash where it is empty or not known."""
+    return one_line(value) or "-"
+
+
+def length(seconds: float) -> str:
+    """Write a duration: ``1d 2h``, ``5m 3s``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
+    shown = [f"{n}{unit}" for n, unit in parts if n][:2]
+    return " ".join(shown) or "0s"
+
+
+def _when(value: object) -> str:
+    """Say when a problem was last seen: an age for a Unix time, else the text as it is."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"last {length(max(0.0, time.time() - value))} ago"
+    return f"last {one_line(value)}" if value else ""

@@ -1,0 +1,75 @@
+"""Notices that no client is connected although pods run: kubelet then uses another endpoint.
+
+Such a node looks installed and is half managed: pods are found when the state is compared with the runtime,
+and get their CPUs late; what only a CreateContainer decides is never decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from proxy.frontends.cri.acceptor import Front
+from proxy.telemetry.port import Telemetry
+
+NO_CLIENT = "no client is connected, although pods run on the node"
+AFTER_S = 60.0
+"""Seconds without a client after which that is a problem: kubelet reconnects within a few."""
+PERIOD_S = 5.0
+LIKELY = (
+    "kubelet's --container-runtime-endpoint probably names another socket; on a kubeadm node "
+    "kubeadm-flags.env and instance-config.yaml in /var/lib/kubelet win over config.yaml"
+)
+
+
+class ClientWatch:
+    """Reports that no client is connected."""
+
+    def __init__(
+        self,
+        front: Front,
+        telemetry: Telemetry,
+        pods: Callable[[], int],
+        others: Callable[[], Sequence[tuple[Path, str]]],
+        clock: Callable[[], float],
+    ) -> None:
+        """Report nothing yet.
+
+        Args:
+            front: Has the clients.
+            telemetry: Where to report.
+            pods: Returns how many pods are known.
+            others: Returns the files that lead kubelet elsewhere, with the endpoint; may block.
+            clock: A monotonic clock in seconds.
+        """
+        self._front = front
+        self._telemetry = telemetry
+        self._pods = pods
+        self._others = others
+        self._clock = clock
+        self._since: float | None = None
+        self._reported = False
+
+    async def run(self) -> None:
+        """Look periodically, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Report where there has been no client for too long, and the end of that."""
+        if self._front.connections or not self._pods():
+            self._since = None
+            if self._reported:
+                self._reported = False
+                self._telemetry.resolved(NO_CLIENT)
+            return
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        if now - self._since >= AFTER_S and not self._reported:
+            others = await asyncio.to_thread(self._others)
+            named = [f"{path} names {endpoint}" for path, endpoint in others]
+            self._reported = True
+            self._telemetry.problem(NO_CLIENT, reason="; ".join(named) or LIKELY)
