@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from proxy.admin.client import ask
+from proxy.admin.status_text import render
 from proxy.cli.main import cli
 from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
@@ -86,6 +88,55 @@ def test_a_runtime_that_comes_later(node: DaemonNode) -> None:
         assert daemon.pages.status()["runtime"]["connected"] is True
 
     run(daemon, day)
+
+
+def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
+    node.runtime.stop()
+    daemon = node.daemon("reconcilePeriod: 200ms\n")
+
+    async def readyz() -> tuple[int, str]:
+        reply = daemon.pages.readyz()
+        return reply.status, str(reply.answer)
+
+    async def day() -> None:
+        async with asyncio.timeout(30):
+            while "[-]runtime failed: cannot ask the version" not in (await readyz())[1]:
+                await asyncio.sleep(0.02)
+        code, text = await readyz()
+        assert code == 503
+        assert "[-]state failed: the state has not been compared with the runtime yet" in text
+        assert text.endswith("[+]workers ok\nreadyz check failed\n")
+        page = daemon.pages.status()
+        assert (page["ready"], page["runtime"]["connected"]) == (False, False)
+        assert page["runtime"]["reason"].startswith("cannot ")
+        shown = render(page)
+        assert "NOT CONNECTED: cannot ask the version" in shown
+        assert "NOT READY: the state has not been compared" in shown
+        assert "No problems." not in shown
+        await asyncio.to_thread(node.runtime.start)
+        async with asyncio.timeout(30):
+            while (await readyz())[0] != 200:
+                await asyncio.sleep(0.02)
+        assert (await readyz())[1] == "[+]runtime ok\n[+]state ok\n[+]workers ok\nreadyz check passed\n"
+        assert (await asyncio.to_thread(ask, node.directory / "admin.sock", "/readyz")) == (await readyz())[1]
+        assert "No problems." in render(daemon.pages.status())
+
+    run(daemon, day)
+
+
+def test_the_age_of_the_last_call_is_on_the_page(node: DaemonNode) -> None:
+    daemon = node.daemon()
+
+    async def day() -> None:
+        assert daemon.pages.status()["calls"] == {"last_s": None, "methods": {}}
+        await node.launch(DemoPod("ls", "LS"))
+        calls = daemon.pages.status()["calls"]
+        assert 0 <= calls["last_s"] < 30
+        assert {"CreateContainer", "RunPodSandbox", "StartContainer"} <= set(calls["methods"])
+        assert all(0 <= seconds < 30 for seconds in calls["methods"].values())
+        assert ", last call 0s ago (CreateContainer " in render(daemon.pages.status())
+
+    run(daemon, day, synced=True)
 
 
 def test_passthrough_only_relays(node: DaemonNode) -> None:
@@ -186,9 +237,10 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
             while node.cpus(ls) != "2-15":
                 await asyncio.sleep(0.05)
         page = await asyncio.to_thread(asked, "status")
-        assert f"Prescribed for the node (Node object: {path})" in page
+        assert f"Settings from the Node object ({path})" in page
         assert f"reservedCPUs  0-1        annotation {RESERVATION} of the Node object" in page
-        assert "NOT FOLLOWED: annotation node.koordinator.sh/reservation: applyPolicy 'Sometimes'" in page
+        where = "annotation node.koordinator.sh/reservation"
+        assert f"Ignored node label or annotation: {where}: applyPolicy 'Sometimes'" in page
         report = json.loads(await asyncio.to_thread(asked, "report"))
         assert report["metadata"]["name"] == "worker-7"
         reported = json.loads(report["metadata"]["annotations"][RESERVATION])

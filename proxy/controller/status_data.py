@@ -7,6 +7,7 @@ from proxy.controller.controller import NodeController
 from proxy.controller.cpu_users import CpuUsers
 from proxy.controller.enforce import LIVE
 from proxy.controller.readiness import other_checks, required_checks
+from proxy.engine.enforcement import applies_to
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.quotas import CONTAINER, POD
@@ -61,11 +62,6 @@ def node_page(controller: NodeController) -> dict[str, object]:
     return page | {former: page[key] for former, key in FORMER_KEYS.items()}
 
 
-def is_enforced(controller: NodeController, container: Container) -> bool:
-    """Report whether the placement of a container is put into effect, and not only computed."""
-    return controller.store.mode.enforces
-
-
 def _reading(controller: NodeController) -> dict[str, object]:
     """Say how old the values of the kernel are, and how many are missing."""
     view = controller.kernel_view
@@ -101,7 +97,7 @@ def _exclusive(controller: NodeController) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for key, owner in sorted(state.owners.items()):
         holders = _holders(controller, key)
-        enforced = all(is_enforced(controller, c) for c in holders)
+        enforced = all(applies_to(state, c.pod) for c in holders) if holders else state.mode.enforces
         has = CpuSet()
         if enforced:
             has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
@@ -130,7 +126,7 @@ def _container(controller: NodeController, container: Container) -> dict[str, ob
     exited = container.phase is Phase.EXITED
     has = None if exited else has
     cpus, mems = _desired(controller, container)
-    enforced = is_enforced(controller, container)
+    enforced = applies_to(state, container.pod)
     busy = container.phase not in LIVE or state.inflight.is_busy(container.id)
     return {
         "id": container.id,

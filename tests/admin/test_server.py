@@ -87,9 +87,10 @@ def test_the_client_gets_what_the_routes_give(at: Path) -> None:
         assert await asyncio.to_thread(ask, at, "/status?x=1") == {"mode": "enforce", "path": "/x"}
         assert await asyncio.to_thread(ask, at, "/late") == {"late": "yes"}
         assert await asyncio.to_thread(ask, at, "/healthz") == "ok\n"
+        assert await asyncio.to_thread(ask, at, "/livez") == "ok\n"
         with pytest.raises(
             UnavailableError,
-            match=r"for /no: there is /broken, /echo, /echo-later, /healthz, /late, /optional, /status",
+            match=r"for /no: there is /broken, /echo, /echo-later, /healthz, /late, /livez, /optional, /stat",
         ):
             await asyncio.to_thread(ask, at, "/no")
         with pytest.raises(UnavailableError, match="for /broken: cannot answer: ValueError: no page"):

@@ -15,6 +15,7 @@ from proxy.admin.status_sections import (
     prescribed,
     quotas,
     release,
+    release_left,
     short,
     suppression,
 )
@@ -49,12 +50,12 @@ def drift_lines(data: Any, width: int = 120) -> list[str]:
 def test_writers_and_those_that_write_repeatedly() -> None:
     assert drift_lines(DATA) == [
         "",
-        "Cpusets written by other programs and restored (by probable writer): unknown 5, kubelet 2",
-        "  WRITTEN AGAIN AND AGAIN  BY       FOUND  INSTEAD OF  TIMES  SINCE  PUT BACK IN",
-        "  ns/ls/c                  kubelet  0-15   4-15        12     33 s   0.5 s",
+        "Cpusets changed by others, repaired (by probable writer): unknown 5, kubelet 2",
+        "  CHANGED AGAIN AND AGAIN  BY       FOUND  DESIRED  TIMES  FOR   NEXT REPAIR IN",
+        "  ns/ls/c                  kubelet  0-15   4-15     12     33 s  0.5 s",
     ]
     lack = DATA | {"not_watched": "too many inotify watches", "writeConflicts": []}
-    assert drift_lines(lack)[2:] == ["  not all writes are noticed: too many inotify watches"]
+    assert drift_lines(lack)[2:] == ["  Some writes are noticed late: too many inotify watches"]
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -65,8 +66,8 @@ def test_nothing_is_said_of_nothing() -> None:
 def test_where_drift_stands() -> None:
     page = render({"drift": DATA})
     assert "kubelet 2" in page
-    assert page.index("Cpusets written") > page.index("No containers")
-    assert page.index("Cpusets written") < page.index("No problems")
+    assert page.index("Cpusets changed") > page.index("No containers")
+    assert page.index("Cpusets changed") < page.index("No problems")
     assert all(len(line) <= 40 for line in drift_lines(DATA, 40))
 
 
@@ -187,13 +188,13 @@ def test_settings_of_the_node_object_and_what_is_not_followed() -> None:
     }
     assert list(prescribed(page)) == [
         "",
-        "Prescribed for the node (Node object: /etc/node.json)",
+        "Settings from the Node object (/etc/node.json)",
         "VALUE                IN EFFECT      FROM",
         "cpuBindPolicy        FullPCPUsOnly  label x",
         "systemCPUsExclusive  no             annotation y",
         "reservedCPUs         -              default",
-        "  NOT FOLLOWED: cannot read it",
-        "  NOT FOLLOWED: annotation z: bad [2J",
+        "  Ignored node label or annotation: cannot read it",
+        "  Ignored node label or annotation: annotation z: bad [2J",
     ]
 
 
@@ -208,7 +209,7 @@ QUOTAS = [
     {"pod": "", "container": "", "was": 100_000, "group": "kubepods/podgone"},
 ]
 QUOTAS_PART = """
-CFS quotas that are off, and what they were
+CFS quota removed (previous value)
 kubepods/podgone  100000 us
 ns/db             300000 us
 ns/db/main        200000 us
@@ -235,19 +236,17 @@ def test_nothing_breaks_it(entries: list[dict[str, str | None]]) -> None:
 
 def test_how_far_it_is() -> None:
     data = {"stage": "releasing", "updated": 3, "containers": 9, "left": ["cannot update: busy"]}
-    assert release(data) == [
-        "release: 3 of 9 containers updated, calls are only relayed",
-        "  still: cannot update: busy",
-    ]
-    assert release({**data, "left": None}) == ["release: 3 of 9 containers updated, calls are only relayed"]
+    assert release(data) == "3 of 9 containers updated, calls are only relayed"
+    assert list(release_left(data)) == ["  still: cannot update: busy"]
+    assert list(release_left({**data, "left": None})) == []
 
 
 def test_that_it_is_over() -> None:
     page = render({"mode": "released", "release": {"stage": "released"}})
     assert page.startswith(
-        "topoproxy, mode released\nrelease: calls are only relayed, containers are not moved"
+        "topoproxy, mode released\nrelease  calls are only relayed, containers are not moved"
     )
-    assert release({}) == []
+    assert release({}) == ""
 
 
 SHORT: list[dict[str, object]] = [

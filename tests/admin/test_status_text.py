@@ -62,14 +62,17 @@ STATUS = {
 
 PAGE = """\
 topoproxy 1.2.3, mode enforce, pid 42, up 1d 2h, ready
-/run/topoproxy/cri.sock -> /run/c.sock (containerd 1.6.20, connected, events off, cgroup v2, systemd driver)
+listens on  /run/topoproxy/cri.sock
+runtime     containerd 1.6.20 at /run/c.sock, connected
+events      the runtime's events are not used: freed CPUs return within reconcilePeriod
+cgroups     v2, systemd driver
 
 POOL    CPUS  NODE 0  NODE 1
 shared  4-7   -       4-7
 BE      2-7   2-3     4-7
 
 Exclusive CPUs
-CPUS  OWNER      BE MAY USE THEM
+CPUS  OWNER      BE CAN BORROW
 0-1   ns/hard    no
 2-3   ns/soft/c  yes
 9     u3
@@ -100,8 +103,10 @@ def test_an_idle_node() -> None:
         }
     )
     assert page == (
-        "topoproxy 1, NOT READY\n? -> ? (NOT CONNECTED)\n\n"
-        "POOL    CPUS\nshared  0\n\nNo containers.\n\nNo problems.\n"
+        "topoproxy 1, NOT READY\nruntime  NOT CONNECTED\n\n"
+        "POOL    CPUS\nshared  0\n\nNo containers.\n\n"
+        "Problems (2)\n  NOT READY (the daemon gives no reason)\n"
+        "  NOT CONNECTED with the runtime (the daemon gives no reason)\n"
     )
 
 
@@ -167,7 +172,7 @@ def test_rules_memory_and_what_is_set_aside() -> None:
         in page
     )
     assert "0     memory    3.0Gi        512.0Mi  512   0-1" in page
-    assert "Set aside for pods\nCPUS  POD   NUMA NODES\n2-3   ns/p  1\n-     ns/q  any\n" in page
+    assert "Reserved for pods\nCPUS  POD   NUMA NODES\n2-3   ns/p  1\n-     ns/q  any\n" in page
 
 
 def test_rules_without_effect_are_not_reported() -> None:
@@ -176,13 +181,12 @@ def test_rules_without_effect_are_not_reported() -> None:
 
 def test_a_takeover_is_one_of_the_rules() -> None:
     page = render({"settings": {"cpuManagerPolicy": "static"}, "takeover": "started"})
-    assert "rules: CPUs static; takeover from kubelet started\n" in page
+    assert "rules  CPUs static; takeover from kubelet started\n" in page
 
 
 def test_a_systemd_that_is_away_is_reported() -> None:
     groups = {"version": 2, "driver": "systemd", "systemd": {"connected": False}}
-    head = render({**STATUS, "cgroups": groups}).splitlines()[1]
-    assert head.endswith("cgroup v2, systemd driver, systemd NOT CONNECTED)")
+    assert "\nsystemd     NOT CONNECTED\n" in render({**STATUS, "cgroups": groups})
     there = {**groups, "systemd": {"connected": True}}
     assert "NOT CONNECTED" not in render({**STATUS, "cgroups": there})
 
@@ -210,11 +214,11 @@ def test_a_stuck_worker_is_visible() -> None:
 def test_the_floor_of_the_shared_pool_is_one_of_the_rules(floor: object, nodes: object, words: str) -> None:
     rules = {"sharedFloor": floor, "sharedFloorPerNUMANode": nodes}
     page = render({"settings": {"admission": rules}})
-    assert ("rules: " in page) is bool(words)
+    assert ("rules  " in page) is bool(words)
     assert words in page
 
 
 def test_limits_of_owners_are_among_the_rules() -> None:
     rules = {"maxCPUsPerPod": 4, "maxCPUsPerNamespace": "y", "maxCPUsPerNode": 9}
     page = render({"settings": {"admission": rules}})
-    assert "rules: at most 4 CPUs owned by a pod; at most 9 CPUs owned\n" in page
+    assert "rules  at most 4 CPUs owned by a pod; at most 9 CPUs owned\n" in page

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from proxy.admin.server import Reply
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.cli.status import status
 from proxy.model.errors import UnavailableError, UsageError
@@ -20,11 +21,11 @@ def daemon(serve_admin) -> Path:
     return serve_admin({"/status": lambda: {"version": "9.9", "pools": {"shared": "0-3"}}})
 
 
-def run(*words: object) -> str:
+def run(*words: object, code: int = 0) -> str:
     done = CliRunner().invoke(status, [str(w) for w in words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == code, done.output
     return done.stdout
 
 
@@ -50,9 +51,10 @@ def test_the_kernels_cpusets(daemon: Path, tmp_path: Path) -> None:
     daemon.write_text(f"{daemon.read_text()}cgroupRoot: {tmp_path}/tree\n")
     page = run("--cgroups", "--config", daemon)
     assert page.startswith("topoproxy 9.9\n")
-    assert page.endswith("\nCGROUP    CPUS  MEMS\nkubepods  2-3   0\n")
+    assert page.endswith("\nCGROUP    CPUS  MEMS  POD  CONTAINER\nkubepods  2-3   0\n")
     data = json.loads(run("--cgroups", "--json", "--config", daemon))
-    assert data["cpusets"] == [{"cgroup": "kubepods", "cpus": "2-3", "mems": "0"}]
+    row = {"cgroup": "kubepods", "cpus": "2-3", "mems": "0", "pod": "", "container": ""}
+    assert (data["cpusets"], "cgroups" in data) == ([row], False)
     assert "CGROUP" not in run("--config", daemon)
 
 
@@ -88,3 +90,69 @@ def test_no_option_is_ignored(daemon: Path, words: str, said: str) -> None:
 def test_a_wrong_socket(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot use --admin: 'tcp://x'"):
         run("--admin", "tcp://x")
+
+
+class Readiness:
+    """The answers of a daemon that is ready after so many queries of ``/readyz``."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.asked = 0
+
+    def readyz(self) -> Reply:
+        self.asked += 1
+        return Reply(200, "ok\n") if self.asked > self.after else Reply(503, "[-]state failed: not yet\n")
+
+    def status(self) -> dict[str, object]:
+        ready = self.asked > self.after
+        check = {"name": "state", "ok": ready, "reason": "" if ready else "not yet", "required": True}
+        return {"version": "9.9", "ready": ready, "checks": [check]}
+
+
+def test_a_daemon_that_is_not_ready_gives_its_reason_and_exit_status_1(serve_admin) -> None:
+    config = serve_admin({"/status": Readiness(1).status})
+    page = run("--config", config, code=1)
+    assert "NOT READY" in page
+    assert "Problems (1)\n  NOT READY: not yet\n" in page
+    assert json.loads(run("--json", "--config", config, code=1))["ready"] is False
+
+
+def test_waiting_until_it_is_ready(serve_admin) -> None:
+    soon = Readiness(2)
+    config = serve_admin({"/status": soon.status, "/readyz": soon.readyz})
+    assert "No problems." in run("--wait-ready", "--config", config)
+    assert soon.asked == 3
+
+
+def test_waiting_in_vain(serve_admin, tmp_path: Path) -> None:
+    never = Readiness(1000)
+    config = serve_admin({"/status": never.status, "/readyz": never.readyz})
+    assert "NOT READY" in run("--wait-ready=500ms", "--config", config, code=1)
+    assert 1 <= never.asked <= 4
+    with pytest.raises(UnavailableError, match="no process listens there"):
+        run("--wait-ready=300ms", "--admin", f"unix://{tmp_path}/none.sock")
+
+
+def test_a_wait_needs_a_duration(daemon: Path) -> None:
+    done = CliRunner().invoke(status, ["--wait-ready=soon", "--config", str(daemon)])
+    assert (done.exit_code, "'soon' is not a duration such as 10s" in done.output) == (2, True)
+
+
+def test_groups_carry_the_names_of_pods_and_containers(serve_admin, tmp_path: Path) -> None:
+    row = {"id": "abc", "ref": "ns/web/main", "pod_uid": "1-2", "sandbox": "def"}
+    config = serve_admin({"/status": lambda: {"containers": [row], "cgroups": {"version": 1}}})
+    groups = FakeCgroups(tmp_path / "tree", CpuSet.parse("0-3"), Mask([0]), 1)
+    for path in ("kubepods", "kubepods/pod1-2", "kubepods/pod1-2/abc", "kubepods/pod1-2/def"):
+        groups.mkdir(path)
+        groups.write(path, CpuSet.parse("2-3"), Mask([0]))
+    config.write_text(f"{config.read_text()}cgroupRoot: {tmp_path}/tree\n")
+    assert run("--cgroups", "--config", config).splitlines()[-5:] == [
+        "CGROUP               CPUS  MEMS  POD     CONTAINER",
+        "kubepods             2-3   0",
+        "kubepods/pod1-2      2-3   0     ns/web",
+        "kubepods/pod1-2/abc  2-3   0     ns/web  main",
+        "kubepods/pod1-2/def  2-3   0     ns/web  (sandbox)",
+    ]
+    data = json.loads(run("--cgroups", "--json", "--config", config))
+    assert data["cgroups"] == {"version": 1}, "a key never changes its type"
+    assert data["cpusets"][2]["container"] == "main"

@@ -271,6 +271,7 @@ def test_the_page_shows_the_sandboxes(live) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
         gone = await w.run(await w.pod("gone", "LSR", "", "4"))
         await w.stop(gone)
+        await w.controller.kernel_view.refresh()
         page = node_page(w.controller)
         assert page["ready"] is True
         assert page["pools"]["shared"] == page["pools"]["be"] == "4-15"
@@ -279,6 +280,9 @@ def test_the_page_shows_the_sandboxes(live) -> None:
             {
                 "owner": "lse",
                 "cpus": "0-3",
+                "desired_cpus": "0-3",
+                "enforced": True,
+                "also_used_by": [],
                 "hard": True,
                 "resource_status": '{"cpuset":"0-3"}',
                 "pod": "ns/lse",

@@ -1,0 +1,66 @@
+"""No client is connected although pods run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from proxy.frontends.cri.client_watch import AFTER_S, LIKELY, NO_CLIENT, ClientWatch
+from tests.said import telemetry
+
+
+class Watched:
+    """A watch with a front, pods and files that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pods = 1
+        self.others: list[tuple[Path, str]] = []
+        self.said: list[str] = []
+        self.telemetry = telemetry(self.said)
+        self.front: Any = SimpleNamespace(connections=0)
+        self.watch = ClientWatch(
+            self.front, self.telemetry, lambda: self.pods, lambda: self.others, lambda: self.now
+        )
+
+    def after(self, seconds: float) -> list[str]:
+        """Look after some seconds; return the problems."""
+        self.now += seconds
+        asyncio.run(self.watch.look())
+        return [str(problem["what"]) for problem in self.telemetry.problems()]
+
+
+def test_a_minute_without_a_client_is_a_problem_with_the_likely_cause() -> None:
+    w = Watched()
+    assert w.after(0) == w.after(AFTER_S - 1) == []
+    (problem,) = w.after(1)
+    assert problem.startswith(NO_CLIENT)
+    assert "kubeadm-flags.env" in problem
+    assert LIKELY in problem
+    assert len(w.after(100)) == 1
+    assert len(w.said) == 1, "it is logged once"
+    w.front.connections = 1
+    assert w.after(5) == []
+    assert w.said[1].startswith("resolved")
+    w.front.connections = 0
+    assert w.after(5) == w.after(AFTER_S - 1) == []
+    assert len(w.after(1)) == 1
+
+
+def test_the_files_that_lead_kubelet_elsewhere_are_named() -> None:
+    w = Watched()
+    w.others = [(Path("/k/kubeadm-flags.env"), "unix:///run/containerd/containerd.sock")]
+    w.after(0)
+    (problem,) = w.after(AFTER_S)
+    assert "/k/kubeadm-flags.env names unix:///run/containerd/containerd.sock" in problem
+
+
+def test_a_node_without_pods_needs_no_client() -> None:
+    w = Watched()
+    w.pods = 0
+    assert w.after(0) == w.after(10 * AFTER_S) == []
+    w.pods = 1
+    assert w.after(1) == w.after(AFTER_S - 1) == []
+    assert len(w.after(1)) == 1
