@@ -201,5 +201,10 @@ def _planned(owner: Mapping[str, object]) -> object:
     return owner.get("desired_cpus") or owner.get("cpus")
 
 
+def _planned(owner: Mapping[str, object]) -> object:
+    """Return the CPUs that an owner is to have: those in effect are only read for the status page."""
+    return owner.get("desired_cpus") or owner.get("cpus")
+
+
 def _count(cpus: object) -> int:
     return len(CpuSet.parse(cpus)) if isinstance(cpus, str) else 0
