@@ -107,12 +107,18 @@ class Performance:
                 return snapshot
 
     def _agreement(self, snapshot: Snapshot) -> str:
-        """Compare the proxy's own page with the files."""
-        page = self.stage.status()
-        reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
-        files = {f"demo/{one.name}/main": str(one.cpus) for one in snapshot.seen}
-        if reported != files:
-            raise DemoError(f"the proxy says {reported}, the cgroup files say {files}")
+        """Compare the proxy's own page with the files; both may change until the runtime is settled."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            page = self.stage.status()
+            reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
+            files = {f"demo/{one.name}/main": str(one.cpus) for one in snapshot.seen}
+            if reported == files:
+                break
+            if time.monotonic() >= deadline:
+                raise DemoError(f"the proxy says {reported}, the cgroup files say {files}")
+            time.sleep(0.02)
+            snapshot = self.stage.look()
         if page["violations"]:
             raise DemoError(f"the proxy finds its own plan broken: {page['violations']}")
         if not files:
