@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from proxy.frontends.cri.client_watch import AFTER_S, LIKELY, NO_CLIENT, ClientWatch
-from tests.said import telemetry
+from tests.testkit.captured_log import telemetry
 
 
 class Watched:
