@@ -55,7 +55,7 @@ def containers(data: Mapping[str, object], width: int) -> Iterable[str]:
         yield line
         reason = one_line(entry.get("reason"))
         if reason:
-            yield cut(f"    {'' if _is_enforced(data, entry) else 'if enforced: '}{reason}", width)
+            yield cut(f"    {'' if _is_applied(data, entry) else 'if enforced: '}{reason}", width)
 
 
 def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, 
     return (
         one_line(entry.get("ref")),
         one_line(entry.get("qos")),
-        pool if _is_enforced(data, entry) else "-",
+        pool if _is_applied(data, entry) else "-",
         cpus(entry.get("cpus")),
         desired,
         would,
@@ -74,18 +74,18 @@ def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, 
     )
 
 
-def _is_enforced(data: Mapping[str, object], entry: Mapping[str, object]) -> bool:
+def _is_applied(data: Mapping[str, object], entry: Mapping[str, object]) -> bool:
     """Report whether a row's plan is put into effect; an older daemon does not say it for each."""
-    said = entry.get("enforced")
+    said = entry.get("applied")
     return said if isinstance(said, bool) else data.get("mode") not in ("observe", *_LEAVING)
 
 
 def _beside(data: Mapping[str, object], entry: Mapping[str, object], pool: Sequence[str]) -> tuple[str, str]:
-    """Return what is desired where it differs from what the kernel has, and what would be if enforced."""
+    """Return what is desired where it differs from what the kernel has, and what would be if applied."""
     planned, mems = one_line(entry.get("desired_cpus")), one_line(entry.get("desired_mems"))
     if not planned:
         return "", ""
-    if not _is_enforced(data, entry):
+    if not _is_applied(data, entry):
         return "", " ".join(t for t in (*pool, planned, f"mems {mems}" if mems else "") if t)
     differs = [planned] if planned != one_line(entry.get("cpus")) else []
     if mems and mems != one_line(entry.get("mems")):

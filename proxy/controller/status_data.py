@@ -74,7 +74,7 @@ def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, o
     per_node = state.pools.per_node(state.node.machine)
     live = [row for row in containers if row["phase"] != Phase.EXITED.value]
     held = {
-        pool: [row["enforced"] and row["cpus"] and not row["differs"] for row in live if row["pool"] == pool]
+        pool: [row["applied"] and row["cpus"] and not row["differs"] for row in live if row["pool"] == pool]
         for pool in ("shared", "be", "system")
     }
     return {
@@ -97,19 +97,19 @@ def _exclusive(controller: NodeController) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for key, owner in sorted(state.owners.items()):
         holders = _holders(controller, key)
-        enforced = all(applies_to(state, c.pod) for c in holders) if holders else state.mode.enforces
+        applied = all(applies_to(state, c.pod) for c in holders) if holders else state.mode.enforces
         has = CpuSet()
-        if enforced:
+        if applied:
             has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
-        others = users.others(key, has or owner.cpus, hard=owner.hard) if enforced else []
-        if enforced and not (has or others) and controller.kernel_view.age is not None:
+        others = users.others(key, has or owner.cpus, hard=owner.hard) if applied else []
+        if applied and not (has or others) and controller.kernel_view.age is not None:
             has = owner.cpus  # none of its containers has a cgroup yet; all others have left the CPUs
         rows.append(
             {
                 "owner": key,
                 "cpus": str(has),
                 "desired_cpus": "" if controller.store.mode.is_leaving else str(owner.cpus),
-                "enforced": enforced,
+                "applied": applied,
                 "also_used_by": others,
                 "hard": owner.hard,
                 "resource_status": status_text(owner.cpus),
@@ -126,7 +126,7 @@ def _container(controller: NodeController, container: Container) -> dict[str, ob
     exited = container.phase is Phase.EXITED
     has = None if exited else has
     cpus, mems = _desired(controller, container)
-    enforced = applies_to(state, container.pod)
+    applied = applies_to(state, container.pod)
     busy = container.phase not in LIVE or state.inflight.is_busy(container.id)
     return {
         "id": container.id,
@@ -139,7 +139,7 @@ def _container(controller: NodeController, container: Container) -> dict[str, ob
         "desired_cpus": cpus,
         "mems": "" if has is None else str(has.effective_mems),
         "desired_mems": mems,
-        "enforced": enforced,
+        "applied": applied,
         "differs": not busy and has is not None and bool(cpus) and cpus != str(has.effective_cpus),
         "cfs_quota": "off" if controller.quotas.off(container) else "",
         "phase": container.phase.value,

@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text()
 IDS = sorted(value for name, value in vars(schema_ids).items() if name.isupper())
 ROWS = [line.split("|")[1:4] for line in PAGE.splitlines() if re.search(r"/[0-9]+` \|$", line)]
 """Commands, pages of the admin socket and the id of each row of the table."""
-TEXT_PAGES = {"/healthz", "/metrics"}
+TEXT_PAGES = {"/healthz", "/livez", "/metrics", "/readyz"}
 KUBERNETES_PAGES = {"/report"}
 ANY_VALUE = {"/properties/problems/items/properties/keys/additionalProperties"}
 """Values of a log record, whose type depends on the name."""

@@ -65,8 +65,8 @@ def test_nothing_is_in_effect_in_observe(live: Any) -> None:
         page = node_page(w.controller)
         assert [c["cpus"] for c in page["containers"]] == ["0-15", "0-15"]
         assert {c["desired_cpus"] for c in page["containers"]} == {"0-3", "4-15"}
-        assert not any(c["enforced"] or c["cfs_quota"] for c in page["containers"])
-        assert [(o["cpus"], o["desired_cpus"], o["enforced"]) for o in page["exclusive"]] == [
+        assert not any(c["applied"] or c["cfs_quota"] for c in page["containers"])
+        assert [(o["cpus"], o["desired_cpus"], o["applied"]) for o in page["exclusive"]] == [
             ("", "0-3", False)
         ]
         assert check(w, "cpusets")["ok"], "nothing is desired"

@@ -281,7 +281,7 @@ def test_the_page_shows_the_sandboxes(live) -> None:
                 "owner": "lse",
                 "cpus": "0-3",
                 "desired_cpus": "0-3",
-                "enforced": True,
+                "applied": True,
                 "also_used_by": [],
                 "hard": True,
                 "resource_status": '{"cpuset":"0-3"}',
