@@ -121,7 +121,7 @@ def _held(
 ) -> Iterator[str]:
     """Write the gauges of owners, their CPUs and containers, of those to which the plan is applied or not."""
     count, owned, containers = gauges
-    some = [each for each in owners if each.get("enforced", True) is applied]
+    some = [each for each in owners if each.get("applied", True) is applied]
     yield family(count, [({}, len(some))])
     yield family(
         owned,
@@ -130,7 +130,7 @@ def _held(
             for may, hard in (("true", False), ("false", True))
         ],
     )
-    pools = [each.get("pool") for each in live if each.get("enforced", True) is applied]
+    pools = [each.get("pool") for each in live if each.get("applied", True) is applied]
     yield family(containers, [({"pool": pool.value}, pools.count(pool.value)) for pool in Pool])
 
 
@@ -194,11 +194,6 @@ def _memory(status: Mapping[str, object]) -> Iterator[str]:
     ]
     if samples:
         yield family(named.MEMORY_BYTES if _is_applied(status) else named.PLANNED_MEMORY_BYTES, samples)
-
-
-def _planned(owner: Mapping[str, object]) -> object:
-    """Return the CPUs that an owner is to have: those in effect are only read for the status page."""
-    return owner.get("desired_cpus") or owner.get("cpus")
 
 
 def _planned(owner: Mapping[str, object]) -> object:

@@ -87,8 +87,8 @@ def planned(status: Mapping[str, object]) -> dict[str, str]:
 
 
 def test_what_is_not_applied_has_gauges_of_its_own() -> None:
-    observed = [{**each, "enforced": False} for each in as_maps(STATUS["exclusive"])]
-    there = [{**each, "enforced": False} for each in as_maps(STATUS["containers"])]
+    observed = [{**each, "applied": False} for each in as_maps(STATUS["exclusive"])]
+    there = [{**each, "applied": False} for each in as_maps(STATUS["containers"])]
     status = {**STATUS, "mode": "observe", "exclusive": observed, "containers": there}
     found = samples(metrics(status))
     assert found["topoproxy_owners"] == "0"
