@@ -1,8 +1,9 @@
 """The log: one line a record on standard error, in one of three forms.
 
-``text`` is for people, ``klog`` and ``json`` are what Kubernetes' own daemons
-write. Under systemd each line starts with its priority (sd-daemon(3)) and
-carries no time, because the journal has both.
+``text`` is for people: a line starts with the time as RFC 3339 has it, with
+milliseconds and the offset from UTC. ``klog`` and ``json`` are what Kubernetes'
+own daemons write. Under systemd each line starts with its priority
+(sd-daemon(3)), and text carries no time, because the journal has both.
 
 Messages are constant texts; what varies goes into keywords, is quoted, and is
 never used as a format. Values of local variables are never printed, since
@@ -245,7 +246,7 @@ def _forwarder(logger: Callable[[], loguru.Logger]) -> Any:
 
 def _text(with_time: bool) -> Render:
     def render(record: loguru.Record) -> list[str]:
-        start = f"{record['time']:%H:%M:%S.%f}"[:-3] + " " if with_time else ""
+        start = f"{record['time'].isoformat(timespec='milliseconds')} " if with_time else ""
         level = f"{record['level'].name:<7} " if with_time or record["level"].no >= 30 else ""
         head = f"{start}{level}{escaped(record['message'])}{pairs(record['extra'])}"
         return [fit(line) for line in (head, *_trace(record))]

@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -48,10 +50,27 @@ def open_as(log: Log, fmt: str, level: str = "info") -> io.StringIO:
 def test_text(log: Log) -> None:
     out = open_as(log, "text")
     log.info("container placed", pod="ns/web", cpus="0-3", count=2, hard=True)
-    assert re.fullmatch(
-        r"\d\d:\d\d:\d\d\.\d{3} INFO    container placed pod=ns/web cpus=0-3 count=2 hard=true\n",
-        out.getvalue(),
-    )
+    stamp, line = out.getvalue().split(" ", 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", stamp)
+    assert line == "INFO    container placed pod=ns/web cpus=0-3 count=2 hard=true\n"
+
+
+@pytest.mark.parametrize("zone", ["UTC0", "Asia/Kolkata", "<-03:30>3:30"])
+def test_the_time_of_a_text_line_is_that_of_the_clock_in_any_zone(
+    log: Log, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        before = time.time()
+        out = open_as(log, "text")
+        log.info("now")
+        written = datetime.fromisoformat(out.getvalue().split(" ")[0])
+        assert before - 0.001 <= written.timestamp() <= time.time()
+        assert written.utcoffset() == datetime.now().astimezone().utcoffset()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_klog(log: Log) -> None:

@@ -52,6 +52,22 @@ def test_others_leave_before_the_create_and_after_the_ledger_write(live) -> None
     live(day)
 
 
+def test_only_owners_are_logged_above_debug_level(live) -> None:
+    """A node with 1,000 sharing containers writes no line for each of them."""
+
+    async def day(w) -> None:
+        w.controller.telemetry._sink.levels = ("info", "warning", "error")
+        await w.run(await w.pod("quiet", "LS"))
+        await w.run(await w.pod("own", "LSE", "", "0-3"))
+        assert [line for line in w.logged if "quiet" in line] == []
+        assert len([line for line in w.logged if line.startswith("placed pod=ns/own ")]) == 1
+        w.controller.telemetry._sink.levels = ("debug",)
+        await w.run(await w.pod("loud", "LS"))
+        assert len([line for line in w.logged if line.startswith("placed pod=ns/loud ")]) == 1
+
+    live(day)
+
+
 def test_a_failed_create_puts_the_others_back(live) -> None:
     async def day(w) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
