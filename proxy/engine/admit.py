@@ -21,7 +21,6 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from proxy.allocation.cpu_request import MILLI, container_cpus, pod_cpus
-from proxy.allocation.policies import UNALIGNED
 from proxy.allocation.providers.provider import ProviderRequest
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admission import (
@@ -37,7 +36,7 @@ from proxy.engine.limits import exceeded_limit, floor_cpus
 from proxy.engine.node import Node
 from proxy.engine.numa_alignment import align_pod, bind_to_nodes, shared_request_milli, wants_alignment
 from proxy.engine.owners import owns_cpus_as_pod, pod_as_one_container, pod_cpu_count, request_is_known
-from proxy.engine.shortfall import shortfall
+from proxy.engine.shortfall import FLOORS, on_machine, shortfall
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import (
     ANYWHERE,
@@ -61,7 +60,6 @@ from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
-AFFINITY = UNALIGNED.reason
 
 
 class PodAdmission(Struct, frozen=True):
@@ -260,7 +258,9 @@ def _refuse(
 ) -> PodAdmission:
     pod, total = request.pod, request.cri
     verdict = detailed_verdict(decision.verdict, pod.ref, decision)
-    missing = shortfall(context) if context is not None and verdict.reason == AFFINITY else ()
+    missing = shortfall(state, context, verdict.reason) if context is not None else ()
+    if verdict.reason in FLOORS:
+        missing = on_machine(state, pod, len(decision.cpus))
     why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, shortfalls=missing)
     return PodAdmission(verdict, pod, state, why)
 

@@ -22,7 +22,7 @@ from proxy.engine.admission import (
     sum_requests,
 )
 from proxy.engine.admission_context import build_context, pod_requests
-from proxy.engine.admit import AFFINITY, detailed_verdict
+from proxy.engine.admit import detailed_verdict
 from proxy.engine.explain_record import explain, moved_containers
 from proxy.engine.limits import exceeded_limit, floor_cpus
 from proxy.engine.memory_nodes import (
@@ -35,7 +35,7 @@ from proxy.engine.pool_placement import pool_placement, unmet_limit, with_burst_
 from proxy.engine.preassigned import FoundPlacement, PlacementRefusedError, place_on_named_cpus
 from proxy.engine.quotas import quota_is_off, without_quota
 from proxy.engine.rebalance import moves
-from proxy.engine.shortfall import shortfall
+from proxy.engine.shortfall import FLOORS, on_machine, shortfall
 from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import (
     ANYWHERE,
@@ -148,7 +148,9 @@ def place(
     shrink: tuple[str, ...] = ()
     if placement.pool is Pool.OWN:
         if not after.pools.shared - after.aside(pod.key):
-            return no(_exhausted(placement.exclusive, container.ref), found.decision, problem=found.problem)
+            missing = on_machine(state, pod, len(placement.exclusive))
+            verdict = _exhausted(placement.exclusive, container.ref)
+            return no(verdict, found.decision, missing, found.problem)
         shrink, _ = moves(state, after)
     verdict = Verdict()
     why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
@@ -265,7 +267,11 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
     if rejects_claims(node) and not pinned:
         # kubelet would create a container that its CPU manager has admitted and pinned again and again.
         what = f"give CPUs {found.placement.exclusive} to {pod.ref}/{draft.name}"
-        raise PlacementRefusedError(rejection_verdict(breach, what), found.decision, limit=breach.rule)
+        verdict = rejection_verdict(breach, what)
+        missing = (
+            on_machine(draft.state, pod, len(found.placement.exclusive)) if verdict.reason in FLOORS else ()
+        )
+        raise PlacementRefusedError(verdict, found.decision, missing, breach.rule)
     pool, why = pool_of(pod)
     shared = Claim(pool, why, problem=sharing_problem(breach))
     return draft.of(draft.find(shared), breach.rule)
@@ -352,7 +358,7 @@ def _find_placement(
         why = f"{claimed.why}; there are not enough: it runs on the {instead} pool"
         return _find_placement(state, pod, name, request, Claim(instead, why, problem=claimed.problem))
     if not decision.verdict.admitted:
-        missing = shortfall(context) if decision.verdict.reason == AFFINITY else ()
+        missing = shortfall(state, context, decision.verdict.reason)
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
     placement = _placed(state, pod, name, request, claimed, decision)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.provider import ProviderRequest
 from proxy.engine.admission_context import build_context, pod_requests
 from proxy.engine.admit import detailed_verdict
+from proxy.engine.cpu_holders import holders_of
 from proxy.engine.memory_nodes import counted_nodes, owner_memory_nodes
+from proxy.engine.shortfall import with_holders
 from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import TopologyDecision, allocate
 from proxy.model.admission import AdmissionRule
@@ -110,33 +113,15 @@ def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Cpu
     """Return why a container cannot have the CPUs that were chosen for it; None where it can."""
     clash = cpus & others
     if clash:
-        holders = {
-            c.ref if "/" in c.owner else c.pod.ref
-            for c in state.containers.values()
-            if c.owner not in ("", owner)
-            and c.owner in state.owners
-            and not c.placement.exclusive.isdisjoint(clash)
-        }
-        holders |= {
-            f"{p.ref} (set aside)"
-            for p in state.pods.values()
-            if p.reserved_for_pod is not None
-            and p.key != owner
-            and not p.reserved_for_pod.cpus.isdisjoint(clash)
-            if p.ref not in holders
-        }
-        here = {c.owner for c in state.containers.values()}
-        holders |= {
-            f"{key} (by kubelet's CPU manager)"
-            for key, held in state.owners.items()
-            if key not in here and key != owner and not held.cpus.isdisjoint(clash)
-        }
-        named = sorted(holders)
+        holders = holders_of(state, clash, owner)
+        named = sorted(holder.ref for holder in holders)
         if len(named) > MAX_NAMED_HOLDERS:
             named[MAX_NAMED_HOLDERS:] = [f"{len(named) - MAX_NAMED_HOLDERS} more"]
         taken = f"CPUs {listed(clash)} are owned by"
         whose = "another pod" if len(holders) == 1 else "other pods"
-        return CpuConflict("CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already")
+        return CpuConflict(
+            "CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already", clash
+        )
     if state.node.shareable <= cpus | others:
         return CpuConflict("SharedPoolExhausted", "the shared pool would be left empty")
     return None
@@ -149,11 +134,13 @@ class CpuConflict(Struct, frozen=True):
         reason: As in ``Verdict``.
         words: The cause for operators.
         public: The cause without names of other pods; empty where ``words`` has none.
+        clash: Those of the CPUs that others own.
     """
 
     reason: str
     words: str
     public: str = ""
+    clash: CpuSet = field(default_factory=CpuSet)
 
     def verdict(self, what: str, *, name_others: bool) -> Verdict:
         """Return the verdict that ``what`` cannot be done."""
@@ -170,8 +157,13 @@ def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict
     """
     if pod.qos in STRICT:
         name_others = state.node.admission.name_others
-        what = f"give CPUs {listed(claimed.cpus or CpuSet())} to {ref}"
-        raise PlacementRefusedError(conflict.verdict(what, name_others=name_others))
+        cpus = claimed.cpus or CpuSet()
+        what = f"give CPUs {listed(cpus)} to {ref}"
+        lack = Shortfall(CPU, None, len(cpus), len(cpus - conflict.clash), named=conflict.clash)
+        raise PlacementRefusedError(
+            conflict.verdict(what, name_others=name_others),
+            shortfalls=(with_holders(state, lack, pod),) if conflict.clash else (),
+        )
     words = conflict.words
     fault = InputDefect(words, DefectKind.OVERLAP)
     if not claimed.per_pod and claimed.cpus:

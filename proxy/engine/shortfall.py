@@ -1,27 +1,114 @@
-"""What a refused request was short of: how much one NUMA node has too little of.
+"""What a refused request was short of: how much one NUMA node, or the machine, has too little of.
 
-Only single NUMA nodes are considered, as operators think in them, and only those that could hold the request
-if they were empty. Of these the one with the smallest shortfall is reported: the fewest resources, then the
-fewest CPUs.
+Where the NUMA nodes were the reason, only single ones are considered, as operators think in them, and only
+those that could hold the request if they were empty. Of these the one with the smallest shortfall is
+reported: the fewest resources, then the fewest CPUs.
+
+Where the CPUs of the machine did not suffice, whatever the policy, they are counted as a whole, with those
+that must stay in the shared pool. The answer names what has the missing CPUs.
 """
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from proxy.allocation.cpu_request import CPU
+from proxy.allocation.providers.cpu import CpuProvider
+from proxy.allocation.refusal import UNEXPECTED
+from proxy.engine.cpu_holders import holders_of
+from proxy.engine.limits import floor_cpus, spare_shared_cpus
+from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
-from proxy.model.explanation import Shortfall
+from proxy.model.admission import AdmissionRule
+from proxy.model.explanation import HOLDERS, Shortfall
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import TopologyPolicy
 from proxy.model.requests import in_bytes
+from proxy.model.workload import TOPOLOGY_AFFINITY, Pod
+
+FLOORS = ("SharedPoolExhausted", AdmissionRule.SHARED_FLOOR.reason)
+"""Reasons of refusals that would leave the shared pool too small."""
 
 
-def shortfall(context: AdmissionContext) -> tuple[Shortfall, ...]:
-    """Return what was missing for a refused request; empty where no single NUMA node could ever hold it."""
+def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple[Shortfall, ...]:
+    """Return what was missing for a refused request; empty where that is not known.
+
+    Args:
+        state: The node.
+        context: What was to be decided.
+        reason: The reason of the verdict.
+    """
+    if reason == TOPOLOGY_AFFINITY:
+        return tuple(with_holders(state, lack, context.request.pod) for lack in _on_one_node(context))
+    provider = _cpu_provider(context)
+    if reason != UNEXPECTED or provider is None:
+        return ()
+    request = context.request
+    return on_machine(state, request.pod, provider.wanted(request), provider.free(request))
+
+
+def on_machine(state: NodeState, pod: Pod, wanted: int, free: CpuSet | None = None) -> tuple[Shortfall, ...]:
+    """Return how many CPUs the machine is short of; empty where it has enough.
+
+    Args:
+        state: The node.
+        pod: The pod that wants CPUs of its own.
+        wanted: How many.
+        free: Those that it may get; worked out if None.
+    """
+    node = state.node
+    ownable = node.machine.online - node.cpu.reserved
+    kept = len(floor_cpus(NodeState.empty(node), pod) & ownable)
+    if not node.floors and node.shareable <= ownable:
+        kept = 1  # the pool must not be empty
+    count = len(spare_shared_cpus(state, pod) & ownable if free is None else free)
+    lack = Shortfall(CPU, None, wanted, count, kept, max(0, len(ownable) - kept))
+    return (with_holders(state, lack, pod),) if wanted and lack.missing else ()
+
+
+def with_holders(state: NodeState, lack: Shortfall, pod: Pod) -> Shortfall:
+    """Return a shortfall of CPUs with the containers and pods that have them."""
+    if lack.resource != CPU:
+        return lack
+    machine = state.node.machine
+    cpus = lack.named or (machine.online if lack.nodes is None else machine.cpus_of(lack.nodes))
+    holders = holders_of(state, cpus, pod.key)
+    return structs.replace(lack, holders=holders[:HOLDERS], more_holders=max(0, len(holders) - HOLDERS))
+
+
+def _on_one_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
+    """Return what the best NUMA node was short of.
+
+    Where none could ever hold the request, and a single one must, it is the one with the most CPUs.
+    """
     found: list[tuple[int, int, int, tuple[Shortfall, ...]]] = []
     for node in context.node.nodes:
         missing = _on_node(context, node)
         if missing:
-            cpus = sum(lack.wanted - lack.free for lack in missing if lack.resource == CPU)
+            cpus = sum(lack.missing for lack in missing if lack.resource == CPU)
             found.append((len(missing), cpus, node, tuple(missing)))
+    if not found and (context.policy or context.node.policy) is TopologyPolicy.SINGLE_NUMA_NODE:
+        return _beyond_each_node(context)
     return min(found)[-1] if found else ()
+
+
+def _beyond_each_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
+    """Return what the NUMA node with the most CPUs has, if even that is not enough."""
+    provider = _cpu_provider(context)
+    wanted = 0 if provider is None else provider.wanted(context.request)
+    if provider is None or not wanted:
+        return ()
+    machine, free = context.node.machine, provider.free(context.request)
+    counts = {node.id: len((node.cpus & machine.online) - provider.policy.reserved) for node in machine.nodes}
+    largest = max(counts, key=lambda node: counts[node])
+    if counts[largest] >= wanted:
+        return ()
+    here = len(free & machine.cpus_of(Mask([largest])))
+    return (Shortfall(CPU, Mask([largest]), wanted, here, most=counts[largest]),)
+
+
+def _cpu_provider(context: AdmissionContext) -> CpuProvider | None:
+    return next((each for each in context.providers if isinstance(each, CpuProvider)), None)
 
 
 def _on_node(context: AdmissionContext, node: int) -> list[Shortfall] | None:

@@ -14,6 +14,8 @@ from proxy.model.workload import Verdict
 
 SAMPLE = 6
 """How many hints of a list are kept."""
+HOLDERS = 10
+"""How many of the containers that have missing CPUs are named."""
 
 
 class Fact(Struct, frozen=True):
@@ -95,6 +97,18 @@ class MovedContainer(Struct, frozen=True):
     after: CpuSet
 
 
+class CpuHolder(Struct, frozen=True):
+    """A container, or a pod as a whole, that has CPUs which a refused request needs.
+
+    Attributes:
+        ref: ``namespace/pod/container`` or ``namespace/pod``, with a remark in brackets.
+        cpus: Those CPUs.
+    """
+
+    ref: str
+    cpus: CpuSet
+
+
 class Shortfall(Struct, frozen=True):
     """What some nodes had too little of for a refused request.
 
@@ -104,12 +118,27 @@ class Shortfall(Struct, frozen=True):
         resource: ``cpu``, ``memory``, ``hugepages-*`` or the name of a device's resource.
         nodes: The NUMA nodes; None for the whole machine.
         wanted, free: CPUs, bytes or devices.
+        kept: How many of the CPUs of the machine no owner may take, because the shared pool needs them.
+        most: How many there are for all requests together on an empty machine; None where that is not known.
+        named: The CPUs of which all must be free, where the request names some.
+        holders: What has the CPUs; the first ``HOLDERS`` of them.
+        more_holders: How many more there are.
     """
 
     resource: str
     nodes: Mask | None
     wanted: int
     free: int
+    kept: int = 0
+    most: int | None = None
+    named: CpuSet = field(default_factory=CpuSet)
+    holders: tuple[CpuHolder, ...] = ()
+    more_holders: int = 0
+
+    @property
+    def missing(self) -> int:
+        """How many more must be free; none where there is enough."""
+        return max(0, self.wanted + self.kept - self.free)
 
 
 class Explanation(Struct, frozen=True):

@@ -10,7 +10,7 @@ from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import counted
 from proxy.model.requests import in_bytes
 from proxy.model.workload import TOPOLOGY_AFFINITY
-from proxy.observe.value_text import both, clean, few, node_set, nodes, sentence, sentences, size
+from proxy.observe.value_text import both, clean, cpus, few, node_set, nodes, sentence, sentences, size
 
 _BY_REASON = {
     "SMTAlignmentError": (
@@ -102,9 +102,10 @@ def against(record: Explanation) -> tuple[str, ...]:
 
 def help_for(record: Explanation) -> tuple[str, ...]:
     """Say what would have let a refused request in."""
-    exact = _by_shortfalls(record.shortfalls)
+    least = _least(record.shortfalls)
+    exact = _fitting(least)
     reason = record.verdict.reason
-    texts = [exact, _BY_REASON.get(reason, "")]
+    texts = [exact, _holding(least), _BY_REASON.get(reason, "")]
     if reason not in _BY_REASON and not exact:
         texts.append(_smaller(record))
     if (
@@ -145,24 +146,48 @@ def _places(answer: ProviderAnswer) -> str:
     return few([node_set(mask) for mask in masks], 4)
 
 
-def _by_shortfalls(shortfalls: tuple[Shortfall, ...]) -> str:
-    """Name the nodes that lacked least, and what."""
+def _least(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
+    """Return the shortfalls of the nodes that were short of least."""
     grouped: dict[Mask | None, list[Shortfall]] = {}
     for lack in shortfalls:
-        if lack.wanted > lack.free:
+        if lack.missing:
             grouped.setdefault(lack.nodes, []).append(lack)
-    if not grouped:
-        return ""
 
     def gap(group: list[Shortfall]) -> tuple[int, float]:
-        return len(group), max((lack.wanted - lack.free) / lack.wanted for lack in group)
+        return len(group), max(lack.missing / max(lack.wanted, 1) for lack in group)
 
-    where, missing = min(grouped.items(), key=lambda item: gap(item[1]))
-    holder = "the machine" if where is None else nodes(where)
+    return min(grouped.values(), key=gap, default=[])
+
+
+def _fitting(missing: list[Shortfall]) -> str:
+    """Say what would have to be free."""
+    if not missing:
+        return ""
+    first = missing[0]
+    if first.named:
+        return f"It would fit if {cpus(first.named)} were free"
+    if first.most is not None and first.wanted > first.most:
+        where = "this machine has no" if first.nodes is None else "no NUMA node has"
+        return f"Ask for at most {counted(first.most, 'CPU')}: {where} more that can be owned"
+    holder = "the machine" if first.nodes is None else nodes(first.nodes)
     known = "; ".join(
-        f"of {_figure(lack, lack.wanted)} asked for, {_figure(lack, lack.free)} were free" for lack in missing
+        f"of {_figure(lack, lack.wanted)} asked for, {_figure(lack, lack.free)} were free"
+        f"{f', and {lack.kept} must stay in the shared pool' if lack.kept else ''}"
+        for lack in missing
     )
     return f"It would fit if {holder} had {both([_more(lack) for lack in missing])} ({known})"
+
+
+def _holding(missing: list[Shortfall]) -> str:
+    """Name the containers that have the CPUs."""
+    lack = next((lack for lack in missing if lack.holders), None)
+    if lack is None or (lack.most is not None and lack.wanted > lack.most):
+        return ""
+    named = [f"{clean(holder.ref)} ({cpus(holder.cpus)})" for holder in lack.holders]
+    where = "" if lack.nodes is None else f" of {nodes(lack.nodes)}"
+    rest = [f"{lack.more_holders} more"] if lack.more_holders else []
+    what = "They" if lack.named else f"CPUs{where}"
+    return f"{what} are owned by {both([*named, *rest])}"
 
 
 def _figure(lack: Shortfall, number: int) -> str:
@@ -170,10 +195,9 @@ def _figure(lack: Shortfall, number: int) -> str:
 
 
 def _more(lack: Shortfall) -> str:
-    missing = lack.wanted - lack.free
     if lack.resource == "cpu":
-        return counted(missing, "more free CPU")
-    return f"{_figure(lack, missing)} more of {clean(lack.resource)}"
+        return counted(lack.missing, "more free CPU")
+    return f"{_figure(lack, lack.missing)} more of {clean(lack.resource)}"
 
 
 def _smaller(record: Explanation) -> str:

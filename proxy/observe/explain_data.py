@@ -14,6 +14,7 @@ from typing import TypeGuard, TypeVar
 from proxy.model.errors import InputError
 from proxy.model.explanation import (
     AllocationStep,
+    CpuHolder,
     Explanation,
     Fact,
     Merge,
@@ -33,10 +34,7 @@ def to_data(record: Explanation) -> Data:
     """Give a decision as plain data."""
     verdict = record.verdict
     providers = [_answer(each) for each in record.answers]
-    shortfalls = [
-        {"resource": k.resource, "nodes": _ids(k.nodes), "wanted": k.wanted, "free": k.free}
-        for k in record.shortfalls
-    ]
+    shortfalls = [_shortfall(each) for each in record.shortfalls]
     return {
         "event": record.event,
         "pod": record.pod,
@@ -94,10 +92,7 @@ def from_data(data: object) -> Explanation:
         reasons=top.texts("reasons"),
         moved=top.each("moved", lambda r: MovedContainer(r.text("ref"), r.cpus("before"), r.cpus("after"))),
         more_moved=top.number("more_moved"),
-        shortfalls=top.each(
-            top.either("shortfalls", "lacks"),
-            lambda r: Shortfall(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),
-        ),
+        shortfalls=top.each(top.either("shortfalls", "lacks"), _read_shortfall),
         applied=top.yes("applied", default=True),
     )
 
@@ -108,6 +103,34 @@ def _ids(mask: Mask | None) -> list[int] | None:
 
 def _hint(hint: TopologyHint | None) -> Data | None:
     return None if hint is None else {"nodes": _ids(hint.affinity), "preferred": hint.preferred}
+
+
+def _shortfall(lack: Shortfall) -> Data:
+    return {
+        "resource": lack.resource,
+        "nodes": _ids(lack.nodes),
+        "wanted": lack.wanted,
+        "free": lack.free,
+        "kept": lack.kept,
+        "most": lack.most,
+        "named": str(lack.named),
+        "holders": [{"ref": holder.ref, "cpus": str(holder.cpus)} for holder in lack.holders],
+        "more_holders": lack.more_holders,
+    }
+
+
+def _read_shortfall(reader: _FieldReader) -> Shortfall:
+    return Shortfall(
+        reader.text("resource"),
+        reader.nodes("nodes"),
+        reader.number("wanted"),
+        reader.number("free"),
+        reader.number("kept"),
+        None if reader.get("most", None) is None else reader.number("most"),
+        reader.cpus("named"),
+        reader.each("holders", lambda r: CpuHolder(r.text("ref"), r.cpus("cpus"))),
+        reader.number("more_holders"),
+    )
 
 
 def _answer(answer: ProviderAnswer) -> Data:

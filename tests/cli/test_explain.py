@@ -32,6 +32,7 @@ DAY = (
     ("owner", 312, "a87ff679a2f3e71d"),
     ("refused_single", 420, ""),
     ("refused_gpu", 431, ""),
+    ("refused_cpus", 440, ""),
     ("refused_single", 480, ""),
 )
 
@@ -100,10 +101,11 @@ def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
         "ml/pair",
         "ml/trainer",
         "ml/c",
+        "batch/huge",
         "db/wide",
     ]
     assert lines[-3].endswith("REFUSED: TopologyAffinityError")
-    assert "REFUSED" not in lines[-5]
+    assert "REFUSED" not in lines[-6]
     assert lines[-1] == "topoproxy explain POD[/CONTAINER] shows why."
 
 
@@ -124,11 +126,11 @@ def test_json(daemon: Path) -> None:
 def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
     words = r"cannot explain ml/trianer: there is no decision for it \(did you mean ml/trainer\?\); "
     with pytest.raises(
-        TopoproxyError, match=words + "9 decisions are remembered, topoproxy explain lists"
+        TopoproxyError, match=words + "10 decisions are remembered, topoproxy explain lists"
     ) as caught:
         run("ml/trianer", "--config", daemon)
     assert caught.value.exit_code == 1
-    with pytest.raises(TopoproxyError, match="there is no decision for it; 9 decisions"):
+    with pytest.raises(TopoproxyError, match="there is no decision for it; 10 decisions"):
         run("zzzzzzzzzzzz", "--json", "--config", daemon)
     with pytest.raises(TopoproxyError, match=r"did you mean db/wide/postgres\?"):
         run("db/wide/postgre", "--config", daemon)

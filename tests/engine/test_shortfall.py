@@ -11,6 +11,7 @@ from proxy.engine.admit import admit
 from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules
 from proxy.model.explanation import Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
@@ -40,7 +41,7 @@ def lacks(state: NodeState, request: Request, *asks: ContainerResources) -> tupl
     plan = place(got.state, got.pod, "c", 0, request, "t") if got.verdict.admitted else got
     assert not plan.verdict.admitted
     assert plan.explanation is not None
-    return plan.explanation.shortfalls
+    return tuple(changed_copy(lack, holders=()) for lack in plan.explanation.shortfalls)
 
 
 def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
@@ -63,7 +64,7 @@ def cpus(node: int, wanted: int, free: int) -> Shortfall:
         ("0-3,4-6", 6, (cpus(1, 6, 5),)),  # node 1 lacks one, node 0 two
         ("0-3,4-7", 6, (cpus(0, 6, 4),)),  # alike: the lower one
         ("0-2,4-6", 8, (cpus(0, 8, 5),)),  # a whole node would hold it
-        ("0-3", 9, ()),  # no node ever holds it
+        ("0-3", 9, (Shortfall("cpu", Mask([0]), 9, 4, most=8),)),  # no node ever holds it
     ],
 )
 def test_cpus(there: str, wanted: int, missing: tuple[Shortfall, ...], scope: Scope) -> None:
@@ -128,3 +129,73 @@ def test_the_reported_amount_would_have_been_enough(there: str, wanted: int) -> 
     own = changed_copy(owner.placement, exclusive=(owner.placement.exclusive - room) | tight)
     short = state.changed(put=[changed_copy(owner, placement=own)])
     assert not place(short, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted
+
+
+NONE = {"policy": TopologyPolicy.NONE}
+FLOOR = {"admission": AdmissionRules(floor=3, numa_floor=2)}
+
+
+def own(state: NodeState, cpus: str) -> NodeState:
+    """Let the container that owns CPUs own only these."""
+    owner = state.containers["x/c"]
+    placement = changed_copy(owner.placement, exclusive=CpuSet.parse(cpus))
+    return state.changed(put=[changed_copy(owner, placement=placement)])
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, FLOOR, {"reserved": CpuSet([0, 8])}, {"reserved": CpuSet([0]), **FLOOR}]
+)
+@pytest.mark.parametrize("there", ["1-3,4-7", "1-2,9,4-7,12-13", "1-3,4-6,10-11,14"])
+@pytest.mark.parametrize("wanted", range(2, 17))
+def test_without_a_policy_the_amount_for_the_machine_would_have_been_enough(
+    rules: dict[str, object], there: str, wanted: int
+) -> None:
+    state = taken(there, **NONE, **rules)
+    pod = Pod("s", "u", "ns", "p")
+    if place(state, pod, "c", 0, whole(wanted), "t").verdict.admitted:
+        return
+    (lack,) = lacks(state, whole(wanted))
+    assert (lack.nodes, lack.wanted) == (None, wanted)
+    assert lack.most is not None
+    held = sorted(state.containers["x/c"].placement.exclusive)
+    if wanted > lack.most:
+        everything = own(state, "15") if "15" in there else state.changed(drop=["x/c"])
+        assert not place(everything, pod, "c", 0, whole(wanted), "t").verdict.admitted
+        return
+    for missing, admitted in ((lack.missing, True), (lack.missing - 1, False)):
+        freed = (
+            own(state, ",".join(map(str, held[missing:]))) if held[missing:] else state.changed(drop=["x/c"])
+        )
+        assert place(freed, pod, "c", 0, whole(wanted), "t").verdict.admitted is admitted, lack
+
+
+def test_the_containers_that_have_the_cpus_are_named() -> None:
+    state = taken("0-2,4", **NONE)
+    for number in range(12):
+        pod = Pod(f"s{number}", f"u{number}", "ns", f"p{number}")
+        plan = place(state, pod, "c", 0, whole(1), f"t{number}")
+        state = plan.state if plan.verdict.admitted else state
+    plan = place(state, Pod("s", "u", "ns", "p"), "c", 0, whole(3), "t")
+    assert plan.explanation is not None
+    (lack,) = plan.explanation.shortfalls
+    assert (lack.holders[0].ref, str(lack.holders[0].cpus)) == ("ns/x", "0-2,4")
+    assert [holder.ref for holder in lack.holders[1:3]] == ["ns/p0/c", "ns/p1/c"]
+    assert (len(lack.holders), lack.more_holders) == (10, 2)
+
+
+def test_named_cpus_that_others_own() -> None:
+    state = taken("2-3")
+    rival = Pod("s-r", "r", "ns", "rival", 0, QosClass.LSE, cpuset=CpuSet.parse("3-5"))
+    plan = place(state, rival, "c", 0, Request(), "r/c")
+    assert plan.explanation is not None
+    (lack,) = plan.explanation.shortfalls
+    assert (lack.wanted, lack.free, str(lack.named), lack.missing) == (3, 2, "3", 1)
+    assert [(holder.ref, str(holder.cpus)) for holder in lack.holders] == [("ns/x", "3")]
+
+
+def test_only_the_holders_of_the_node_are_named() -> None:
+    state = taken("0-3,4-6")
+    plan = place(state, Pod("s", "u", "ns", "p"), "c", 0, whole(6), "t")
+    assert plan.explanation is not None
+    (lack,) = plan.explanation.shortfalls
+    assert [(holder.ref, str(holder.cpus)) for holder in lack.holders] == [("ns/x", "4-6")]

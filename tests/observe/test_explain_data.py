@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from proxy.model.errors import InputError
 from proxy.model.explanation import (
     AllocationStep,
+    CpuHolder,
     Explanation,
     Fact,
     Merge,
@@ -110,7 +111,11 @@ def test_the_form() -> None:
         ("because",),
         (MovedContainer("a/b/c", CpuSet.parse("0-7"), CpuSet.parse("4-7")),),
         3,
-        (Shortfall("memory", None, 5, 4),),
+        (
+            Shortfall(
+                "cpu", None, 5, 4, 2, 9, CpuSet.parse("1-2"), (CpuHolder("a/b/c", CpuSet.parse("2")),), 3
+            ),
+        ),
     )
     data = to_data(reported)
     assert (data.pop("said"), data.pop("lacks")) == (data["providers"], data["shortfalls"])
@@ -148,7 +153,19 @@ def test_the_form() -> None:
         "steps": [{"provider": "cpu", "what": "core 0"}],
         "moved": [{"ref": "a/b/c", "before": "0-7", "after": "4-7"}],
         "more_moved": 3,
-        "shortfalls": [{"resource": "memory", "nodes": None, "wanted": 5, "free": 4}],
+        "shortfalls": [
+            {
+                "resource": "cpu",
+                "nodes": None,
+                "wanted": 5,
+                "free": 4,
+                "kept": 2,
+                "most": 9,
+                "named": "1-2",
+                "holders": [{"ref": "a/b/c", "cpus": "2"}],
+                "more_holders": 3,
+            }
+        ],
         "applied": True,
     }
 

@@ -16,6 +16,7 @@ from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
 from proxy.model.explanation import (
     AllocationStep,
+    CpuHolder,
     Explanation,
     Fact,
     Merge,
@@ -558,3 +559,57 @@ def test_an_owner_that_is_only_observed() -> None:
         "4 containers would leave CPUs 16-19,48-51 and keep CPUs 0,3-15,20-32,35-47,52-63: "
     )
     assert section(reported, "Verdict") == ("It would be admitted.",)
+
+
+HELD = (CpuHolder("ml/a/main", CpuSet.parse("2-3")), CpuHolder("ml/b", CpuSet.parse("4")))
+
+
+@pytest.mark.parametrize(
+    ("lack", "text"),
+    [
+        (
+            Shortfall("cpu", None, 12, 8, most=15, holders=HELD),
+            (
+                "It would fit if the machine had 4 more free CPUs (of 12 asked for, 8 were free)."
+                " CPUs are owned by ml/a/main (CPUs 2-3) and ml/b (CPU 4)."
+            ),
+        ),
+        (
+            Shortfall("cpu", None, 12, 12, kept=1, most=15, holders=HELD[1:], more_holders=2),
+            (
+                "It would fit if the machine had 1 more free CPU"
+                " (of 12 asked for, 12 were free, and 1 must stay in the shared pool)."
+                " CPUs are owned by ml/b (CPU 4) and 2 more."
+            ),
+        ),
+        (
+            Shortfall("cpu", None, 16, 8, most=14, holders=HELD),
+            "Ask for at most 14 CPUs: this machine has no more that can be owned.",
+        ),
+        (
+            Shortfall("cpu", NODE, 12, 5, most=8, holders=HELD),
+            "Ask for at most 8 CPUs: no NUMA node has more that can be owned.",
+        ),
+        (
+            Shortfall("cpu", NODE, 6, 2, holders=HELD),
+            (
+                "It would fit if node 0 had 4 more free CPUs (of 6 asked for, 2 were free)."
+                " CPUs of node 0 are owned by ml/a/main (CPUs 2-3) and ml/b (CPU 4)."
+            ),
+        ),
+        (
+            Shortfall("cpu", None, 3, 1, named=CpuSet.parse("2-3"), holders=HELD[:1]),
+            "It would fit if CPUs 2-3 were free. They are owned by ml/a/main (CPUs 2-3).",
+        ),
+    ],
+)
+def test_what_would_help_has_numbers_and_names(lack: Shortfall, text: str) -> None:
+    reported = Explanation(
+        "CreateContainer",
+        "ns/p",
+        "u",
+        "c",
+        verdict=Verdict(9, "UnexpectedAdmissionError", "not enough cpus"),
+        shortfalls=(lack,),
+    )
+    assert " ".join(section(reported, "What would help")).startswith(f"{text} Another node")

@@ -70,7 +70,7 @@ class CpuProvider(Provider):
 
     def wants(self, request: ProviderRequest) -> bool:
         """Return whether exclusive CPUs are wanted."""
-        return self._wanted(request) > 0
+        return self.wanted(request) > 0
 
     def hints(self, request: ProviderRequest) -> Hints:
         """Return hints for exclusive CPUs; None where none are wanted."""
@@ -103,7 +103,7 @@ class CpuProvider(Provider):
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free CPUs a NUMA node is short of."""
-        wanted = self._wanted(request)
+        wanted = self.wanted(request)
         if not wanted:
             return ()
         here = CpuSet.from_bits(self.policy.topo.nodes.get(node, 0))
@@ -116,7 +116,8 @@ class CpuProvider(Provider):
         """Return the CPUs that may become the pod's: the free ones, and those that it may use again."""
         return cpu_static.available(self.policy, self.state) | self.state.reusable_by(request.asks.uid)
 
-    def _wanted(self, request: ProviderRequest) -> int:
+    def wanted(self, request: ProviderRequest) -> int:
+        """Return how many exclusive CPUs are wanted."""
         if not request.exclusive:
             return 0
         if request.whole or request.scope is Scope.POD:
