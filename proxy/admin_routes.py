@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from proxy.admin.server import Reply, Route
     from proxy.controller.be.suppression import Suppression
     from proxy.controller.controller import NodeController
+    from proxy.controller.decision_log import RememberedDecision
     from proxy.controller.reconciler import Sync
     from proxy.frontends.cri.acceptor import Front
     from proxy.hooks_setup import Hooking
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class Pages:
     """Answers what is asked about a daemon; parts are None where its mode has none."""
 
-    patient = frozenset({"/memory"})
+    patient = frozenset({"/memory", "/observe/report"})
     """Pages that may take longer than others."""
 
     def __init__(
@@ -65,6 +66,7 @@ class Pages:
             "/readyz": self.readyz,
             "/explain": self.explain,
             "/report": self.report,
+            "/observe/report": self.observe_report,
             "/memory": self.memory,
             "/hooks": self.hooks,
             "/metrics": self.metrics,
@@ -171,13 +173,17 @@ class Pages:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
         return history_page(self._controller.history, params, self._now)
 
-    def _now(self, container_id: str) -> str:
+    def _now(self, record: RememberedDecision) -> str:
         """Say what holds for a container now that was not decided when it came; mostly nothing."""
         if self._controller is None:
             return ""
+        from proxy.engine.plan_differences import applied_since
+
+        doing, state, container_id = self._suppression, self._controller.state, record.container_id
+        if words := applied_since(state, container_id, applied=record.explanation.applied):
+            return words
         if lacks := self._controller.hotplug.shortage.explained(container_id):
             return lacks
-        doing, state = self._suppression, self._controller.state
         container = state.containers.get(container_id)
         if doing is None or container is None:
             return ""
@@ -201,6 +207,14 @@ class Pages:
         )
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
+
+    async def observe_report(self) -> dict[str, object]:
+        """Give what ``topoproxy observe report`` shows."""
+        if self._controller is None:
+            raise InputError("cannot compare a plan with the kernel: in passthrough mode there is none")
+        from proxy.controller.plan_report import plan_report
+
+        return await plan_report(self._controller)
 
     async def memory(self) -> dict[str, object]:
         """Give what ``topoproxy status --memory`` shows."""

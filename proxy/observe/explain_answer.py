@@ -15,7 +15,7 @@ MOST = 500
 
 
 def history_page(
-    history: History, params: Mapping[str, str], now: Callable[[str], str] = lambda container_id: ""
+    history: History, params: Mapping[str, str], now: Callable[[RememberedDecision], str] = lambda record: ""
 ) -> dict[str, object]:
     """Answer a question.
 
@@ -23,7 +23,7 @@ def history_page(
         history: What is remembered.
         params: ``query``: what is meant (``History.find`` says what it may be); ``limit``: how many of the
             newest records, or pods, to give.
-        now: Says what holds for a container beyond what was decided, by its id; empty for nothing.
+        now: Says what holds for a container that exists beyond a decision about it; empty for nothing.
 
     Returns:
         ``records``, the newest last: those that the query found, none without a query. ``pods``, the newest
@@ -43,7 +43,7 @@ def history_page(
     return {
         "schema": schema_ids.EXPLAIN,
         "query": query,
-        "records": [_with(record_data(record), now) for record in found[-most:]],
+        "records": [_with(record, now) for record in found[-most:]],
         "pods": [_pod_data(line) for line in pods[-most:]],
         "remembered": history.size,
     }
@@ -59,9 +59,9 @@ def record_data(record: RememberedDecision) -> dict[str, object]:
     }
 
 
-def _with(data: dict[str, object], now: Callable[[str], str]) -> dict[str, object]:
-    """Add ``now`` to the record of a container that exists, where there is something to say."""
-    text = now(str(data["id"])) if data["there"] else ""
+def _with(record: RememberedDecision, now: Callable[[RememberedDecision], str]) -> dict[str, object]:
+    """Give a record as plain data, with ``now`` where its container exists and there is something to say."""
+    data, text = record_data(record), now(record) if record.there else ""
     return {**data, "now": text} if text else data
 
 

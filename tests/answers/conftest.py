@@ -161,12 +161,13 @@ def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) ->
     answers.command("hooks", "list", "--all", *at)
     if daemon.controller is None:
         return
-    for route in ("/explain", "/memory"):
+    for route in ("/explain", "/memory", "/observe/report"):
         answers.page(node, route)
     answers.page(node, "/explain", query="nothing")
     answers.page(node, "/takeover", view="plan")
     answers.page(node, "/takeover", view="status")
     answers.command("status", "--memory", *at)
+    answers.command("observe", "report", *at)
     answers.command("explain", *at)
     for pod in PODS:
         if answers.page(node, "/explain", query=pod.name)["records"]:

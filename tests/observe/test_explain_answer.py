@@ -100,7 +100,7 @@ def test_an_unknown_parameter(history: History) -> None:
 
 
 def test_what_holds_now_for_those_that_are_there(history: History) -> None:
-    page = history_page(history, {"query": "web"}, lambda container: f"now {container}")
+    page = history_page(history, {"query": "web"}, lambda record: f"now {record.container_id}")
     assert [record.get("now") for record in page["records"]] == [None, "now 0123456789", None]
     silent = history_page(history, {"query": "web"}, lambda container: "")
     assert silent == history_page(history, {"query": "web"})

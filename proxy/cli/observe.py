@@ -1,0 +1,39 @@
+"""``topoproxy observe``: what enforcing would change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+
+
+@click.group()
+def observe() -> None:
+    """Show what enforcing would change on the node; nothing is changed."""
+
+
+@observe.command()
+@asking_options(timeout=10.0)
+@click.option("--all", "everything", is_flag=True, help="List containers that would not change, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON (docs/json.md).")
+def report(file: Path | None, admin: str | None, everything: bool, as_json: bool, timeout: float) -> None:
+    """Compare the plan with the cpusets that the kernel has now.
+
+    Shown is what applying the plan to all pods would do: which containers it would pin to exclusive CPUs or
+    move to other CPUs, which CFS quotas it would remove, and which creates it would reject. Where the plan is
+    applied already, what differs is drift, which is repaired.
+
+    Ends with 69 when the daemon does not answer.
+    """
+    from proxy.observe.plan_report_text import render_plan_report
+
+    answer = ask_daemon(config_for(file, admin), "/observe/report", timeout)
+    if as_json:
+        click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+        return
+    width = shutil.get_terminal_size((120, 24)).columns
+    click.echo(render_plan_report(answer, width, everything=everything), nl=False)

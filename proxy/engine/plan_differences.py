@@ -1,0 +1,145 @@
+"""What applying the plan to all pods would change on the node, container by container.
+
+The plan is compared with what the kernel has, not with what was written. A container to which the plan is
+applied, and that differs all the same, has drifted.
+
+The memory nodes of a container that runs are not changed, because its memory may be there. It would be bound
+to those of the plan when it is created again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from proxy.engine.enforcement import applies_to
+from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, quota_is_off, removable
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Pool
+from proxy.pools.quota import UNLIMITED
+
+LIVE = (Phase.STARTING, Phase.RUNNING)
+
+
+class PlanChange(StrEnum):
+    """What would happen to the CPUs of a container."""
+
+    NONE = ""
+    """It has them."""
+    PIN = "pin"
+    """It would be put on exclusive CPUs."""
+    MOVE = "move"
+    """It would be put on other CPUs, those of its pool."""
+    DRIFT = "drift"
+    """The plan is applied to it, and yet it runs on other CPUs: they will be repaired."""
+
+
+class ContainerDifference(Struct, frozen=True):
+    """A container by the plan and by the kernel.
+
+    Attributes:
+        container: The container.
+        applied: Whether the plan is applied to it.
+        change: What would happen to its CPUs.
+        cpus, mems: What it has by the kernel; None where that is not known.
+        desired_cpus, desired_mems: What it has by the plan.
+        quota: The CFS quota, in microseconds, that would be removed from it; None where none would be.
+        pod_quota: The same for its pod.
+    """
+
+    container: Container
+    applied: bool
+    change: PlanChange
+    cpus: CpuSet | None
+    mems: Mask | None
+    desired_cpus: CpuSet
+    desired_mems: Mask
+    quota: int | None = None
+    pod_quota: int | None = None
+
+    @property
+    def rebinds_memory(self) -> bool:
+        """Whether it would be bound to other memory nodes when it is created again."""
+        return not self.applied and self.mems is not None and self.mems != self.desired_mems
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything about it would change while it runs."""
+        return self.change is not PlanChange.NONE or (self.quota, self.pod_quota) != (None, None)
+
+
+def live_containers(state: NodeState) -> list[Container]:
+    """Return the containers that may run, in the order of their names."""
+    return sorted((c for c in state.containers.values() if c.phase in LIVE), key=lambda c: (c.ref, c.id))
+
+
+def removable_quotas(state: NodeState, containers: Iterable[Container]) -> dict[str, QuotaPlace]:
+    """Return where the CFS quotas are that owners run without, by the ledger's key."""
+    owners = (c for c in containers if c.placement.pool is Pool.OWN)
+    pods = ((c, state.pods.get(c.pod.sandbox_id) or c.pod) for c in owners)
+    return removable(state, [c for c, pod in pods if quota_is_off(state, pod, c.name, Pool.OWN)])
+
+
+def plan_differences(
+    state: NodeState,
+    containers: Iterable[Container],
+    cpusets: Mapping[str, tuple[CpuSet, Mask]],
+    quotas: Mapping[str, int],
+) -> list[ContainerDifference]:
+    """Compare containers with the kernel.
+
+    Args:
+        state: The node.
+        containers: The containers.
+        cpusets: The CPUs and memory nodes in effect, by container id.
+        quotas: The CFS quotas of ``removable_quotas``, in microseconds; -1 for none.
+    """
+    return [_difference(state, container, cpusets.get(container.id), quotas) for container in containers]
+
+
+def _difference(
+    state: NodeState, container: Container, has: tuple[CpuSet, Mask] | None, quotas: Mapping[str, int]
+) -> ContainerDifference:
+    applied, desired = applies_to(state, container.pod), state.wanted(container)
+    change = PlanChange.NONE
+    if has is not None and has[0] != desired and not state.inflight.is_busy(container.id):
+        if applied:
+            change = PlanChange.DRIFT
+        else:
+            change = PlanChange.PIN if container.placement.pool is Pool.OWN else PlanChange.MOVE
+    cpus, mems = has or (None, None)
+    return ContainerDifference(
+        container,
+        applied,
+        change,
+        cpus,
+        mems,
+        desired,
+        state.wanted_mems(container),
+        _limit(quotas.get(CONTAINER + container.id)),
+        _limit(quotas.get(POD + container.pod.key)) if container.placement.pool is Pool.OWN else None,
+    )
+
+
+def _limit(quota: int | None) -> int | None:
+    return None if quota == UNLIMITED else quota
+
+
+def applied_since(state: NodeState, key: str, *, applied: bool) -> str:
+    """Say that a decision is applied since it was made, or no longer; empty where nothing has changed.
+
+    Args:
+        state: The node.
+        key: The id of the container, or of the sandbox for a decision about a pod.
+        applied: Whether the decision was applied when it was made.
+    """
+    container = state.containers.get(key)
+    pod = state.pods.get(key) if container is None else container.pod
+    if pod is None or applies_to(state, pod) is applied:
+        return ""
+    if applied:
+        return "the plan is no longer applied to this pod: topoproxy status shows which CPUs it has"
+    return "the plan is applied to this pod since then: topoproxy status shows which CPUs it has"

@@ -1,0 +1,129 @@
+"""The answer to ``/observe/report`` as a page for people.
+
+The answer may come from an older or a newer daemon, so every part may be missing or be something else than
+expected; then it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from proxy.model.phrases import counted
+from proxy.observe.json_access import as_list, as_map, one_line, table
+from proxy.observe.sentences import wrap
+from proxy.observe.value_text import clean
+
+_TITLE = ("WOULD", "CONTAINER", "POOL", "CPUS NOW", "CPUS THEN", "QUOTA REMOVED")
+_CHANGES = (
+    ("pins", "pin", "container", " to exclusive CPUs"),
+    ("moves", "move", "container", " to other CPUs"),
+    ("cfs_quotas", "remove", "CFS quota", ""),
+    ("memory_nodes", "bind", "container", " to other memory nodes, once created again"),
+    ("rejections", "reject", "create", " like those below"),
+)
+"""Key of the number, verb, what is counted, and how it goes on."""
+_ENFORCE = "enforce"
+_LEAVING = ("releasing", "released")
+
+
+def render_plan_report(answer: object, width: int = 100, *, everything: bool = False) -> str:
+    """Write the page.
+
+    Args:
+        answer: What ``/observe/report`` answered.
+        width: Columns of the terminal.
+        everything: Whether containers are listed that would not change.
+    """
+    data = as_map(answer)
+    sums = {key: n for key, n in as_map(data.get("sums")).items() if isinstance(n, int)}
+    lines = [*_summary(one_line(data.get("mode")), sums), *_unread(as_map(data.get("kernel")))]
+    lines += _containers(data, everything=everything)
+    lines += _memory(data)
+    lines += _rejections(data, width)
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _summary(mode: str, sums: Mapping[str, int]) -> Iterable[str]:
+    total, applied = sums.get("containers", 0), sums.get("applied", 0)
+    yield f"Mode {mode}: the plan is applied to {applied} of {counted(total, 'running container')}."
+    if drift := sums.get("drift", 0):
+        yield f"{counted(drift, 'container')} of these without the planned CPUs in the kernel (drift)."
+    would = [
+        f"  {verb:<7} {counted(n, thing)}{more}"
+        for key, verb, thing, more in _CHANGES
+        if (n := sums.get(key))
+    ]
+    step = "topoproxy release --undo" if mode in _LEAVING else "Enforcing"
+    if would:
+        yield f"{step} would:"
+        yield from would
+        yield f"  {'leave':<7} {counted(sums.get('unchanged', 0), 'container')} unchanged"
+    elif applied < total or mode != _ENFORCE:
+        yield f"{step} would change nothing."
+    elif not drift:
+        yield "Nothing would change: all containers have the planned CPUs in the kernel."
+
+
+def _unread(kernel: Mapping[str, object]) -> Iterable[str]:
+    number = kernel.get("not_read")
+    if isinstance(number, int) and number:
+        yield f"The cpusets of {counted(number, 'container')} could not be read."
+
+
+def _rows(data: Mapping[str, object]) -> Iterable[tuple[str, Mapping[str, object], Mapping[str, object]]]:
+    for pod in map(as_map, as_list(data.get("pods"))):
+        for container in map(as_map, as_list(pod.get("containers"))):
+            yield f"{one_line(pod.get('pod'))}/{one_line(container.get('container'))}", pod, container
+
+
+def _containers(data: Mapping[str, object], *, everything: bool) -> Iterable[str]:
+    rows: list[Sequence[str]] = [_TITLE]
+    for name, pod, container in _rows(data):
+        change, quota = one_line(container.get("change")), _quota(pod, container)
+        if not (everything or change or quota):
+            continue
+        same = "" if change else "as now"
+        rows.append(
+            (
+                change or "-",
+                name,
+                one_line(container.get("pool")),
+                one_line(container.get("cpus")) or "?",
+                same or one_line(container.get("desired_cpus")),
+                quota or "-",
+            )
+        )
+    if len(rows) > 1:
+        yield ""
+        yield from table(rows)
+
+
+def _quota(pod: Mapping[str, object], container: Mapping[str, object]) -> str:
+    own = f"{one_line(container.get('cfs_quota_us'))} us" if container.get("removes_cfs_quota") else ""
+    of_pod = f"pod {one_line(pod.get('cfs_quota_us'))} us" if pod.get("removes_cfs_quota") else ""
+    return ", ".join(words for words in (own, of_pod) if words) if container.get("pool") == "own" else ""
+
+
+def _memory(data: Mapping[str, object]) -> Iterable[str]:
+    rows: list[Sequence[str]] = [("CONTAINER", "MEMORY NODES NOW", "ONCE CREATED AGAIN")]
+    rows += [
+        (name, one_line(each.get("mems")), one_line(each.get("desired_mems")))
+        for name, _, each in _rows(data)
+        if each.get("rebinds_memory")
+    ]
+    if len(rows) > 1:
+        yield ""
+        yield from table(rows)
+
+
+def _rejections(data: Mapping[str, object], width: int) -> Iterable[str]:
+    entries = [as_map(entry) for entry in as_list(data.get("rejections"))]
+    if not entries:
+        return
+    yield ""
+    yield "Would be rejected"
+    for entry in entries:
+        names = (one_line(entry.get("pod")), one_line(entry.get("container")))
+        now = "it runs" if entry.get("exists") else "gone"
+        why = one_line(entry.get("message")) or one_line(entry.get("reason"))
+        yield from wrap(clean(f"{'/'.join(name for name in names if name)} ({now}): {why}"), width, "  ")

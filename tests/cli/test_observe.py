@@ -1,0 +1,48 @@
+"""``topoproxy observe report`` against a daemon's admin socket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli.observe import observe
+from proxy.model.errors import UnavailableError
+from tests.testkit.answers import check
+
+ROOT = Path(__file__).parents[2]
+
+ANSWER = {"mode": "observe", "sums": {"containers": 1, "moves": 1}, "pods": []}
+
+
+def run(*words: object) -> str:
+    done = CliRunner().invoke(observe, ["report", *(str(w) for w in words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_report(serve_admin) -> None:
+    config = serve_admin({"/observe/report": lambda: ANSWER})
+    assert run("--config", config).startswith(
+        "Mode observe: the plan is applied to 0 of 1 running container.\n"
+    )
+    assert json.loads(run("--json", "--config", config)) == ANSWER
+
+
+def test_no_daemon_answers(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        run("--admin", tmp_path / "no.sock")
+    assert caught.value.exit_code == 69
+
+
+def test_the_page_shows_what_the_command_prints(serve_admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    answer = json.loads((ROOT / "tests/observe/observe_report.json").read_text())
+    check(answer)
+    config = serve_admin({"/observe/report": lambda: answer})
+    shown = (ROOT / "docs/observe.md").read_text().split("$ topoproxy observe report\n")[1].split("```")[0]
+    assert run("--config", config) == shown

@@ -1,0 +1,112 @@
+"""What enforcing would change, from a state and what the kernel has."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.plan_differences import (
+    PlanChange,
+    applied_since,
+    live_containers,
+    plan_differences,
+    removable_quotas,
+)
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+ALL, BOTH = MACHINE.online, MACHINE.memory_nodes
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+OWNED = CpuSet.parse("2-3")
+SHARED = ALL - OWNED
+OWNER = Pod("s-1", "u1", "ns", "owner", qos=QosClass.LSE, cpuset=OWNED, cgroup_parent="/kubepods/podu1")
+SHARER = Pod("s-2", "u2", "ns", "web", qos=QosClass.LS)
+
+
+def container(key: str, pod: Pod, placement: Placement, phase: Phase = Phase.RUNNING) -> Container:
+    owner = pod.key if placement.pool is Pool.OWN else ""
+    return Container(key, "c", pod, Request(), placement, phase, owner=owner)
+
+
+OWN = container("own", OWNER, Placement(Pool.OWN, OWNED, Mask((0,))))
+WEB = container("web", SHARER, Placement(Pool.SHARED, CpuSet(), BOTH))
+
+
+def state(*containers: Container, mode: NodeMode = NodeMode.OBSERVE) -> NodeState:
+    return structs.replace(NodeState.of(NODE, [OWNER, SHARER], containers), mode=mode)
+
+
+def test_what_observed_containers_would_get() -> None:
+    there = state(OWN, WEB)
+    cpusets = {"own": (ALL, BOTH), "web": (ALL, BOTH)}
+    own, web = plan_differences(there, live_containers(there), cpusets, {"q/u1": 200_000, "qc/own": -1})
+    assert (own.change, own.cpus, own.desired_cpus) == (PlanChange.PIN, ALL, OWNED)
+    assert (own.mems, own.desired_mems, own.rebinds_memory) == (BOTH, Mask((0,)), True)
+    assert (own.quota, own.pod_quota) == (None, 200_000)
+    assert (web.change, web.desired_cpus, web.rebinds_memory) == (PlanChange.MOVE, SHARED, False)
+    assert not own.applied
+    assert not web.applied
+
+
+@pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
+def test_what_is_as_planned_would_not_change(mode: NodeMode) -> None:
+    there = state(OWN, WEB, mode=mode)
+    cpusets = {"own": (OWNED, Mask((0,))), "web": (SHARED, BOTH)}
+    rows = plan_differences(there, live_containers(there), cpusets, {})
+    assert [(row.change, row.is_changed, row.rebinds_memory) for row in rows] == [
+        (PlanChange.NONE, False, False)
+    ] * 2
+
+
+def test_what_differs_where_the_plan_is_applied_has_drifted() -> None:
+    there = state(OWN, WEB, mode=NodeMode.ENFORCE)
+    own, web = plan_differences(
+        there, live_containers(there), {"own": (ALL, BOTH), "web": (SHARED, BOTH)}, {}
+    )
+    assert (own.change, own.applied, own.rebinds_memory) == (PlanChange.DRIFT, True, False)
+    assert web.change is PlanChange.NONE
+
+
+def test_of_what_cannot_be_read_nothing_is_said() -> None:
+    there = state(OWN)
+    (own,) = plan_differences(there, live_containers(there), {}, {})
+    assert (own.change, own.cpus, own.mems, own.is_changed) == (PlanChange.NONE, None, None, False)
+
+
+def test_only_containers_that_may_run_are_compared() -> None:
+    phases = (Phase.CREATING, Phase.CREATED, Phase.STARTING, Phase.RUNNING, Phase.EXITED)
+    there = state(*(structs.replace(WEB, id=phase.value, phase=phase) for phase in phases))
+    assert [c.phase for c in live_containers(there)] == [Phase.RUNNING, Phase.STARTING]
+
+
+def test_quotas_of_owners_and_their_pods_would_be_removed() -> None:
+    there = state(OWN, WEB)
+    assert removable_quotas(there, live_containers(there)) == {
+        "q/u1": ("/kubepods/podu1", ""),
+        "qc/own": ("/kubepods/podu1", "own"),
+    }
+    assert removable_quotas(there, [WEB]) == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "applied", "said"),
+    [
+        (NodeMode.ENFORCE, True, ""),
+        (NodeMode.ENFORCE, False, "the plan is applied to this pod since then"),
+        (NodeMode.OBSERVE, False, ""),
+        (NodeMode.RELEASED, True, "the plan is no longer applied to this pod"),
+    ],
+)
+@pytest.mark.parametrize("key", ["own", "s-1"])
+def test_whether_a_decision_is_applied_may_change(
+    mode: NodeMode, key: str, said: str, *, applied: bool
+) -> None:
+    words = applied_since(state(OWN, mode=mode), key, applied=applied)
+    assert words.partition(":")[0] == said
+    assert applied_since(state(OWN, mode=mode), "gone", applied=applied) == ""

@@ -1,0 +1,281 @@
+"""No output shows as in effect what the cgroup files do not say: whole daemons, on random days.
+
+In each mode pods come and go. After each step every output is read, and the cgroup files before and after
+it: where the files did not change meanwhile, the outputs must agree with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from proxy.admin.client import ask
+from proxy.admin.status_text import render as render_status
+from proxy.daemon import Daemon
+from proxy.demo.client import DemoPod, Started
+from proxy.model.errors import RuntimeCallError, TopoproxyError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos
+from proxy.observe.explain_text import read_records, render
+from proxy.observe.plan_report_text import render_plan_report
+from tests.testkit.captured_log import CapturedLog
+from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node, until
+
+KINDS = (
+    DemoPod("ls", "LS"),
+    DemoPod("be", "BE", KubeQos.BEST_EFFORT),
+    DemoPod("burstable"),
+    DemoPod("lse", "LSE", cpuset="2-3"),
+    DemoPod("lsr", "LSR", cpuset="4-5"),
+    DemoPod("rival", "LSE", cpuset="3-4"),
+    DemoPod("owner", kube_qos=KubeQos.GUARANTEED, cpus=2),
+    DemoPod("wide", kube_qos=KubeQos.GUARANTEED, cpus=13),
+)
+STEPS = 12
+DONE = re.compile(r"\b(was|were) (admitted|refused|given|put)\b|\b(left|kept) CPU|\bowns CPU|\bhad to move")
+DONE_BY_LOG = {
+    "placed",
+    "refused a container",
+    "refused a pod",
+    "reserved CPUs and memory for a pod",
+    "adopted a container",
+}
+"""Log messages about what was done."""
+SAMPLE = re.compile(r"^(topoproxy_[a-z_]+)(\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)
+
+
+class Outputs:
+    """Everything that a daemon says of its containers, read at one time.
+
+    Attributes:
+        status, report, plan: The pages.
+        explained: The page of each pod.
+        metrics: The samples by name and labels.
+        is_of_one_time: The daemon knew the same containers at the end as at the beginning.
+    """
+
+    def __init__(self, node: DaemonNode, pods: list[str]) -> None:
+        """Read all; blocks."""
+        at = node.directory / "admin.sock"
+        self.status: Any = ask(at, "/status", 30)
+        self.report: Any = ask(at, "/report", 30)
+        self.plan: Any = ask(at, "/observe/report", 30)
+        self.explained: dict[str, Any] = {pod: ask(at, "/explain", 30, {"query": pod}) for pod in pods}
+        text = str(ask(at, "/metrics", 30))
+        again: Any = ask(at, "/status", 30)
+        self.is_of_one_time = self.status["containers"] == again["containers"]
+        self.metrics = {(name, labels): float(value) for name, labels, value in SAMPLE.findall(text)}
+
+    def metric(self, name: str) -> float:
+        """Give the sum of all series of a metric."""
+        return sum(value for (family, _), value in self.metrics.items() if family == f"topoproxy_{name}")
+
+
+class Day:
+    """A day of a node, and what its files say."""
+
+    def __init__(self, node: DaemonNode, daemon: Daemon, seed: int) -> None:
+        self.node = node
+        self.daemon = daemon
+        self.random = random.Random(seed)
+        self.pods: dict[str, Started] = {}
+        self.number = 0
+
+    def kernel(self) -> dict[str, str]:
+        """Read the CPUs of the containers that have a cgroup, by id."""
+        ids = [pod.container_id for pod in self.pods.values() if pod.container_id]
+        return {each: cpus for each in ids if (cpus := self.node.cpus(each))}
+
+    def step(self) -> None:
+        """Let a pod come or go; blocks."""
+        with self.node.client() as client:
+            if self.pods and self.random.random() < 0.3:
+                client.end_pod(self.pods.pop(self.random.choice(sorted(self.pods))))
+                return
+            kind = self.random.choice(KINDS)
+            self.number += 1
+            name = f"{kind.name}-{self.number}"
+            pod = DemoPod(name, kind.qos, kind.kube_qos, kind.cpuset, kind.cpus)
+            try:
+                self.pods[name] = client.launch(pod)
+            except (RuntimeCallError, TopoproxyError):
+                return  # refused
+
+    def writes(self) -> list[int]:
+        """Return when each cpuset was written last: a value may be written and put back."""
+        return [path.stat().st_mtime_ns for path in sorted(self.node.cgroups.root.rglob("cpuset.cpus"))]
+
+    async def outputs(self) -> tuple[dict[str, str], Outputs]:
+        """Read files and outputs while the files do not change."""
+        for _ in range(200):
+            writes, before = self.writes(), self.kernel()
+            outputs = await asyncio.to_thread(Outputs, self.node, sorted(self.pods))
+            if writes == self.writes() and outputs.is_of_one_time:
+                return before, outputs
+        raise AssertionError("the cgroups change all the time")
+
+
+def check_status(kernel: dict[str, str], page: Any) -> None:
+    for row in page["containers"]:
+        assert row["cpus"] in ("", kernel.get(row["id"])), row
+    shown = render_status(page, 200)
+    for row in page["containers"]:
+        if row["id"] in kernel and row["cpus"]:
+            (line,) = [
+                line for line in shown.splitlines() if line.startswith(row["ref"]) and row["id"][:13] in line
+            ]
+            assert kernel[row["id"]] in line.split(), line
+    of_owner: dict[str, str] = {}
+    for row in page["containers"]:
+        if row["pool"] == "own" and row["id"] in kernel:
+            of_owner[row["ref"].rpartition("/")[0]] = kernel[row["id"]]
+    for owner in page["exclusive"]:
+        if owner["cpus"] and not owner["also_used_by"]:
+            mine = CpuSet.parse(owner["cpus"])
+            assert of_owner.get(owner["pod"], owner["cpus"]) == owner["cpus"], owner
+            rows = [r for r in page["containers"] if r["ref"].rpartition("/")[0] != owner["pod"]]
+            sharers = [r for r in rows if owner["hard"] or r["pool"] != "be"]
+            for row in sharers:
+                assert mine.isdisjoint(CpuSet.parse(kernel.get(row["id"], ""))), (owner, row)
+
+
+def check_plan(kernel: dict[str, str], page: Any, mode: str) -> None:
+    rows = [row for pod in page["pods"] for row in pod["containers"]]
+    assert page["mode"] == mode
+    assert {row["id"]: row["cpus"] for row in rows if row["cpus"]} == {
+        each: cpus for each, cpus in kernel.items() if any(row["id"] == each for row in rows)
+    }
+    for row in rows:
+        assert (row["change"] == "") == (row["cpus"] in ("", row["desired_cpus"])), row
+    changes = [row["change"] for row in rows]
+    sums = page["sums"]
+    assert (sums["pins"], sums["moves"], sums["drift"]) == tuple(
+        changes.count(each) for each in ("pin", "move", "drift")
+    )
+    if mode == "enforce":
+        assert (sums["pins"], sums["moves"], sums["rejections"]) == (0, 0, 0)
+    else:
+        assert (sums["applied"], sums["drift"]) == (0, 0)
+    text = render_plan_report(page, 200, everything=True)
+    for row in rows:
+        (line,) = [
+            line for line in text.splitlines() if f"/{row['container']} " in line and row["cpus"] in line
+        ][:1]
+        assert line
+
+
+def check_report(kernel: dict[str, str], page: Any, status: Any, mode: str) -> None:
+    notes = {key.partition("/")[2]: json.loads(text) for key, text in page["metadata"]["annotations"].items()}
+    annotated = (
+        CpuSet.parse(",".join(kind.cpuset for kind in KINDS if kind.cpuset))
+        if mode == "enforce"
+        else CpuSet()
+    )
+    shared = CpuSet.parse(",".join(pool["cpuset"] for pool in notes["cpu-shared-pools"]))
+    allocs = {each["uid"]: each["cpuset"] for each in notes["pod-cpu-allocs"] or ()}
+    if mode != "enforce":
+        assert (shared, allocs) == (MACHINE.online, {})
+    for row in status["containers"]:
+        if row["id"] not in kernel:
+            continue
+        has = CpuSet.parse(kernel[row["id"]])
+        if row["pod_uid"] in allocs:
+            assert CpuSet.parse(allocs[row["pod_uid"]]) == has
+        elif row["pool"] == "shared" or mode != "enforce":
+            # As Koordinator has it, the annotation of a pod that was rejected counts, too.
+            assert shared <= has, row
+            assert (has - shared) <= annotated, row
+
+
+def check_explained(kernel: dict[str, str], pages: dict[str, Any], mode: str) -> None:
+    for page in pages.values():
+        for record in page["records"]:
+            decision, now = record["decision"], record.get("now", "")
+            assert decision["applied"] or mode != "enforce"
+            in_effect = (
+                decision["applied"] and decision["pool"] == "own" and record["id"] in kernel and not now
+            )
+            assert not in_effect or kernel[record["id"]] == decision["cpus"], record
+        for record in read_records(page):
+            text = " ".join(render([record], 1000).split())
+            assert record.decision.applied or not DONE.search(text), text
+
+
+def check_metrics(outputs: Outputs, mode: str) -> None:
+    enforces = mode == "enforce"
+    live = [row for row in outputs.status["containers"] if row["phase"] != "exited"]
+    names = ("owners", "owned_cpus", "containers", "pool_cpus", "pool_node_cpus")
+    for name in names if not enforces else ():
+        assert outputs.metric(name) == 0, name
+    assert outputs.metric("containers" if enforces else "planned_containers") == len(live)
+    assert outputs.metric("planned_owned_cpus") == 0 or not enforces
+    if mode == "observe":
+        for name in ("creates_placed", "creates_refused", "pods_refused", "cpusets_written", "owners_moved"):
+            assert outputs.metric(f"{name}_total") == 0, name
+    elif enforces:
+        for name in ("creates_would_place", "creates_would_refuse", "containers_would_move"):
+            assert outputs.metric(f"{name}_total") == 0, name
+
+
+def check(kernel: dict[str, str], outputs: Outputs, mode: str) -> None:
+    check_status(kernel, outputs.status)
+    check_plan(kernel, outputs.plan, mode)
+    check_report(kernel, outputs.report, outputs.status, mode)
+    check_explained(kernel, outputs.explained, mode)
+    check_metrics(outputs, mode)
+
+
+@pytest.fixture
+def node() -> Iterator[DaemonNode]:
+    with temporary_node() as made:
+        yield made
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["observe", "enforce", "released"])
+def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: DaemonNode, mode: str, seed: int) -> None:
+    at_start = "observe" if mode == "observe" else "enforce"
+    daemon = node.daemon(f"mode: {at_start}\ncpuManagerPolicy: static\nreconcilePeriod: 200ms\n")
+    day, wrote, log = Day(node, daemon, seed), 0, CapturedLog()
+
+    async def whole() -> None:
+        nonlocal wrote
+        daemon.controller.telemetry._sink = log
+        for number in range(STEPS):
+            if mode == "released" and number == STEPS // 2:
+                ask_at = node.directory / "admin.sock"
+                await asyncio.to_thread(ask, ask_at, "/release/start", 30, {}, act=True)
+                await until(lambda: daemon.controller.store.mode.value == "released")
+            await asyncio.to_thread(day.step)
+            now = "enforce" if mode == "released" and number < STEPS // 2 else mode
+            await settled(day, now)
+            kernel, outputs = await day.outputs()
+            check(kernel, outputs, now)
+            wrote += any(CpuSet.parse(cpus) != MACHINE.online for cpus in kernel.values())
+
+    run(daemon, whole, synced=True)
+    assert (wrote > 0) == (mode != "observe")
+    logged = {
+        message for message in DONE_BY_LOG if any(line.startswith(f"{message} pod=") for line in log.lines)
+    }
+    assert bool(logged) == (mode != "observe"), logged
+
+
+async def settled(day: Day, mode: str) -> None:
+    """Wait until the kernel follows the state: a removal grows pools after its answer."""
+    controller = day.daemon.controller
+    if mode != "enforce":
+        return
+
+    def follows() -> bool:
+        state, kernel = controller.state, day.kernel()
+        there = [c for c in state.containers.values() if c.id in kernel]
+        return all(kernel[c.id] == str(state.wanted(c)) for c in there)
+
+    await until(follows)
