@@ -8,6 +8,7 @@ ALL = ("all",)
 _ASKING = (
     "status",
     "report",
+    "observe report",
     "explain",
     "takeover plan",
     "takeover status",

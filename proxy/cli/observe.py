@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.exit_codes import epilog
 
 
 @click.group()
@@ -16,7 +17,7 @@ def observe() -> None:
     """Show what enforcing would change on the node; nothing is changed."""
 
 
-@observe.command()
+@observe.command(epilog=epilog("observe report"))
 @asking_options(timeout=10.0)
 @click.option("--all", "everything", is_flag=True, help="List containers that would not change, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON (docs/json.md).")
