@@ -23,6 +23,7 @@ from proxy.simulate.machines import Named, copies, described_machines, sysfs_mac
 from proxy.simulate.manifests import Pods, load_pods
 from proxy.simulate.plugins import check_plugins, load_plugins
 from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
+from proxy.simulate.sizes import too_small
 from proxy.simulate.summary import Findings, find
 from proxy.simulate.text import explain_lines, report
 
@@ -133,10 +134,11 @@ def simulate(
             for config, some in zip(configs, hosts, strict=True)
         ]
     found = [find(rehearsal) for rehearsal in played]
+    notes = list(dict.fromkeys([*reported.notes, *(note for each in played for note in too_small(each))]))
     if as_json:
-        click.echo(json.dumps(_data(played, found, reported.notes), indent=1))
+        click.echo(json.dumps(_data(played, found, notes), indent=1))
     else:
-        click.echo("\n".join(_words(played, found, reported.notes, rules.explain, verbose=verbose)))
+        click.echo("\n".join(_words(played, found, notes, rules.explain, verbose=verbose)))
     if fail_on_refused and any(result.fate is not Fate.PLACED for each in played for result in each.results):
         click.get_current_context().exit(_REFUSED)
 

@@ -24,7 +24,7 @@ def takeover() -> None:
     The walk, on a node whose kubelet has cpuManagerPolicy: static and reaches the runtime through topoproxy:
 
     \b
-      topoproxy takeover plan        look: what kubelet holds, what stands against it; changes nothing
+      topoproxy takeover plan        look: what kubelet holds, and what blocks it; changes nothing
       topoproxy takeover start       pods that come get our CPUs; those that run keep kubelet's
       topoproxy takeover status      how many of kubelet's allocations are left
       systemctl stop kubelet         containers go on running
@@ -59,8 +59,8 @@ def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) ->
     """
     answer = _ask(file, admin, timeout, "/takeover", {"view": "plan"})
     _show(answer, plan_text, as_json=as_json)
-    if isinstance(answer, dict) and answer.get("conflicts"):
-        raise TopoproxyError("cannot start the takeover: see what stands against it")
+    if isinstance(answer, dict) and (conflicts := answer.get("conflicts")):
+        raise TopoproxyError(f"cannot start the takeover: {'; '.join(map(str, conflicts))}")
 
 
 @takeover.command()

@@ -16,7 +16,8 @@ from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.refusal import UNEXPECTED
 from proxy.engine.cpu_holders import holders_of
-from proxy.engine.limits import floor_cpus, spare_shared_cpus
+from proxy.engine.limits import spare_shared_cpus
+from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.admission import AdmissionRule
@@ -56,14 +57,24 @@ def on_machine(state: NodeState, pod: Pod, wanted: int, free: CpuSet | None = No
         wanted: How many.
         free: Those that it may get; worked out if None.
     """
-    node = state.node
-    ownable = node.machine.online - node.cpu.reserved
-    kept = len(floor_cpus(NodeState.empty(node), pod) & ownable)
-    if not node.floors and node.shareable <= ownable:
-        kept = 1  # the pool must not be empty
+    ownable = ownable_cpus(state.node)
+    most = most_ownable(state.node)
     count = len(spare_shared_cpus(state, pod) & ownable if free is None else free)
-    lack = Shortfall(CPU, None, wanted, count, kept, max(0, len(ownable) - kept))
+    lack = Shortfall(CPU, None, wanted, count, len(ownable) - most, most)
     return (with_holders(state, lack, pod),) if wanted and lack.missing else ()
+
+
+def ownable_cpus(node: Node) -> CpuSet:
+    """Return the CPUs that can have an owner."""
+    return node.machine.online - node.cpu.reserved
+
+
+def most_ownable(node: Node) -> int:
+    """Return how many CPUs of a node can have owners at the same time: some stay in the shared pool."""
+    ownable = ownable_cpus(node)
+    if node.floors:
+        return len(ownable - node.floors.kept(node.shareable, node.machine, node.cpu.reserved))
+    return len(ownable) - (node.shareable <= ownable)  # the pool must not be empty
 
 
 def with_holders(state: NodeState, lack: Shortfall, pod: Pod) -> Shortfall:

@@ -57,9 +57,11 @@ def plan_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object
 def status_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
     """Return how far it has come and what remains."""
     remaining = left(record, scene)
+    against = conflicts(scene) if record.stage is TakeoverStage.NONE else ()
     return {
         "schema": schema_ids.TAKEOVER_STATUS,
         **head(record, scene),
+        "conflicts": list(against),
         "old": sum(len(names) for names in record.old.values()),
         "left": [{"container": each.ref, "pod_uid": each.uid, "cpus": str(each.cpus)} for each in remaining],
         "notes": notes(record, scene),
@@ -145,7 +147,7 @@ def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
             "kubelet's memory manager is Static: its file is left alone, and its policy must stay as it is"
         )
     if scene.unwritable:
-        problems.append(f"finish could not write kubelet's file: {scene.unwritable}")
+        problems.append(f"finish could not write kubelet's state file: {scene.unwritable}")
     return problems
 
 
@@ -157,7 +159,7 @@ def after_revert(scene: TakeoverInputs) -> list[str]:
 def next_steps(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
     """Say what remains to be done."""
     if record.stage is TakeoverStage.NONE:
-        return ["topoproxy takeover start"] if not conflicts(scene) else ["remove what stands against it"]
+        return ["topoproxy takeover start"] if not conflicts(scene) else ["remove the blockers"]
     if record.stage is TakeoverStage.STARTED:
         stop = ["systemctl stop kubelet"] if scene.running else []
         wait = [WAIT] if left(record, scene) else []

@@ -14,12 +14,12 @@ from proxy.observe.json_access import as_list, as_map, one_line, table
 def plan_text(answer: object) -> str:
     """Write what ``topoproxy takeover plan`` shows."""
     data = as_map(answer)
-    lines = [*_head(data), *_rows(data), *_list("Against it", data.get("conflicts"))]
+    lines = [*_head(data), *_rows(data), *_list("Blockers", data.get("conflicts"))]
     for step in (as_map(step) for step in as_list(data.get("steps"))):
         lines += _list(f"topoproxy takeover {one_line(step.get('step'))}", step.get("does"))
     for target, settings in as_map(data.get("kubelet_settings")).items():
         lines += _list(f"kubelet's settings, to go on under {one_line(target)}", settings)
-    lines += [*_list("Good to know", data.get("notes")), *_list("Next", data.get("next"), ordered=True)]
+    lines += [*_list("Notes", data.get("notes")), *_list("Next", data.get("next"), ordered=True)]
     return "\n".join(lines) + "\n"
 
 
@@ -35,9 +35,11 @@ def status_text(answer: object) -> str:
             (one_line(row.get("cpus")), one_line(row.get("container"))) for row in map(as_map, remaining)
         ]
         lines += table(rows) if remaining else []
+    lines += _list("Blockers", data.get("conflicts"))
     nothing = ["", "Nothing remains to be done."] if data.get("stage") == "finished" else []
-    steps = list(_list("What remains to be done", data.get("next"), ordered=True)) or nothing
-    return "\n".join([*lines, *_list("Good to know", data.get("notes")), *steps]) + "\n"
+    title = "To take the node over" if data.get("stage") == "none" else "What remains to be done"
+    steps = list(_list(title, data.get("next"), ordered=True)) or nothing
+    return "\n".join([*lines, *_list("Notes", data.get("notes")), *steps]) + "\n"
 
 
 def done_text(answer: object) -> str:
@@ -56,7 +58,7 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
     runs = as_list(kubelet.get("running"))
     yield f"kubelet:  {f'runs ({one_line(runs[0])})' if runs else 'does not run'}"
     options = ", ".join(f"{name}={value}" for name, value in as_map(kubelet.get("options")).items())
-    words = [f"policy {one_line(kubelet.get('policy')) or '?'}", options]
+    words = [f"policy {one_line(kubelet.get('policy')) or 'unknown'}", options]
     words.append(f"keeps back CPUs {one_line(kubelet.get('reserved'))}" if kubelet.get("reserved") else "")
     yield f"          CPU manager: {', '.join(word for word in words if word)}"
     problem = one_line(kubelet.get("file_problem"))

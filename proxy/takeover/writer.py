@@ -149,8 +149,10 @@ class Writer:
         try:
             if os.statvfs(self._directory).f_flag & os.ST_RDONLY:
                 return f"{self._directory} is read-only for the daemon"
+        except FileNotFoundError:
+            return f"there is no directory {self._directory} (kubelet.stateDir): is this a node with kubelet?"
         except OSError as error:
-            return f"{self._directory}: {error.strerror}"
+            return f"cannot look into {self._directory}: {error.strerror}"
         return (
             ""
             if os.access(self._directory, os.W_OK | os.X_OK)

@@ -73,6 +73,14 @@ def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> 
     assert [entry.name for entry in node.directory.iterdir()] == ["50-mine.py"], "no draft is left"
 
 
+def test_a_new_hook_is_configured_under_its_own_name(tmp_path: Path) -> None:
+    """With the template that is shipped."""
+    assert command_line(["hooks", "new", "50-mine", "--folder", str(tmp_path)]) == 0
+    text = (tmp_path / "50-mine.py").read_text()
+    assert "\n        50-mine:\n" in text
+    assert "00-template" not in text
+
+
 def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path: Path) -> None:
     node.did("new", "51-mine.py", "--from", "30-cpus-file", "--folder", tmp_path / "src")
     assert (tmp_path / "src/51-mine.py").read_text() == "# 30-cpus-file\n"

@@ -79,6 +79,22 @@ def test_the_machine_of_the_configuration(place: Path) -> None:
     assert "machine: 1 pod, 0 of 16 CPUs owned" in run("pod.yaml --config here.yaml")
 
 
+def test_a_machine_that_is_too_small_for_a_pod_is_named(place: Path) -> None:
+    """The example of the help, on a laptop with two CPUs."""
+    write_sysfs(described(1, 1, 2, 1), place / "laptop")
+    (place / "two.yaml").write_text(POD.replace("cpu: 6", "cpu: 2"))
+    out = run("two.yaml --sysfs-root laptop --config static.yaml --replicas 5")
+    assert "  refused                    5" in out
+    note = "machine is too small for 5 pods that asked for 2 CPUs of their own: of its 2 CPUs, 1 can be owned"
+    assert out.splitlines()[-1] == f"note: {note}"
+    data = json.loads(run("two.yaml --sysfs-root laptop --config static.yaml --json"))
+    assert data["notes"] == [
+        "machine is too small for 1 pod that asked for 2 CPUs of its own: of its 2 CPUs, 1 can be owned"
+    ]
+    roomy = run("pod.yaml --machine m.json --config static.yaml --replicas 3")
+    assert "too small" not in roomy
+
+
 def test_standard_input_and_copies() -> None:
     out = run("- --machine a=m.json --machine b=m.json --nodes 2 --config static.yaml --replicas 4", POD)
     assert [line.split(":")[0] for line in out.splitlines() if " owned; " in line] == [

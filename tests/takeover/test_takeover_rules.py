@@ -275,7 +275,7 @@ def test_the_pages() -> None:
     for part in (
         "static pods keep their uid",
         "memory manager is Static",
-        "could not write kubelet's file: read-only",
+        "could not write kubelet's state file: read-only",
     ):
         assert part in words
     record = begun()
@@ -289,4 +289,4 @@ def test_the_pages() -> None:
     assert next_steps(finished, changed_copy(there, running=("sign",))) == []
     assert next_steps(finished, scene())[-1] == "topoproxy takeover finish --kubelet-policy none"
     assert any("another program wrote it" in words for words in notes(finished, scene()))
-    assert next_steps(TakeoverRecord(), scene(ready=False)) == ["remove what stands against it"]
+    assert next_steps(TakeoverRecord(), scene(ready=False)) == ["remove the blockers"]

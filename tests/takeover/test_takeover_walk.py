@@ -195,6 +195,7 @@ def test_a_kubelet_that_writes_meanwhile_is_found_out(kubelet_node: Any) -> None
     node = kubelet_node
     node.launch("old")
     did(node, "start")
+    assert data(node, "status")["conflicts"] == []
     node.kubelet_runs(runs=False)
     config = ["--config", str(node.directory / "config.yaml")]
     command = [sys.executable, "-m", "proxy", "takeover", "finish", "--with-running", *config]
@@ -214,9 +215,15 @@ def test_what_stands_against_a_start(kubelet_node: Any) -> None:
     node.kubelet.path.write_text(node.kubelet.path.read_text().replace("0-15", "0-14"))
     plan = run(node, "plan")
     assert plan.returncode == 1
-    assert "Against it\n  - kubelet's state file" in plan.stdout
+    assert "Blockers\n  - kubelet's state file" in plan.stdout
     assert "its checksum is wrong" in plan.stdout
-    assert plan.stderr == "topoproxy: cannot start the takeover: see what stands against it\n"
+    (blocker,) = re.findall("Blockers\n  - (.*)\n", plan.stdout)
+    assert plan.stderr == f"topoproxy: cannot start the takeover: {blocker}\n", "alone it says why, too"
+    status = run(node, "status")
+    assert (status.returncode, status.stderr) == (0, "")
+    assert f"Blockers\n  - {blocker}\n" in status.stdout
+    assert status.stdout.endswith("To take the node over\n  1. remove the blockers\n")
+    assert data(node, "status")["conflicts"] == data(node, "plan")["conflicts"]
     assert "its checksum is wrong" in refused(node, "start")
     assert data(node, "start")["done"] is False
     node.kubelet.path.write_text(none_state())

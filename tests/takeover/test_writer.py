@@ -122,7 +122,9 @@ def test_a_directory_that_cannot_be_written(
     ledger: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert writer_of(ledger, directory).unwritable() == ""
-    assert "No such file" in writer_of(ledger, directory / "absent").unwritable()
+    absent = directory / "absent"
+    lack = f"there is no directory {absent} (kubelet.stateDir): is this a node with kubelet?"
+    assert writer_of(ledger, absent).unwritable() == lack
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert "may not write" in writer_of(ledger, directory).unwritable()
 

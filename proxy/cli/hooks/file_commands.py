@@ -257,7 +257,9 @@ def new(name: str, source: str, directory: Path | None, file: Path | None) -> No
         hint = f"50-{name}" if _NAME.fullmatch(f"50-{name}") else "50-mine"
         form = "NN-name (two digits, -, then of a-z, 0-9 and -)"
         raise UsageError(f"cannot make hook {name}: a name is {form}, such as {hint}")
-    text = template(source).read_bytes()
+    file_of_source = template(source)
+    # Its text names it where it shows how it is configured.
+    text = file_of_source.read_text().replace(f"{file_of_source.stem}:", f"{name}:").encode()
     place = directory or read_config(file, {}).hooks.directory
     path = place / f"{name}.py"
     make_file(path, text)
