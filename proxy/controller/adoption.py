@@ -271,7 +271,7 @@ class Adoption:
         """Record and log what the plan has for a container."""
         context, pod = self._context, container.pod
         applied = applies_to(context.state, pod)
-        self._creates.remember(plan)
+        self._creates.remember(plan, applied=applied)
         context.bad_input.judge(pod, plan)
         context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True, applied=applied)
         if plan.problem and not isinstance(plan.problem, InputDefect):

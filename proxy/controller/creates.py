@@ -56,12 +56,13 @@ class Creates:
         if plan.container is None:
             self._report_refusal(plan, pod, name)
             return decided
-        if not applies_to(context.state, pod):
+        applied = applies_to(context.state, pod)
+        if not applied:
             context.telemetry.count(metrics.CREATES_WOULD_PLACE)
             context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
         elif not again:  # else it was placed, and counted, before
             context.telemetry.count(metrics.CREATES_PLACED)
-        self.report(plan)
+        self.report(plan, applied=applied)
         return decided
 
     def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
@@ -77,17 +78,17 @@ class Creates:
             telemetry.count(metrics.CREATES_WOULD_REFUSE)
             telemetry.frequent("would refuse a container", pod=pod.ref, container=name, err=why)
 
-    def report(self, plan: Plan) -> None:
+    def report(self, plan: Plan, *, applied: bool = True) -> None:
         """Record and log a placement; that of a container that shares CPUs is logged at debug level only."""
         context, container = self._context, plan.container
         assert container is not None
-        self.remember(plan)
+        self.remember(plan, applied=applied)
         placement, telemetry = container.placement, context.telemetry
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
         cpus, mems, why = context.state.wanted(container), placement.mems, placement.reasons[0]
-        if applies_to(context.state, container.pod):
+        if applied:
             say("placed", **subject(container), cpus=cpus, mems=mems, reason=why)
         else:
             say("would place", **subject(container), cpus=cpus, mems=mems, reason=why, moves=len(plan.shrink))
@@ -117,11 +118,11 @@ class Creates:
             return plan
         return structs.replace(plan, explanation=structs.replace(why, reasons=(*why.reasons, plan.problem)))
 
-    def remember(self, plan: Plan) -> None:
+    def remember(self, plan: Plan, *, applied: bool) -> None:
         """Keep the record of a decision."""
         context, container, why = self._context, plan.container, plan.explanation
         assert container is not None
-        if not applies_to(context.state, container.pod):
+        if not applied:
             why = why or explain_pooled(container, context.state.wanted(container))
             context.history.note(context.wall(), structs.replace(why, applied=False), container.id)
         elif why is not None:

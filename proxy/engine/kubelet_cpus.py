@@ -6,6 +6,7 @@ same. Two containers cannot have them, so both are named.
 
 from __future__ import annotations
 
+from proxy.engine.enforcement import applies_to
 from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
@@ -21,6 +22,7 @@ def clashes(state: NodeState) -> list[str]:
     here = {(c.pod.uid, c.name) for c in state.containers.values() if c.pod.uid in state.kubelet}
     has, online, present = _has(state), state.node.machine.online, state.node.machine.present
     taken = union(cpus.bits for _, _, cpus in has)
+    would = "" if applies_to(state, None) else "would "
     found: list[str] = []
     for uid, containers in sorted(state.kubelet.items()):
         pod = pods.get(uid)
@@ -34,12 +36,12 @@ def clashes(state: NodeState) -> list[str]:
             words: list[str] = []
             if cpus.bits & taken & ~its:
                 others = [(at, cpus & theirs) for other, at, theirs in has if other != uid]
-                words = [f"{clash} belong to {at}" for at, clash in others if clash]
+                words = [f"{clash} {would}belong to {at}" for at, clash in others if clash]
             if gone := cpus - present:
                 words.append(f"this machine has no CPUs {gone}")
             own = state.owners.get(f"{uid}/{name}")
             if not words and own is not None and not own.cpus <= cpus:
-                words.append(f"it has {own.cpus} already")
+                words.append(f"it would have {own.cpus}" if would else f"it has {own.cpus} already")
             lacks = cpus.bits & online.bits & ~its
             if lacks and not words and (uid, name) not in here:
                 words.append("the shared pool would be left empty")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.kubelet_cpus import changed_cpus, clashes
@@ -10,6 +11,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 
@@ -45,6 +47,13 @@ def node(kubelet: Held, *pods: Pod) -> NodeState:
 )
 def test_cpus_with_an_owner_stay_with_it(kubelet: Held, words: list[str]) -> None:
     assert clashes(node(kubelet, THEIRS)) == [f"cannot let ns/k/c have {each}" for each in words]
+
+
+def test_an_observed_owner_would_have_them() -> None:
+    observed = structs.replace(node(held("3-4"), THEIRS), mode=NodeMode.OBSERVE)
+    assert clashes(observed) == [
+        "cannot let ns/k/c have CPUs 3-4 of kubelet's CPU manager: 3 would belong to ns/own/c"
+    ]
 
 
 def test_a_pod_that_kubelet_never_pins_clashes_with_none() -> None:
