@@ -36,7 +36,7 @@ CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points metrics lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points metrics configuration lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -203,6 +203,9 @@ hook-points: venv ## generate docs/hook-points.md from the dataclasses of hooks
 
 metrics: venv ## write docs/metrics.md from the declarations of metrics
 	@$(BIN)/python -m proxy.telemetry.reference > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
+
+configuration: venv ## write docs/configuration.md from the declarations of settings
+	@$(BIN)/python -m proxy.config.reference > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 
 # A node installs requirements-runtime.lock and builds with requirements-build.lock; both name the versions of
 # requirements.lock, with which the tests run. The files contain no index addresses, so that they do not depend on the

@@ -21,6 +21,7 @@ ENTRIES = (
     "proxy.__main__",
     *(f"proxy.cli.{name.replace('-', '_')}" for name in COMMANDS),
     "proxy.config.child",
+    "proxy.config.reference",
     "proxy.hooks.api",
     "proxy.hooks.testing",
     "proxy.telemetry.reference",

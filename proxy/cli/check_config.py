@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--defaults", is_flag=True, help="Print all settings with their defaults and explanations instead."
 )
-def check_config(file: Path | None, defaults: bool, **words: str | None) -> None:
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of the file (2020-12) instead.")
+def check_config(file: Path | None, defaults: bool, schema: bool, **words: str | None) -> None:
     """Check a configuration and print what is in effect.
 
     Takes the same options as serve. What is printed is a configuration file itself, with remarks as comments.
@@ -38,6 +40,11 @@ def check_config(file: Path | None, defaults: bool, **words: str | None) -> None
       mkdir -p /etc/topoproxy
       topoproxy check-config --defaults > /etc/topoproxy/config.yaml
     """  # noqa: D301 - click wants the real backspace
+    if schema:
+        from proxy.config.json_schema import configuration_schema
+
+        click.echo(json.dumps(configuration_schema(), indent=1))
+        return
     if defaults:
         click.echo(as_yaml(Config()), nl=False)
         return

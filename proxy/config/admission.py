@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from proxy.config.kinds import TRUTH, SettingKind, choice
+from proxy.config.kinds import TRUTH, SettingKind, choice, text_schema
 from proxy.config.nested_values import YamlNode
 from proxy.config.setting import key
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
@@ -30,6 +30,7 @@ LIMIT = SettingKind(
     lambda text: _read_count(text.strip()) if text.strip() else None,
     lambda count: "" if count is None else str(count),
     _NUMBER_TAGS,
+    schema={"anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST_CPUS}, text_schema("([0-9]{1,9})?")]},
 )
 FLOOR = SettingKind(
     f"{AUTO}, or a whole number, 0 to {MOST_CPUS}",
@@ -37,6 +38,12 @@ FLOOR = SettingKind(
     lambda count: AUTO if count is None else str(count),
     _NUMBER_TAGS,
     bounded=True,
+    schema={
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": MOST_CPUS},
+            {"type": "string", "pattern": f"^({AUTO}|[0-9]{{1,9}})$"},
+        ]
+    },
 )
 
 
@@ -58,6 +65,15 @@ NAMESPACES = SettingKind(
     lambda namespaces: list(namespaces.patterns),
     frozenset({"seq"}),
     bounded=True,
+    schema={
+        "type": "array",
+        "items": {
+            "anyOf": [
+                {"type": "string", "pattern": f"^{_PATTERN.pattern}$"},
+                {"type": "integer", "minimum": 0},
+            ]
+        },
+    },
 )
 
 

@@ -118,9 +118,39 @@ def _read_pair(text: str) -> str:
     return text.strip()
 
 
-SETTINGS = SettingKind("names of hooks with keys", _read_settings, _show_settings, frozenset({"map"}))
-USERS = SettingKind("a list of numbers of users", _read_users, list, frozenset({"seq"}))
-LABEL = SettingKind("a label such as example.com/key=value, or empty", _read_pair, str)
+SETTINGS = SettingKind(
+    "names of hooks with keys",
+    _read_settings,
+    _show_settings,
+    frozenset({"map"}),
+    schema={
+        "type": "object",
+        "maxProperties": _MOST,
+        "propertyNames": {"pattern": "^[^/]+$", "not": {"pattern": r"\.(py|json)$"}},
+        "additionalProperties": {
+            "type": "object",
+            "properties": {
+                "timeout": TIMEOUT.schema,
+                "failurePolicy": POLICY.schema,
+                "config": {"type": "object"},
+            },
+            "additionalProperties": False,
+        },
+    },
+)
+USERS = SettingKind(
+    "a list of numbers of users",
+    _read_users,
+    list,
+    frozenset({"seq"}),
+    schema={"type": "array", "items": _USER.schema},
+)
+LABEL = SettingKind(
+    "a label such as example.com/key=value, or empty",
+    _read_pair,
+    str,
+    schema={"type": "string", "pattern": rf"^(\s*|{_PAIR.pattern})$"},
+)
 
 
 @dataclass(frozen=True, slots=True)

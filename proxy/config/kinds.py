@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class SettingKind:
             numbers for the kinds that are more than a text.
         tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).
         bounded: True when ``wants`` says more than the key's explanation does.
+        schema: JSON Schema of the value as YAML 1.2 or JSON has it; ``read`` may be stricter.
     """
 
     wants: str
@@ -42,11 +43,17 @@ class SettingKind:
     show: Callable[[Any], Any]
     tags: frozenset[str] = frozenset({"str", "int", "float", "bool", "timestamp"})
     bounded: bool = False
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def nested(self) -> bool:
         """True for lists, and for keys with values."""
         return not self.tags.isdisjoint({"map", "seq"})
+
+
+def text_schema(pattern: str) -> dict[str, Any]:
+    """Return the JSON Schema of a text between blanks."""
+    return {"type": "string", "pattern": rf"^\s*{pattern}\s*$"}
 
 
 _BARE = re.compile(r"[A-Za-z/][A-Za-z0-9/._:-]*|(?:[0-9]+(?:ms|[smh]))+")
@@ -74,7 +81,12 @@ def choice(values: type[enum.StrEnum]) -> SettingKind:
             raise ValueError(f"{text!r} is not {listed}{meant(text, words)}")
         return values(text)
 
-    return SettingKind(listed, read, str, bounded=True)
+    return SettingKind(listed, read, str, bounded=True, schema={"enum": [*words, *_as_yaml_1_1(words)]})
+
+
+def _as_yaml_1_1(words: Iterable[str]) -> list[bool]:
+    """Return what readers of YAML 1.1 make of ``on`` and ``off``."""
+    return [word == "on" for word in words if word in ("on", "off")]
 
 
 def whole(low: int, high: int) -> SettingKind:
@@ -88,7 +100,9 @@ def whole(low: int, high: int) -> SettingKind:
             raise ValueError(f"{value} is not between {low} and {high}")
         return value
 
-    return SettingKind(f"a whole number, {low} to {high}", read, str, frozenset({"int"}), bounded=True)
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    wants = f"a whole number, {low} to {high}"
+    return SettingKind(wants, read, str, frozenset({"int"}), bounded=True, schema=schema)
 
 
 def _read_truth(text: str) -> bool:
@@ -99,7 +113,13 @@ def _read_truth(text: str) -> bool:
     raise ValueError(f"{text!r} is not true or false")
 
 
-TRUTH = SettingKind("true or false", _read_truth, lambda v: "true" if v else "false", frozenset({"bool"}))
+TRUTH = SettingKind(
+    "true or false",
+    _read_truth,
+    lambda v: "true" if v else "false",
+    frozenset({"bool"}),
+    schema={"type": "boolean"},
+)
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -152,10 +172,23 @@ def duration(low: float, high: float) -> SettingKind:
             raise ValueError(f"{text.strip()} is outside {between}")
         return seconds
 
-    return SettingKind(f"a duration, {between}", read, show_duration, bounded=True)
+    schema: dict[str, Any] = {"type": "string", "pattern": rf"^\s*({_PART.pattern})+\s*$"}
+    if low == 0:
+        schema = {"anyOf": [schema, {"enum": [0, "0"]}]}
+    return SettingKind(f"a duration, {between}", read, show_duration, bounded=True, schema=schema)
 
 
-CPUS = SettingKind("a list of CPUs such as 0-1,8", CpuSet.parse, str)
+CPUS = SettingKind(
+    "a list of CPUs such as 0-1,8",
+    CpuSet.parse,
+    str,
+    schema={
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": CpuSet.LIMIT - 1},
+            text_schema("([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?"),
+        ]
+    },
+)
 
 
 def _read_path(text: str) -> Path:
@@ -164,7 +197,7 @@ def _read_path(text: str) -> Path:
     return Path(os.path.normpath("/" + text.lstrip("/")))
 
 
-DIRECTORY = SettingKind("an absolute path", _read_path, str)
+DIRECTORY = SettingKind("an absolute path", _read_path, str, schema={"type": "string", "pattern": "^/"})
 
 
 def _read_socket(text: str) -> Path:
@@ -174,7 +207,8 @@ def _read_socket(text: str) -> Path:
         raise ValueError(f"{text!r}: {str(error).partition('socket: ')[2]}") from error
 
 
-SOCKET = SettingKind("the address of a unix socket", _read_socket, show_endpoint)
+_SOCKET = r"([Uu][Nn][Ii][Xx]:(//)?)?/.*[^/\s]"
+SOCKET = SettingKind("the address of a unix socket", _read_socket, show_endpoint, schema=text_schema(_SOCKET))
 
 
 def _read_optional_socket(text: str) -> Path | None:
@@ -185,6 +219,7 @@ OPTIONAL_SOCKET = SettingKind(
     "the address of a unix socket, or empty",
     _read_optional_socket,
     lambda v: "" if v is None else show_endpoint(v),
+    schema=text_schema(f"({_SOCKET})?"),
 )
 
 
@@ -192,12 +227,14 @@ OPTIONAL_FILE = SettingKind(
     "an absolute path, or empty",
     lambda text: _read_path(text) if text.strip() else None,
     lambda v: "" if v is None else str(v),
+    schema={"type": "string", "pattern": r"^(\s*$|/)"},
 )
 
 OPTIONAL_ADDRESS = SettingKind(
     "an address such as https://127.0.0.1:10250, or empty",
     lambda text: parse_address(text) if text.strip() else "",
     str,
+    schema=text_schema(r"([Hh][Tt][Tt][Pp][Ss]?://[^/\s]+:[0-9]{1,5}/?)?"),
 )
 
 
@@ -213,12 +250,22 @@ def read_amount(text: str, milli: bool = False) -> int:
     return amount
 
 
+AMOUNT: Mapping[str, Any] = {
+    "anyOf": [
+        {"type": "number", "minimum": 0},
+        text_schema(r"(\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?)?"),
+    ]
+}
+"""JSON Schema of an amount of a resource, which may be empty."""
+
+
 def _amount(wants: str, milli: bool) -> SettingKind:
     return SettingKind(
         f"{wants}, or empty",
         lambda text: read_amount(text, milli) if text.strip() else None,
         lambda v: "" if v is None else show_quantity(v, milli=milli),
         frozenset({"str", "int", "float"}),
+        schema=AMOUNT,
     )
 
 

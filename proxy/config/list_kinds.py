@@ -5,14 +5,20 @@ See kubernetes v1.36 staging/src/k8s.io/kubelet/config/v1beta1/types.go, Kubelet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.config.frozen_mapping import Fixed
-from proxy.config.kinds import SettingKind, read_amount, whole
+from proxy.config.kinds import AMOUNT, SettingKind, read_amount, text_schema, whole
 from proxy.config.nested_values import YamlNode, meant
 from proxy.model.errors import ConfigError
-from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options, parse_topology_options
+from proxy.model.options import (
+    KUBELET_MAX_NODES,
+    CpuOptions,
+    TopologyOptions,
+    parse_cpu_options,
+    parse_topology_options,
+)
 from proxy.model.quantity import parse_quantity, show_quantity
 
 _MAP = frozenset({"map"})
@@ -39,10 +45,12 @@ Reserved = Fixed[int, Fixed[str, int]]
 
 
 def _options(
-    parse: Callable[[Mapping[str, object]], Any], names: Iterable[str], shown: Callable[[Any], dict[str, str]]
+    parse: Callable[[Mapping[str, object]], Any],
+    schemas: Mapping[str, Mapping[str, Any]],
+    shown: Callable[[Any], dict[str, str]],
 ) -> SettingKind:
-    """Make the kind of a policy's options: texts by name, which ``parse`` knows."""
-    known = tuple(names)
+    """Make the kind of a policy's options: texts by name, which ``parse`` knows, with a JSON Schema each."""
+    known = tuple(schemas)
 
     def read(tree: YamlNode) -> Any:
         raw: dict[str, object] = {}
@@ -54,7 +62,9 @@ def _options(
             _parsed(parse, {name: raw[name]}, value, name)
         return _parsed(parse, raw, tree)
 
-    return SettingKind(f"options with values: {', '.join(known)}", read, shown, _MAP, bounded=True)
+    schema = {"type": "object", "properties": schemas, "additionalProperties": False}
+    wants = f"options with values: {', '.join(known)}"
+    return SettingKind(wants, read, shown, _MAP, bounded=True, schema=schema)
 
 
 def _parsed(
@@ -78,8 +88,14 @@ def _show_topology(options: TopologyOptions) -> dict[str, str]:
     return {name: text for name, text in set_here.items() if text}
 
 
-CPU_OPTIONS = _options(parse_cpu_options, CpuOptions().as_kubelet(), _show_cpu)
-TOPOLOGY_OPTIONS = _options(parse_topology_options, TopologyOptions().as_kubelet(), _show_topology)
+_GO_BOOL = {"enum": [True, False, 0, 1, *"01tTfF", "true", "TRUE", "True", "false", "FALSE", "False"]}
+_GO_INT = {"anyOf": [{"type": "integer", "minimum": KUBELET_MAX_NODES}, text_schema(r"\+?[0-9]+")]}
+CPU_OPTIONS = _options(parse_cpu_options, dict.fromkeys(CpuOptions().as_kubelet(), _GO_BOOL), _show_cpu)
+TOPOLOGY_OPTIONS = _options(
+    parse_topology_options,
+    dict(zip(TopologyOptions().as_kubelet(), (_GO_BOOL, _GO_INT), strict=True)),
+    _show_topology,
+)
 
 
 def _read_reserved(tree: YamlNode) -> Reserved:
@@ -137,7 +153,29 @@ def _show_reserved(reserved: Reserved) -> list[dict[str, object]]:
     ]
 
 
-RESERVED_MEMORY = SettingKind("a list of NUMA nodes with limits", _read_reserved, _show_reserved, _LIST)
+RESERVED_MEMORY = SettingKind(
+    "a list of NUMA nodes with limits",
+    _read_reserved,
+    _show_reserved,
+    _LIST,
+    schema={
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "numaNode": _NODE.schema,
+                "limits": {
+                    "type": "object",
+                    "minProperties": 1,
+                    "propertyNames": {"pattern": "^(memory|hugepages-.+)$"},
+                    "additionalProperties": AMOUNT,
+                },
+            },
+            "required": ["numaNode", "limits"],
+            "additionalProperties": False,
+        },
+    },
+)
 
 
 def _read_eviction(tree: YamlNode) -> int | None:
@@ -161,4 +199,17 @@ def _show_eviction(amount: int | None) -> dict[str, str]:
     return {} if amount is None else {_SIGNALS[0]: show_quantity(amount)}
 
 
-EVICTION = SettingKind("signals with amounts", _read_eviction, _show_eviction, _MAP)
+EVICTION = SettingKind(
+    "signals with amounts",
+    _read_eviction,
+    _show_eviction,
+    _MAP,
+    schema={
+        "type": "object",
+        "properties": {
+            _SIGNALS[0]: AMOUNT,
+            **{signal: {"type": ["string", "number"]} for signal in _SIGNALS[1:]},
+        },
+        "additionalProperties": False,
+    },
+)

@@ -1,0 +1,109 @@
+"""``docs/configuration.md``, made from the schema: ``python -m proxy.config.reference`` prints it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from proxy.config.json_schema import changes_words
+from proxy.config.schema import Config, keys
+from proxy.config.setting import Setting
+
+HEAD = """\
+# Configuration
+
+`topoproxy serve` reads `/etc/topoproxy/config.yaml`, or the file that `--config` names. All keys are
+optional. This page is generated from `proxy/config` by `make configuration`.
+
+    topoproxy check-config --defaults      # a file with all keys, their defaults and explanations
+    topoproxy check-config                 # is it good, and what is in effect
+    topoproxy check-config --schema        # its JSON Schema, for editors and for CI
+    topoproxy reload                       # have the running daemon read it again
+
+The file, its drop-ins and the directories that they are in must belong to root (or to the user of the
+daemon), and no other user may write them; otherwise the daemon refuses them.
+
+## Drop-ins
+
+Files `*.yaml` of the directory `config.d` beside the file are merged over it in the order of their names:
+
+- Sections, and other keys with values such as `hooks.settings`, are merged key by key, at any depth.
+- Words, numbers and lists are replaced as a whole.
+- No drop-in can remove an entry; it can set it to another value.
+
+Hidden files and files with other suffixes do not count. Each file must be valid by itself, also in what a
+later one replaces. Faults are reported with file and line, such as `config.d/50-pools.yaml, line 3`.
+Options of `topoproxy serve` win over all files.
+
+## Reload
+
+`topoproxy reload`, `systemctl reload topoproxy` and SIGHUP have the daemon read the file and its drop-ins
+again, in another process, so that no call waits. Then
+
+- a configuration that is refused changes nothing. The reason is in the answer, in the log, among the
+  problems of `topoproxy status` until a later reload succeeds, and counted in
+  `topoproxy_config_reloads_total{result}`;
+- what can change takes effect, all keys together or none. Containers move only where their CPUs change.
+  Owners keep their CPUs, also those that are reserved from now on. A change that would leave the shared
+  pool empty is refused;
+- what needs a restart keeps its value until then and is named, in the answer, in the log and in `topoproxy
+  status`. If what changes would contradict what stays, the reload is refused as a whole;
+- options of `topoproxy serve` keep winning over the files.
+
+SIGHUP during a start or a reload causes one more reload afterwards. Nothing about a reload is stored: a
+restart reads the files. So check a file before it is put in place (`topoproxy check-config --config FILE`):
+a daemon that restarts with a bad one does not start (exit code 78).
+
+## Keys
+
+*Changes* says when a new value takes effect: at a reload, or at a restart.
+"""
+
+
+def reference() -> str:
+    """Return the page."""
+    lines: list[str] = []
+    whole = Config()
+    lines += _table(whole, "")
+    for item, key, setting in keys(whole):
+        if setting is None:
+            lines += [
+                "",
+                f"### {key}",
+                "",
+                item.metadata["doc"],
+                "",
+                *_table(getattr(whole, item.name), f"{key}."),
+            ]
+    return HEAD + "\n" + "\n".join(lines) + "\n"
+
+
+def _table(part: Any, prefix: str) -> Iterator[str]:
+    yield "| key | value | default | changes | explanation |"
+    yield "|---|---|---|---|---|"
+    for item, key, setting in keys(part):
+        if setting is not None:
+            cells = (f"`{prefix}{key}`", setting.kind.wants, _default(setting, getattr(part, item.name)))
+            yield _row((*cells, _changes(setting), setting.doc))
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _changes(setting: Setting) -> str:
+    if setting.live and not setting.restart_for:
+        return "reload"
+    return "restart" if not setting.live else changes_words(setting)
+
+
+def _default(setting: Setting, value: object) -> str:
+    shown = setting.kind.show(value)
+    if isinstance(shown, list):
+        shown = ", ".join(map(str, shown))
+    return f"`{shown}`" if shown else "empty"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())
