@@ -70,6 +70,12 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
+def float_text(value: float) -> str:
+    """Write a number so that YAML takes it for one: it wants a dot."""
+    mantissa, e, exponent = repr(value).partition("e")
+    return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent
+
+
 def choice(values: type[enum.StrEnum]) -> SettingKind:
     """One of a few words, spelled exactly."""
     words = [str(v) for v in values]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from proxy.config.kinds import quote
+from proxy.config.kinds import float_text, quote
 from proxy.config.schema import API_VERSION, KIND, Config, keys
 
 
@@ -74,6 +74,5 @@ def _scalar(value: Any) -> str:
     if isinstance(value, str):
         return quote(value)
     if isinstance(value, float):
-        mantissa, e, exponent = repr(value).partition("e")
-        return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent  # YAML wants the dot
+        return float_text(value)
     return str(value).lower()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from proxy.config.kinds import float_text
 from proxy.config.nested_values import YamlNode
 from proxy.config.schema import Config
 from proxy.config.setting import keys
@@ -35,9 +36,10 @@ class PlainNode:
             self.id, self.tag, self.value = "sequence", "seq", [PlainNode(value) for value in data]
         elif isinstance(data, bool):
             self.id, self.tag, self.value = "scalar", "bool", str(data).lower()
+        elif isinstance(data, float):
+            self.id, self.tag, self.value = "scalar", "float", float_text(data)
         else:
-            self.id, self.value = "scalar", str(data)
-            self.tag = "int" if isinstance(data, int) else "float" if isinstance(data, float) else "str"
+            self.id, self.tag, self.value = "scalar", "int" if isinstance(data, int) else "str", str(data)
 
     @property
     def start_mark(self) -> PlainNode:
