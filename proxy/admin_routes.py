@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
@@ -12,9 +13,11 @@ from proxy import __version__
 from proxy.config.enums import Mode
 from proxy.config.schema import Config
 from proxy.model import schema_ids
-from proxy.model.errors import InputError
+from proxy.model.errors import InputError, TopoproxyError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from proxy.admin.server import Reply, Route
     from proxy.controller.be.suppression import Suppression
     from proxy.controller.controller import NodeController
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from proxy.controller.reconciler import Sync
     from proxy.frontends.cri.acceptor import Front
     from proxy.hooks_setup import Hooking
+    from proxy.observe.device_assignments import KubeletDevices
     from proxy.release.lazy import LazyRelease
     from proxy.reload.service import Reload
     from proxy.sockets.unix_socket import Listener
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 class Pages:
     """Answers what is asked about a daemon; parts are None where its mode has none."""
 
-    patient = frozenset({"/memory", "/observe/report"})
+    patient = frozenset({"/memory", "/devices", "/observe/report"})
     """Pages that may take longer than others."""
 
     def __init__(
@@ -68,6 +72,7 @@ class Pages:
             "/report": self.report,
             "/observe/report": self.observe_report,
             "/memory": self.memory,
+            "/devices": self.devices,
             "/hooks": self.hooks,
             "/metrics": self.metrics,
         }
@@ -222,9 +227,35 @@ class Pages:
             raise InputError("cannot show where memory is: in passthrough mode it is not watched")
         return {"schema": schema_ids.STATUS_MEMORY, **await self._controller.mems.page()}
 
+    async def devices(self) -> dict[str, object]:
+        """Give what ``topoproxy devices`` asks the daemon: which container has which device."""
+        from proxy.observe.device_assignments import assignments_page
+
+        kubelet = await asyncio.to_thread(_kubelet_devices, self._config.kubelet.pod_resources)
+        if self._controller is None:
+            return assignments_page(kubelet, None, ())
+        return assignments_page(kubelet, self._controller.state, self._controller.history.with_devices())
+
     def metrics(self) -> str:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
         from proxy.observe.metrics import metrics
 
         registry = None if self._controller is None else self._controller.telemetry.registry
         return metrics(self.status(), registry)
+
+
+def _kubelet_devices(socket: Path | None) -> KubeletDevices:
+    """Ask kubelet for its devices; runs in a thread."""
+    from proxy.observe.device_assignments import KubeletDevices
+
+    if socket is None:
+        return KubeletDevices(asked=False)
+    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+
+    lists = SharedPodResources(str(socket))
+    try:
+        return KubeletDevices(asked=True, pods=lists.pods(), allocatable=lists.devices())
+    except TopoproxyError as error:
+        return KubeletDevices(asked=True, problem=str(error))
+    finally:
+        lists.close()

@@ -35,6 +35,7 @@ COMMANDS = {
     "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
     "release": "Give every container back what it would have had without topoproxy.",
     "topology": "Show the machine as a picture, or as JSON.",
+    "devices": "Show the devices of the machine: where they are, and which container has them.",
     "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in effect.",
     "demo": "Show the whole thing at work, without root and without a runtime.",

@@ -204,6 +204,17 @@ class History:
                 return [RememberedDecision(e[1], _explanation(e), i, there) for i, e, there in found]
         return []
 
+    def with_devices(self) -> list[RememberedDecision]:
+        """Return the records of containers with devices, oldest first; not those of refused containers."""
+        return [
+            RememberedDecision(entry[1], what, container_id, there)
+            for container_id, entry, there in self._all()
+            if isinstance(what := entry[2], Explanation)
+            and what.container
+            and what.devices
+            and (what.verdict.admitted or not what.applied)
+        ]
+
     def pods(self) -> list[PodLine]:
         """Return all pods that have records, the one with the newest record last."""
         grouped: dict[tuple[str, str], list[tuple[_Entry, bool]]] = {}

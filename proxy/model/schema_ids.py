@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+DEVICE_ASSIGNMENTS: Final = "topoproxy-device-assignments/1"
+DEVICES: Final = "topoproxy-devices/1"
 EXPLAIN: Final = "topoproxy-explain/1"
 HOOKS_LIST: Final = "topoproxy-hooks-list/1"
 HOOKS_POINTS: Final = "topoproxy-hooks-points/1"

@@ -63,11 +63,19 @@ class CdiSpecs:
 
     def device(self, name: str) -> CdiDevice | None:
         """Return the device of ``vendor.com/class=name``; None where no spec defines it."""
+        self._refresh()
+        return self._devices.get(name)
+
+    def names(self) -> list[str]:
+        """Return the names of all devices, in their order."""
+        self._refresh()
+        return sorted(self._devices)
+
+    def _refresh(self) -> None:
         listing = self._list()
         if listing != self._listing:
             self._load(listing)
             self._listing = listing
-        return self._devices.get(name)
 
     def _list(self) -> dict[str, _Stamp]:
         """List spec files, the last directory first: the bound cuts off the least important."""

@@ -43,10 +43,12 @@ class DeviceLocation(Struct, frozen=True):
     Attributes:
         nodes: NUMA nodes; None where it is near to none, or that is unknown.
         source: Where that came from, in words.
+        functions: Addresses of the PCI functions that carry it; empty where none does.
     """
 
     nodes: Mask | None
     source: str
+    functions: tuple[str, ...] = ()
 
 
 def joined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
@@ -58,7 +60,9 @@ def joined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
     bits = union(place.nodes.bits for place in known if place.nodes is not None)
     words = list(dict.fromkeys(place.source for place in known))
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return DeviceLocation(Mask.from_bits(bits) if bits else None, ", ".join(words[:_SHOWN]) + more)
+    functions = dict.fromkeys(function for place in found for function in place.functions)
+    nodes = Mask.from_bits(bits) if bits else None
+    return DeviceLocation(nodes, ", ".join(words[:_SHOWN]) + more, tuple(functions))
 
 
 class DeviceLocator:
@@ -143,21 +147,23 @@ class DeviceLocator:
     def _above(self, real: str) -> DeviceLocation:
         """Read the nearest ``numa_node`` at or above a directory."""
         directory = real
+        function = tuple(part for part in real.split("/") if _PCI.fullmatch(part))[-1:]
         while "/" in directory:
             text = self._sys.text(f"{directory}/numa_node")
             if text is not None:
-                return self._reported(directory.rpartition("/")[2], text)
+                return self._reported(directory.rpartition("/")[2], text, function)
             directory = directory.rpartition("/")[0]
         if real.startswith(_VIRTUAL):
             return DeviceLocation(None, "a device without hardware of its own")
-        return DeviceLocation(None, f"sysfs has no NUMA node for {real}")
+        return DeviceLocation(None, f"sysfs has no NUMA node for {real}", function)
 
-    def _reported(self, name: str, text: str) -> DeviceLocation:
+    def _reported(self, name: str, text: str, function: tuple[str, ...]) -> DeviceLocation:
         device = f"PCI device {name}" if _PCI.fullmatch(name) else f"device {name}"
         if text == "-1":
-            return DeviceLocation(None, f"{device} has no NUMA node")
+            return DeviceLocation(None, f"{device} has no NUMA node", function)
         node = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1
         # A kernel without NUMA has no node directories: all there is, is node 0.
         if node in (self._sys.numbered("devices/system/node", "node") or [0]):
-            return DeviceLocation(Mask((node,)), f"numa_node of {device}")
-        return DeviceLocation(None, f"{device} has NUMA node {text[:20]!r}, which this machine does not have")
+            return DeviceLocation(Mask((node,)), f"numa_node of {device}", function)
+        words = f"{device} has NUMA node {text[:20]!r}, which this machine does not have"
+        return DeviceLocation(None, words, function)

@@ -90,6 +90,17 @@ class SysfsDevices:
             found[name] = Near(name, "", place.nodes, place.source)
         return tuple(found.values())
 
+    def located(self, name: str) -> DeviceLocation:
+        """Find one device by a path below ``/dev`` or ``/sys``, or by its CDI name."""
+        if not name.startswith("/"):
+            return self._named(name)
+        place = joined(place for _, place in self._path(name))
+        return place or DeviceLocation(None, "its name says that it has no place")
+
+    def described(self) -> list[str]:
+        """Return the CDI names of all specs."""
+        return self._cdi.names()
+
     def _named(self, name: str) -> DeviceLocation:
         device = self._cdi.device(name)
         if device is None:
@@ -97,7 +108,7 @@ class SysfsDevices:
         place = joined(place for path in device.paths for _, place in self._path(path))
         if place is None:
             return DeviceLocation(None, f"{device.spec} names no device file with a place for it")
-        return DeviceLocation(place.nodes, f"{place.source} (by {device.spec})")
+        return DeviceLocation(place.nodes, f"{place.source} (by {device.spec})", place.functions)
 
     def _path(self, path: str) -> list[tuple[str, DeviceLocation]]:
         """Find what a path stands for: name and place of each device."""

@@ -161,6 +161,8 @@ def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) ->
     answers.command("hooks", "list", "--all", *at)
     if daemon.controller is None:
         return
+    answers.page(node, "/devices")
+    answers.command("devices", *at)
     for route in ("/explain", "/memory", "/observe/report"):
         answers.page(node, route)
     answers.page(node, "/explain", query="nothing")

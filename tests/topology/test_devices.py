@@ -413,3 +413,19 @@ def test_every_pci_function_of_a_real_machine(
         if (sysfs / "bus/pci/devices" / address).exists():
             (near,) = devices.near(DeviceFacts(mounts=(f"/sys/bus/pci/devices/{address}",)))
             assert str(near.nodes) == (node if node != "-1" else "None"), near
+
+
+def test_a_device_leads_to_the_pci_functions_that_carry_it(host: Host) -> None:
+    host.function(NIC, "1")
+    host.function(NVME, "0")
+    host.device("infiniband/uverbs0", 0, f"{NIC}/infiniband_verbs/uverbs0")
+    host.device("sda", 1, f"{NVME}/block/sda", modes.S_IFBLK)
+    edits = {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}, {"path": "/dev/sda"}]}
+    spec = {"kind": "v.com/x", "devices": [{"name": "both", "containerEdits": edits}, {"name": "none"}]}
+    host.write("x.json", json.dumps(spec), host.cdi)
+    devices = host.devices()
+    assert devices.described() == ["v.com/x=both", "v.com/x=none"]
+    assert devices.located("/dev/infiniband/uverbs0").functions == ("0000:5e:00.0",)
+    assert devices.located("v.com/x=both").functions == ("0000:5e:00.0", "0000:81:00.0")
+    assert devices.located("v.com/x=none").functions == ()
+    assert devices.located("/dev/null").functions == ()

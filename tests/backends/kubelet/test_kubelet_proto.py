@@ -54,7 +54,10 @@ def test_committed_classes_are_what_the_proto_files_say(tmp_path: Path) -> None:
         (podresources_pb2.ContainerDevices, {"resource_name": 1, "device_ids": 2, "topology": 3}),
         (podresources_pb2.NUMANode, {"ID": 1}),
         (podresources_pb2.DynamicResource, {"claim_name": 2, "claim_namespace": 3, "claim_resources": 4}),
-        (podresources_pb2.ClaimResource, {"cdi_devices": 1}),
+        (
+            podresources_pb2.ClaimResource,
+            {"cdi_devices": 1, "driver_name": 2, "pool_name": 3, "device_name": 4},
+        ),
         (podresources_pb2.CDIDevice, {"name": 1}),
     ],
 )

@@ -1,0 +1,191 @@
+"""``topoproxy devices``: the devices of the machine, and which container has them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import click
+
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.config import Config
+from proxy.model.errors import InputError, TopoproxyError
+from proxy.observe.device_list import DeviceList
+from proxy.observe.json_access import as_list, as_map, cut, one_line, table
+from proxy.topology.cdi import CDI_ROOTS
+from proxy.topology.devices import SysfsDevices
+from proxy.topology.pci import nvidia_addresses, pci_functions
+from proxy.topology.reader import read_machine, sysfs_of
+
+UNKNOWN = "unknown"
+_COLUMNS = ("DEVICE", "KIND", "NAMES", "NUMA", "L3", "MANAGER", "CONTAINER", "HEALTH")
+_MOST_CACHES, _MOST_NAMES = 2, 30
+"""Caches and characters of names in the table; the details of a device show all."""
+
+
+@click.command("devices")
+@click.argument("device", required=False)
+@asking_options(timeout=15.0)
+@click.option(
+    "--sysfs-root",
+    type=click.Path(path_type=Path),
+    help="What stands for /sys: another machine than that of the daemon, which is not asked then.",
+)
+@click.option("--procfs-root", type=click.Path(path_type=Path), help="What stands for /proc.")
+@click.option("--all", "everything", is_flag=True, help="Show bridges and other functions of the board too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def devices(
+    device: str | None,
+    file: Path | None,
+    admin: str | None,
+    timeout: float,
+    sysfs_root: Path | None,
+    procfs_root: Path | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Show devices: where they are, which manager assigns them, which container has them.
+
+    DEVICE is a PCI address, a CDI name, an interface such as eth1, or an id or a resource of a device plugin:
+    only such devices are shown, with all details.
+
+    PCI functions and CDI devices are read here. Managers, containers, health and history come from the
+    daemon, which asks kubelet (kubelet.podResources). What no source knows is shown as unknown.
+    """
+    config = config_for(file, admin)
+    page, problem = _daemon(config, timeout) if sysfs_root is None else ({}, "--sysfs-root is given")
+    found = _list(config, sysfs_root, procfs_root, page)
+    answer = found.as_json(all_functions=everything, daemon=problem, kubelet=as_map(page.get("kubelet")))
+    if device is not None:
+        shown = [each for each in map(as_map, as_list(answer["devices"])) if device in _known_as(each)]
+        if not shown:
+            raise InputError(f"cannot show the device {device}: no source knows it")
+        answer["devices"] = shown
+    if as_json:
+        click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+        return
+    entries = [as_map(each) for each in as_list(answer["devices"])]
+    lines = _table(entries) if device is None else [line for each in entries for line in _details(each)]
+    width = shutil.get_terminal_size((140, 24)).columns
+    click.echo("\n".join([*(cut(line, width) for line in lines), *_notes(answer)]))
+
+
+def _daemon(config: Config, timeout: float) -> tuple[Mapping[str, object], str]:
+    """Ask the daemon; without it, the machine can be shown all the same."""
+    try:
+        return as_map(ask_daemon(config, "/devices", timeout)), ""
+    except TopoproxyError as error:
+        return {}, str(error)
+
+
+def _list(
+    config: Config, sysfs_root: Path | None, procfs_root: Path | None, page: Mapping[str, object]
+) -> DeviceList:
+    sysfs = sysfs_of(sysfs_root or config.sysfs_root)
+    if procfs_root is None:
+        procfs_root = config.procfs_root if sysfs_root is None else sysfs.absolute().parent / "proc"
+    specs = CDI_ROOTS if sysfs_root is None else ()  # those of this node say nothing about another machine
+    hardware = SysfsDevices(sysfs, cdi_roots=specs, procfs_root=procfs_root)
+    machine = read_machine(sysfs, procfs_root)
+    found = DeviceList(machine, pci_functions(sysfs), hardware.located, nvidia_addresses(procfs_root))
+    found.add_cdi(hardware.described())
+    found.add_daemon(page)
+    return found
+
+
+def _known_as(device: Mapping[str, object]) -> set[str]:
+    """Return all names of a device."""
+    plugs = [as_map(each) for each in as_list(device.get("resources"))]
+    named = [device.get("name"), *as_list(device.get("interfaces")), *as_list(device.get("cdi"))]
+    named += [plug.get(key) for plug in plugs for key in ("resource", "id")]
+    named += [f"{plug.get('resource')}={plug.get('id')}" for plug in plugs]
+    return {str(name) for name in named}
+
+
+# -- text -------------------------------------------------------------------------------------------------
+
+
+def _table(devices: Iterable[Mapping[str, object]]) -> list[str]:
+    rows = [
+        (
+            one_line(each.get("name")),
+            one_line(each.get("kind")) or UNKNOWN,
+            cut(_names(each), _MOST_NAMES) or "-",
+            _numa(each),
+            _caches(each, _MOST_CACHES),
+            _managers(each),
+            _holders(each),
+            one_line(each.get("health")) or UNKNOWN,
+        )
+        for each in devices
+    ]
+    return table([_COLUMNS, *rows]) if rows else ["no devices"]
+
+
+def _details(device: Mapping[str, object]) -> Iterable[str]:
+    yield one_line(device.get("name"))
+    yield f"  kind        {one_line(device.get('kind')) or UNKNOWN}"
+    for function in map(as_map, as_list(device.get("pci"))):
+        parts = [f"{key} {one_line(function[key])}" for key in ("class", "driver") if function.get(key)]
+        parts += [f"{one_line(function.get('vendor'))}:{one_line(function.get('product'))}"]
+        if function.get("physicalFunction"):
+            parts.append(f"virtual function of {one_line(function['physicalFunction'])}")
+        yield f"  PCI         {one_line(function.get('address'))} ({', '.join(parts)})"
+    yield f"  names       {_names(device) or '-'}"
+    yield f"  NUMA        {_numa(device)} ({one_line(device.get('numaSource')) or 'no source'})"
+    yield f"  L3          {_caches(device, 1024)}"
+    yield f"  manager     {_managers(device)}"
+    for claim in map(as_map, as_list(device.get("claims"))):
+        of = "/".join(one_line(claim[key]) for key in ("driver", "pool", "device") if claim.get(key))
+        yield f"  claim       {one_line(claim.get('claim'))}: {of}"
+    yield f"  container   {_holders(device)}"
+    yield f"  health      {one_line(device.get('health')) or UNKNOWN}"
+    for each in map(as_map, as_list(device.get("history"))):
+        over = "" if each.get("exists") else " (gone)"
+        yield f"  history     {_time(each.get('time'))}  {one_line(each.get('container'))}{over}"
+
+
+def _names(device: Mapping[str, object]) -> str:
+    names = [one_line(name) for name in as_list(device.get("interfaces"))]
+    plugs = [as_map(each) for each in as_list(device.get("resources"))]
+    names += [f"{one_line(plug.get('resource'))}={one_line(plug.get('id'))}" for plug in plugs]
+    names += [one_line(name) for name in as_list(device.get("cdi"))]
+    return ",".join(dict.fromkeys(name for name in names if name != device.get("name")))
+
+
+def _numa(device: Mapping[str, object]) -> str:
+    return ",".join(map(str, as_list(device.get("numa")))) or UNKNOWN
+
+
+def _caches(device: Mapping[str, object], most: int) -> str:
+    caches = [one_line(cpus) for cpus in as_list(device.get("l3"))]
+    more = f" and {len(caches) - most} more" if len(caches) > most else ""
+    return " ".join(caches[:most]) + more if caches else UNKNOWN
+
+
+def _managers(device: Mapping[str, object]) -> str:
+    return ",".join(map(one_line, as_list(device.get("managers")))) or UNKNOWN
+
+
+def _holders(device: Mapping[str, object]) -> str:
+    containers = ",".join(map(one_line, as_list(device.get("containers"))))
+    return containers or ("none" if device.get("containersKnown") is True else UNKNOWN)
+
+
+def _time(seconds: object) -> str:
+    at = time.localtime(seconds) if isinstance(seconds, int | float) else None
+    return time.strftime("%Y-%m-%d %H:%M:%S", at) if at else UNKNOWN
+
+
+def _notes(answer: Mapping[str, object]) -> Iterable[str]:
+    """Say which sources are missing."""
+    daemon, kubelet = as_map(answer.get("daemon")), as_map(answer.get("kubelet"))
+    if daemon.get("problem"):
+        yield f"\nOnly the machine is shown: {one_line(daemon['problem'])}"
+    elif not kubelet.get("asked"):
+        yield "\nkubelet is not asked (kubelet.podResources): its devices and their containers are unknown"
+    elif kubelet.get("problem"):
+        yield f"\nkubelet's devices and their containers are unknown: {one_line(kubelet['problem'])}"

@@ -1,0 +1,117 @@
+"""Which container has which device, as far as the daemon can know: the page for ``topoproxy devices``.
+
+Three sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned (healthy
+ones), and all containers with their devices and claims. The requests of containers name device files and CDI
+devices; they are looked at where that can change a decision, so these are only some. The history has the same
+for containers of the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from proxy.model.schema_ids import DEVICE_ASSIGNMENTS
+from proxy.model.workload import Phase
+
+if TYPE_CHECKING:
+    from proxy.api.kubelet import podresources_pb2 as pb
+    from proxy.controller.decision_log import RememberedDecision
+    from proxy.engine.state import NodeState
+
+
+class KubeletDevices:
+    """kubelet's answers.
+
+    Attributes:
+        asked: Whether kubelet is asked at all.
+        problem: Why there is no answer; empty where there is one.
+        pods: kubelet's list of pods; None where there is no answer.
+        allocatable: What kubelet can assign; None where there is no answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        asked: bool,
+        problem: str = "",
+        pods: pb.ListPodResourcesResponse | None = None,
+        allocatable: pb.AllocatableResourcesResponse | None = None,
+    ) -> None:
+        self.asked, self.problem, self.pods, self.allocatable = asked, problem, pods, allocatable
+
+
+def assignments_page(
+    kubelet: KubeletDevices, state: NodeState | None, history: Iterable[RememberedDecision]
+) -> dict[str, object]:
+    """Give the page.
+
+    Args:
+        kubelet: What kubelet answers.
+        state: The node; None where nothing is decided.
+        history: Decisions about containers with devices, oldest first.
+    """
+    return {
+        "schema": DEVICE_ASSIGNMENTS,
+        "kubelet": {"asked": kubelet.asked, "problem": kubelet.problem},
+        "allocatable": list(_devices(kubelet.allocatable.devices)) if kubelet.allocatable else [],
+        "assigned": list(_assigned(kubelet.pods)) if kubelet.pods else [],
+        "claims": list(_claims(kubelet.pods)) if kubelet.pods else [],
+        "requested": list(_requested(state)) if state is not None else [],
+        "history": [
+            {"time": each.when, "container": each.explanation.ref, "device": device, "exists": each.there}
+            for each in history
+            for device in each.explanation.devices
+        ],
+    }
+
+
+def _containers(pods: pb.ListPodResourcesResponse) -> Iterator[tuple[str, pb.ContainerResources]]:
+    for pod in pods.pod_resources:
+        for container in pod.containers:
+            yield f"{pod.namespace}/{pod.name}/{container.name}", container
+
+
+def _devices(groups: Iterable[pb.ContainerDevices]) -> Iterator[dict[str, object]]:
+    """Give each device once: kubelet lists one that is near to several NUMA nodes several times."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for group in groups:
+        nodes = {node.ID for node in group.topology.nodes if node.ID >= 0}
+        for device in group.device_ids:
+            found.setdefault((group.resource_name, device), set()).update(nodes)
+    for (resource, device), nodes in found.items():
+        yield {"resource": resource, "id": device, "numa": sorted(nodes) or None}
+
+
+def _assigned(pods: pb.ListPodResourcesResponse) -> Iterator[dict[str, object]]:
+    for ref, container in _containers(pods):
+        for device in _devices(container.devices):
+            yield {"container": ref, **device}
+
+
+def _claims(pods: pb.ListPodResourcesResponse) -> Iterator[dict[str, object]]:
+    for ref, container in _containers(pods):
+        for claim in container.dynamic_resources:
+            for device in claim.claim_resources:
+                yield {
+                    "container": ref,
+                    "claim": f"{claim.claim_namespace}/{claim.claim_name}",
+                    "driver": device.driver_name,
+                    "pool": device.pool_name,
+                    "device": device.device_name,
+                    "cdi": [name.name for name in device.cdi_devices],
+                }
+
+
+def _requested(state: NodeState) -> Iterator[dict[str, object]]:
+    for container in state.containers.values():
+        if container.phase is not Phase.EXITED:
+            for device in container.request.devices:
+                nodes = None if device.nodes is None else list(device.nodes)
+                yield {
+                    "container": container.ref,
+                    "resource": device.resource,
+                    "device": device.name,
+                    "numa": nodes,
+                    "source": device.source,
+                }

@@ -1,0 +1,219 @@
+"""The devices of a machine with what is known of each: sysfs, CDI specs and the daemon's answer together.
+
+Names lead from one source to another, and each step is a fact: a CDI spec names device files, which sysfs
+leads to PCI functions; plugins of network cards use PCI addresses as ids; NVIDIA's driver lists the UUIDs
+that its plugin uses. What cannot be led to a PCI function is an entry of its own. Nothing is concluded from
+what is absent, with one exception: kubelet lists the containers of all devices that its plugins have, so such
+a device without a container is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.schema_ids import DEVICES
+from proxy.observe.json_access import as_list, as_map
+from proxy.topology.device_location import DeviceLocation
+from proxy.topology.pci import PciFunction
+
+KUBELET, DRA = "kubelet", "DRA"
+HEALTHY, NOT_ALLOCATABLE = "healthy", "not allocatable"
+UNCORE = 3
+"""Cache level from which on a cache is shared by several cores."""
+
+Entry = dict[str, object]
+Locate = Callable[[str], DeviceLocation]
+
+
+class DeviceEntry:
+    """What is known of one device; it is filled source by source."""
+
+    def __init__(self, name: str, functions: Sequence[PciFunction] = ()) -> None:
+        self.name = name
+        self.functions = tuple(functions)
+        self.nodes: Mask | None = None
+        self.source = ""
+        self.resources: list[Entry] = []
+        self.cdi: list[str] = []
+        self.claims: list[Entry] = []
+        self.managers: set[str] = set()
+        self.containers: set[str] = set()
+        self.containers_known = False
+        self.health: str | None = None
+        self.history: list[Entry] = []
+        self.is_referred_to = False
+
+    def place(self, nodes: Mask | None, source: str) -> None:
+        """Note where it is, unless that is known already."""
+        if self.nodes is None and (nodes or not self.source):
+            self.nodes, self.source = nodes, source
+
+    def as_json(self, machine: Machine) -> Entry:
+        """Give the entry as data."""
+        return {
+            "name": self.name,
+            "kind": next((f.kind for f in self.functions if f.kind), None),
+            "pci": [
+                {
+                    "address": each.address,
+                    "class": each.code or None,
+                    "vendor": each.vendor or None,
+                    "product": each.product or None,
+                    "driver": each.driver or None,
+                    "physicalFunction": each.physical or None,
+                }
+                for each in self.functions
+            ],
+            "interfaces": [name for each in self.functions for name in each.interfaces],
+            "resources": self.resources,
+            "cdi": self.cdi,
+            "numa": None if self.nodes is None else list(self.nodes),
+            "numaSource": self.source,
+            "l3": _caches(machine, self.nodes),
+            "managers": sorted(self.managers),
+            "claims": self.claims,
+            "containers": sorted(self.containers),
+            "containersKnown": self.containers_known,
+            "health": self.health,
+            "history": self.history,
+        }
+
+
+class DeviceList:
+    """The devices of a machine."""
+
+    def __init__(
+        self, machine: Machine, functions: Iterable[PciFunction], locate: Locate, ids: Mapping[str, str]
+    ) -> None:
+        """Begin with the PCI functions.
+
+        Args:
+            machine: The machine, for its caches.
+            functions: All PCI functions.
+            locate: Finds a device by its path or its CDI name.
+            ids: Ids that plugins use, to PCI addresses.
+        """
+        self._machine = machine
+        self._functions = {each.address: each for each in functions}
+        self._locate = locate
+        self._ids = ids
+        self._entries: dict[str, DeviceEntry] = {}
+        self._names: dict[str, DeviceEntry] = {}
+        self._plugs: dict[str, DeviceEntry] = {}
+        for address, function in self._functions.items():
+            self._entries[address] = entry = DeviceEntry(address, [function])
+            entry.place(function.nodes, function.source)
+
+    def add_cdi(self, names: Iterable[str]) -> None:
+        """Add the devices of CDI specs."""
+        for name in names:
+            self._by_name(name).cdi.append(name)
+
+    def add_daemon(self, page: Mapping[str, object]) -> None:
+        """Add what the daemon answered (``proxy.observe.device_assignments``)."""
+        for each in _parts(page, "allocatable"):
+            entry = self._plugged(each)
+            entry.health, entry.containers_known = HEALTHY, True
+        for each in _parts(page, "assigned"):
+            entry = self._plugged(each)
+            entry.containers.add(str(each.get("container")))
+            entry.health, entry.containers_known = entry.health or NOT_ALLOCATABLE, True
+        for each in _parts(page, "claims"):
+            self._add_claim(each)
+        for each in _parts(page, "requested"):
+            name = str(each.get("device"))
+            plug = {"resource": each.get("resource"), "id": name, "numa": each.get("numa")}
+            entry = self._plugged(plug) if plug["resource"] else self._by_name(name)
+            entry.containers.add(str(each.get("container")))
+            entry.place(_mask(each.get("numa")), str(each.get("source")))
+            entry.is_referred_to = True
+        for each in _parts(page, "history"):
+            name = str(each.get("device"))
+            entry = self._plugs.get(name) or self._by_name(name)
+            entry.history.append({key: each.get(key) for key in ("time", "container", "exists")})
+            entry.is_referred_to = True
+
+    def as_json(self, *, all_functions: bool, daemon: str, kubelet: Mapping[str, object]) -> Entry:
+        """Give the list as data.
+
+        Args:
+            all_functions: Whether PCI functions are listed that containers are not given, such as bridges.
+            daemon: Why the daemon did not answer; empty where it did.
+            kubelet: What the daemon says of kubelet.
+        """
+        shown = [e for e in self._entries.values() if all_functions or e.is_referred_to or _is_device(e)]
+        return {
+            "schema": DEVICES,
+            "daemon": {"answered": not daemon, "problem": daemon},
+            "kubelet": {"asked": bool(kubelet.get("asked")), "problem": str(kubelet.get("problem") or "")},
+            "devices": [entry.as_json(self._machine) for entry in shown],
+        }
+
+    # -- entries ------------------------------------------------------------------------------------------
+
+    def _plugged(self, device: Mapping[str, object]) -> DeviceEntry:
+        """Return the entry of a device that kubelet lists, with its resource."""
+        resource, name = str(device.get("resource")), str(device.get("id"))
+        key, nodes = f"{resource}={name}", _mask(device.get("numa"))
+        address = self._ids.get(name, name.lower())
+        known = self._plugs.get(key)
+        entry = known or self._own(address if address in self._functions else f"plugin {key}", key)
+        if known is None:
+            self._plugs[key] = entry
+            entry.resources.append({"resource": resource, "id": name, "numa": nodes and list(nodes)})
+        entry.place(nodes, "kubelet's pod-resources API")
+        entry.managers.add(KUBELET)
+        entry.is_referred_to = True
+        return entry
+
+    def _add_claim(self, claim: Mapping[str, object]) -> None:
+        """Note that a container has the device of a claim, which a DRA driver prepared."""
+        told = {key: str(claim.get(key) or "") for key in ("claim", "driver", "pool", "device")}
+        names = [str(name) for name in as_list(claim.get("cdi"))]
+        whole = "/".join(told[key] for key in ("driver", "pool", "device") if told[key])
+        entries = [self._by_name(name) for name in names] or [self._own(f"claim {whole}", whole)]
+        for entry in dict.fromkeys(entries):
+            if told not in entry.claims:
+                entry.claims.append(dict(told))
+            entry.managers.add(DRA)
+            entry.containers.add(str(claim.get("container")))
+            entry.is_referred_to = True
+
+    def _by_name(self, name: str) -> DeviceEntry:
+        """Return the entry of a device path or a CDI name: its PCI function, where there is just one."""
+        if (known := self._names.get(name)) is not None:
+            return known
+        place = self._locate(name)
+        functions = [self._functions[f] for f in place.functions if f in self._functions]
+        entry = self._own(functions[0].address if len(functions) == 1 else name, name, functions)
+        entry.place(place.nodes, place.source)
+        entry.is_referred_to = True
+        self._names[name] = entry
+        return entry
+
+    def _own(self, key: str, name: str, functions: Sequence[PciFunction] = ()) -> DeviceEntry:
+        """Return the entry under a key, which is made where there is none yet."""
+        return self._entries.setdefault(key, DeviceEntry(name, functions))
+
+
+def _parts(page: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
+    """Return the objects of a list; an answer of another version may hold something else."""
+    return [part for each in as_list(page.get(key)) if (part := as_map(each))]
+
+
+def _is_device(entry: DeviceEntry) -> bool:
+    return any(function.assignable for function in entry.functions)
+
+
+def _mask(nodes: object) -> Mask | None:
+    ids = [node for node in as_list(nodes) if isinstance(node, int) and 0 <= node <= Mask.LIMIT]
+    return Mask(ids) if ids else None
+
+
+def _caches(machine: Machine, nodes: Mask | None) -> list[str] | None:
+    """Return the CPUs of each L3 cache on some NUMA nodes; None where either is not known."""
+    near = CpuSet() if nodes is None else machine.cpus_of(nodes)
+    caches = [c.cpus for c in machine.caches.values() if c.level >= UNCORE and not c.cpus.isdisjoint(near)]
+    return [str(cpus) for cpus in caches] or None

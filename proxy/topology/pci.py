@@ -1,0 +1,133 @@
+"""The PCI functions of a machine, as sysfs has them: what each is, and where.
+
+``/sys/bus/pci/devices`` lists all functions by address. Bridges and controllers of the board are functions
+too, so only some classes are devices that a container is given (``PciFunction.assignable``). Class codes are
+those of the PCI Code and ID Assignment Specification.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from proxy.model.idset import Mask
+from proxy.topology.device_location import DeviceLocator
+from proxy.topology.files import SysfsTree
+
+_DIRECTORY: Final = "bus/pci/devices"
+_KINDS: Final = {
+    "01": "storage",
+    "02": "network",
+    "0207": "InfiniBand",
+    "03": "display",
+    "0302": "3D controller",
+    "04": "multimedia",
+    "05": "memory",
+    "06": "bridge",
+    "07": "communication",
+    "08": "system",
+    "0b": "processor",
+    "0b40": "coprocessor",
+    "0c": "serial bus",
+    "0c06": "InfiniBand",
+    "10": "encryption",
+    "11": "signal processing",
+    "12": "accelerator",
+    "40": "coprocessor",
+}
+_ASSIGNABLE: Final = ("01", "02", "03", "0b40", "0c06", "10", "12", "40")
+_INTERFACES: Final = ("net", "infiniband", "nvme", "drm", "block", "accel")
+_CLASS = re.compile(r"0x([0-9a-f]{6})")
+_VIRTIO = re.compile(r"virtio\d+")
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
+_GPUS: Final = "driver/nvidia/gpus"
+
+
+class PciFunction(Struct, frozen=True):
+    """One PCI function.
+
+    Attributes:
+        address: Domain, bus, device and function, such as ``0000:3b:00.0``.
+        code: Its class code, six hexadecimal digits; empty where it is not known.
+        vendor, product: Ids, such as ``0x8086``; empty where they are not known.
+        driver: Name of the driver; empty where it has none.
+        interfaces: Names under which the kernel shows it, such as ``eth1``, ``nvme0`` or ``renderD128``.
+        physical: Address of the physical function where it is a virtual one (SR-IOV); else empty.
+        nodes: NUMA nodes; None where sysfs does not report one.
+        source: Where the nodes came from, or why there are none, in words.
+    """
+
+    address: str
+    code: str
+    vendor: str
+    product: str
+    driver: str
+    interfaces: tuple[str, ...]
+    physical: str
+    nodes: Mask | None
+    source: str
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words; empty where its class says nothing."""
+        return _KINDS.get(self.code[:4]) or _KINDS.get(self.code[:2], "")
+
+    @property
+    def assignable(self) -> bool:
+        """Whether it is of a class that containers are given, or a virtual function."""
+        return self.code.startswith(_ASSIGNABLE) or bool(self.physical)
+
+
+def pci_functions(sysfs_root: Path) -> tuple[PciFunction, ...]:
+    """Read all PCI functions, by address.
+
+    Args:
+        sysfs_root: What stands for ``/sys``.
+    """
+    tree, places = SysfsTree(sysfs_root), DeviceLocator(sysfs_root, Path("/proc"))
+    return tuple(_function(tree, places, address) for address in sorted(tree.names(_DIRECTORY)))
+
+
+def nvidia_addresses(procfs_root: Path) -> dict[str, str]:
+    """Return the PCI addresses of NVIDIA's cards by UUID, the id that their device plugin uses.
+
+    Args:
+        procfs_root: What stands for ``/proc``.
+    """
+    tree = SysfsTree(procfs_root)
+    texts = {name: tree.text(f"{_GPUS}/{name}/information") or "" for name in tree.names(_GPUS)}
+    return {found[1]: name.lower() for name, text in texts.items() if (found := _UUID.search(text))}
+
+
+def _function(tree: SysfsTree, places: DeviceLocator, address: str) -> PciFunction:
+    directory = f"{_DIRECTORY}/{address}"
+    code = _CLASS.fullmatch(tree.text(f"{directory}/class") or "")
+    place = places.at(directory)
+    return PciFunction(
+        address,
+        code[1] if code else "",
+        tree.text(f"{directory}/vendor") or "",
+        tree.text(f"{directory}/device") or "",
+        _target(tree, f"{directory}/driver"),
+        _interfaces(tree, directory),
+        _target(tree, f"{directory}/physfn"),
+        place.nodes if place else None,
+        place.source if place else "sysfs has no NUMA node for it",
+    )
+
+
+def _target(tree: SysfsTree, link: str) -> str:
+    """Return the last part of what a link leads to; empty where there is no link."""
+    try:
+        return Path(tree.root, link).readlink().name
+    except OSError:
+        return ""
+
+
+def _interfaces(tree: SysfsTree, directory: str) -> tuple[str, ...]:
+    inner = [f"{directory}/{name}" for name in tree.names(directory) if _VIRTIO.fullmatch(name)]
+    directories = (f"{at}/{kind}" for at in (directory, *inner) for kind in _INTERFACES)
+    return tuple(dict.fromkeys(name for each in directories for name in tree.names(each)))

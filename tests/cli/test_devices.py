@@ -1,0 +1,277 @@
+"""``topoproxy devices``: with and without a daemon, as text and as JSON; docs/devices.md shows this node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from proxy.api.kubelet import podresources_pb2 as pb
+from proxy.cli import devices as command
+from proxy.cli.main import cli
+from proxy.demo.client import DemoPod
+from proxy.model.errors import InputError
+from proxy.model.workload import KubeQos
+from proxy.topology.sysfs_tree import write_sysfs
+from tests.testkit.answers import check
+from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
+from tests.testkit.pci_tree import PciTree
+
+PAGE = Path(__file__).parents[2] / "docs/devices.md"
+CONSOLE = re.compile(r"^```console\n\$ (topoproxy devices[^\n]*)\n(.*?)^```", re.M | re.S)
+UUIDS = [f"GPU-{n}1111111-2222-3333-4444-555555555555" for n in (0, 1)]
+VFS = ["0000:5e:00.2", "0000:5e:00.3"]
+TRAIN = DemoPod("train", kube_qos=KubeQos.GUARANTEED, cpus=2)
+SERVE = DemoPod("serve", kube_qos=KubeQos.GUARANTEED, cpus=2)
+
+
+def write_machine(root: Path) -> Path:
+    """Two GPUs, a network card with two virtual functions, a disk, a bridge, a graphics chip of the board."""
+    write_sysfs(MACHINE, root)
+    pci, nvidia = PciTree(root / "sys"), "0x10de:0x2330"
+    pci.add("0000:00:00.0", "0x060000", ids="0x8086:0x09a2")
+    pci.add("0000:02:00.0", "0x030000", ids="0x1a03:0x2000", driver="ast", names=("drm/card0",))
+    pci.add("0000:3b:00.0", "0x030200", "0", ids=nvidia, driver="nvidia")
+    pci.add("0000:5e:00.0", "0x020000", "0", driver="mlx5_core", names=("net/eth1", "infiniband/mlx5_0"))
+    for vf in VFS:
+        pci.add(vf, "0x020000", "0", ids="0x15b3:0x1018", driver="vfio-pci", physical="0000:5e:00.0")
+    pci.add("0000:81:00.0", "0x010802", "1", ids="0x144d:0xa80a", driver="nvme", names=("nvme/nvme0",))
+    pci.add("0000:86:00.0", "0x030200", "1", ids=nvidia, driver="nvidia")
+    for minor, address in enumerate(("0000:3b:00.0", "0000:86:00.0")):
+        information = root / "proc/driver/nvidia/gpus" / address / "information"
+        information.parent.mkdir(parents=True)
+        information.write_text(f"GPU UUID: \t {UUIDS[minor]}\nDevice Minor: \t {minor}\n")
+    return root / "sys"
+
+
+def group(resource: str, device: str, node: int) -> pb.ContainerDevices:
+    return pb.ContainerDevices(
+        resource_name=resource,
+        device_ids=[device],
+        topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]),
+    )
+
+
+GPUS = [group("nvidia.com/gpu", uuid, node) for node, uuid in enumerate(UUIDS)]
+CARDS = [group("example.com/vf", vf, 0) for vf in VFS]
+
+
+class Kubelet:
+    """kubelet's pod-resources API."""
+
+    def __init__(self, path: Path) -> None:
+        main = pb.ContainerResources(name="main", devices=[GPUS[0], CARDS[0]])
+        claim = pb.ClaimResource(driver_name="nvme.example.com", pool_name="node-1", device_name="nvme-0")
+        claim.cdi_devices.add(name="example.com/nvme=0")
+        disk = pb.DynamicResource(claim_name="scratch", claim_namespace="demo", claim_resources=[claim])
+        serve = pb.ContainerResources(name="main", dynamic_resources=[disk])
+        self.pods = {
+            name: pb.PodResources(name=name, namespace="demo", containers=[container])
+            for name, container in (("train", main), ("serve", serve))
+        }
+        self.fails = False
+        self.server = grpc.server(ThreadPoolExecutor(4))
+        methods = {
+            "Get": self._get,
+            "List": lambda _: pb.ListPodResourcesResponse(pod_resources=self.pods.values()),
+            "GetAllocatableResources": lambda _: pb.AllocatableResourcesResponse(devices=[*GPUS, CARDS[0]]),
+        }
+        handlers = {n: grpc.unary_unary_rpc_method_handler(self._method(m)) for n, m in methods.items()}
+        service = grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers)
+        self.server.add_generic_rpc_handlers((service,))
+        assert self.server.add_insecure_port(f"unix:{path}")
+        self.server.start()
+
+    def _get(self, content: bytes) -> Any:
+        name = pb.GetPodResourcesRequest.FromString(content).pod_name
+        return pb.GetPodResourcesResponse(pod_resources=self.pods[name])
+
+    def _method(self, answer: Callable[[bytes], Any]) -> Callable[[bytes, Any], bytes]:
+        def answered(content: bytes, context: Any) -> bytes:
+            if self.fails:
+                context.abort(grpc.StatusCode.INTERNAL, "out of order")
+            done: bytes = answer(content).SerializeToString()
+            return done
+
+        return answered
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonNode]:
+    with temporary_node() as made:
+        directory = made.directory
+        (directory / "cdi").mkdir()
+        nodes = [{"path": "/sys/bus/pci/devices/0000:81:00.0"}]
+        spec = {
+            "kind": "example.com/nvme",
+            "devices": [{"name": "0", "containerEdits": {"deviceNodes": nodes}}],
+        }
+        (directory / "cdi/nvme.json").write_text(json.dumps(spec))
+        monkeypatch.setattr(command, "CDI_ROOTS", (directory / "cdi",))
+        write_machine(directory / "machine")
+        made.settings = (
+            "cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\nreconcilePeriod: 200ms\n"
+            f"sysfsRoot: {directory}/machine/sys\nprocfsRoot: {directory}/machine/proc\n"
+        )
+        yield made
+
+
+@pytest.fixture
+def kubelet(node: DaemonNode) -> Iterator[Kubelet]:
+    made = Kubelet(node.directory / "kubelet.sock")
+    node.settings += f"kubelet: {{podResources: 'unix://{node.directory}/kubelet.sock', timeout: 5s}}\n"
+    yield made
+    made.server.stop(None).wait()
+
+
+def typed(node: DaemonNode, *words: str) -> Result:
+    """Run the command with the configuration of the node."""
+    config = node.directory / "config.yaml"
+    config.write_text(node.configuration())
+    config.chmod(0o600)
+    return CliRunner().invoke(cli, ["devices", *words, "--config", str(config)], env={"COLUMNS": "160"})
+
+
+def listed(node: DaemonNode, *words: str) -> dict[str, Any]:
+    done = typed(node, *words, "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    check(answer)
+    return {"daemon": answer["daemon"], "kubelet": answer["kubelet"]} | {
+        d["name"]: d for d in answer["devices"]
+    }
+
+
+def lived(daemon: Any, node: DaemonNode, then: Callable[[], Any]) -> None:
+    """Run two pods with devices, end one of them, and then do something in a thread."""
+
+    async def scenario() -> None:
+        await node.launch(TRAIN)
+        await node.launch(SERVE)
+        await asyncio.to_thread(then)
+
+    run(daemon, scenario, synced=True)
+
+
+def test_without_a_daemon_the_machine_is_shown_and_all_else_is_unknown(node: DaemonNode) -> None:
+    found = listed(node)
+    assert not found["daemon"]["answered"]
+    assert "no process listens there" in found["daemon"]["problem"]
+    gpu, disk = found["0000:3b:00.0"], found["0000:81:00.0"]
+    assert (gpu["kind"], gpu["numa"], gpu["l3"]) == ("3D controller", [0], ["0-3,8-11"])
+    assert (disk["cdi"], disk["interfaces"]) == (["example.com/nvme=0"], ["nvme0"])
+    assert all((d["managers"], d["containers"], d["health"]) == ([], [], None) for d in (gpu, disk))
+    assert "0000:00:00.0" not in found
+    assert "0000:00:00.0" in listed(node, "--all")
+    done = typed(node)
+    assert done.exit_code == 0
+    row = next(line for line in done.stdout.splitlines() if line.startswith("0000:3b:00.0"))
+    assert row.split() == ["0000:3b:00.0", "3D", "controller", "-", "0", "0-3,8-11", *["unknown"] * 3]
+    assert "Only the machine is shown: cannot ask the daemon" in done.stdout
+
+
+def test_with_kubelet_containers_managers_and_health_are_known(node: DaemonNode, kubelet: Kubelet) -> None:
+    def then() -> None:
+        found = listed(node)
+        gpu, other = found["0000:3b:00.0"], found["0000:86:00.0"]
+        assert (gpu["managers"], gpu["containers"], gpu["health"]) == (
+            ["kubelet"],
+            ["demo/train/main"],
+            "healthy",
+        )
+        assert (other["containers"], other["containersKnown"]) == ([], True)
+        disk = found["0000:81:00.0"]
+        assert (disk["managers"], disk["containers"]) == (["DRA"], ["demo/serve/main"])
+        assert disk["claims"][0]["claim"] == "demo/scratch"
+        assert [h["container"] for h in gpu["history"]] == ["demo/train/main"]
+        assert found["0000:5e:00.3"]["health"] is None, "kubelet does not list it"
+        assert found["0000:5e:00.3"]["managers"] == []
+
+    lived(node.daemon(), node, then)
+
+
+def test_the_history_names_containers_that_are_gone(node: DaemonNode, kubelet: Kubelet) -> None:
+    daemon: Any = node.daemon()
+
+    async def scenario() -> None:
+        container = await node.launch(TRAIN)
+        with node.client() as client:
+            sandbox = daemon.controller.state.containers[container].pod.sandbox_id
+            await asyncio.to_thread(client.end_pod, sandbox)
+        del kubelet.pods["train"]
+        gpu = (await asyncio.to_thread(listed, node))["0000:3b:00.0"]
+        assert (gpu["containers"], gpu["containersKnown"]) == ([], True)
+        assert [(h["container"], h["exists"]) for h in gpu["history"]] == [("demo/train/main", False)]
+        text = (await asyncio.to_thread(typed, node, UUIDS[0])).stdout
+        assert re.search(r"history     \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  demo/train/main \(gone\)", text)
+        assert "container   none" in text
+
+    run(daemon, scenario, synced=True)
+
+
+def test_a_kubelet_that_does_not_answer_makes_nothing_free(node: DaemonNode, kubelet: Kubelet) -> None:
+    def then() -> None:
+        kubelet.fails = True
+        found = listed(node)
+        assert "out of order" in found["kubelet"]["problem"]
+        assert (found["0000:86:00.0"]["managers"], found["0000:86:00.0"]["containersKnown"]) == ([], False)
+        gpu = found["0000:3b:00.0"]
+        assert (gpu["containers"], gpu["containersKnown"]) == (["demo/train/main"], False), "by its request"
+        assert gpu["health"] is None
+        assert "are unknown: cannot ask kubelet" in typed(node).stdout
+
+    lived(node.daemon(), node, then)
+
+
+@pytest.mark.parametrize("mode", ["observe", "passthrough"])
+def test_in_other_modes_kubelets_assignments_are_shown_too(
+    node: DaemonNode, kubelet: Kubelet, mode: str
+) -> None:
+    daemon: Any = node.daemon(f"mode: {mode}")
+
+    async def scenario() -> None:
+        found = await asyncio.to_thread(listed, node)
+        assert found["0000:3b:00.0"]["containers"] == ["demo/train/main"]
+
+    run(daemon, scenario)
+
+
+def test_a_device_is_found_by_each_of_its_names(node: DaemonNode) -> None:
+    for name in ("0000:81:00.0", "nvme0", "example.com/nvme=0"):
+        assert list(listed(node, name))[2:] == ["0000:81:00.0"]
+    done = typed(node, "eth7")
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception) == "cannot show the device eth7: no source knows it"
+
+
+def test_another_machine_is_shown_without_this_nodes_daemon_and_specs(
+    node: DaemonNode, kubelet: Kubelet
+) -> None:
+    def then() -> None:
+        found = listed(node, "--sysfs-root", str(node.directory / "machine"))
+        assert found["daemon"] == {"answered": False, "problem": "--sysfs-root is given"}
+        assert found["0000:3b:00.0"]["containers"] == []
+        assert found["0000:81:00.0"]["cdi"] == []
+
+    lived(node.daemon(), node, then)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not there")
+def test_the_page_shows_what_the_command_says(node: DaemonNode, kubelet: Kubelet) -> None:
+    shown = dict(CONSOLE.findall(PAGE.read_text()))
+    assert len(shown) == 2
+
+    def then() -> None:
+        for line, wanted in shown.items():
+            said = typed(node, *line.split()[2:]).stdout
+            assert re.sub(r"\d{4}-\d\d-\d\d [\d:]{8}", "2026-11-20 10:00:00", said) == wanted
+
+    lived(node.daemon(), node, then)
