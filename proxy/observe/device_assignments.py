@@ -104,7 +104,7 @@ def _claims(pods: pb.ListPodResourcesResponse) -> Iterator[dict[str, object]]:
 
 
 def _requested(state: NodeState) -> Iterator[dict[str, object]]:
-    for container in state.containers.values():
+    for container in sorted(state.containers.values(), key=lambda each: (each.ref, each.id)):
         if container.phase is not Phase.EXITED:
             for device in container.request.devices:
                 nodes = None if device.nodes is None else list(device.nodes)

@@ -41,7 +41,7 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
         answer.CopyFrom(kubelet)
     placed = _containers(state)
     listed = {(pod.namespace, pod.name) for pod in answer.pod_resources}
-    for pod in state.pods.values():
+    for pod in sorted(state.pods.values(), key=lambda pod: (pod.namespace, pod.name)):
         if (key := (pod.namespace, pod.name)) not in listed:
             listed.add(key)
             names = _listed_names(pod, placed.get(key, {}))
@@ -78,9 +78,12 @@ def allocatable_answer(
 
 
 def _containers(state: NodeState) -> _Named:
-    """Return the containers that have not ended, by their pod (namespace and name) and their name."""
+    """Return the containers that have not ended, by their pod (namespace and name) and their name.
+
+    Of several with the same names, the one with the newest attempt counts.
+    """
     found: _Named = {}
-    for container in state.containers.values():
+    for container in sorted(state.containers.values(), key=lambda each: (each.attempt, each.id)):
         if container.phase is not Phase.EXITED:
             pod = container.pod
             found.setdefault((pod.namespace, pod.name), {})[container.name] = container
@@ -90,7 +93,7 @@ def _containers(state: NodeState) -> _Named:
 def _listed_names(pod: Pod, there: Iterable[str]) -> Iterable[str]:
     """Return the containers of a pod that are listed: those of its spec, where it is known."""
     if pod.asks is None:
-        return there
+        return sorted(there)
     return [ask.name for ask in pod.asks.of(ContainerKind.SIDECAR, ContainerKind.APP)]
 
 

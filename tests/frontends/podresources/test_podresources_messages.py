@@ -81,15 +81,16 @@ def memory(found: Any) -> list[tuple[str, int, list[int]]]:
 def test_owners_have_their_cpus_and_others_none() -> None:
     answer = pods_answer(state(owner(), sharer(), sharer("side", WEB)), None)
     assert cpus(answer) == {"web": {"main": [2, 10], "side": []}, "batch": {"main": []}}
+    assert [pod.name for pod in answer.pod_resources] == ["batch", "web"]
     assert {pod.namespace for pod in answer.pod_resources} == {"shop"}
 
 
 def test_memory_is_that_of_the_static_manager() -> None:
     counted = pods_answer(state(owner(), sharer(), reserved_memory=COUNTED), None)
-    web, batch = (pod.containers[0] for pod in counted.pod_resources)
+    batch, web = (pod.containers[0] for pod in counted.pod_resources)
     assert memory(web.memory) == [("memory", 2 * GIB, [0, 1]), ("hugepages-2Mi", 4 << 20, [0])]
     assert not batch.memory
-    assert not pods_answer(state(owner()), None).pod_resources[0].containers[0].memory
+    assert not pods_answer(state(owner()), None).pod_resources[-1].containers[0].memory
 
 
 @pytest.mark.parametrize("mode", OTHER_MODES)
@@ -97,7 +98,7 @@ def test_what_is_only_planned_is_not_reported(mode: NodeMode) -> None:
     planned = state(owner(), mode=mode, reserved_memory=COUNTED)
     answer = pods_answer(planned, None)
     assert cpus(answer) == {"web": {"main": []}, "batch": {}}
-    assert not answer.pod_resources[0].containers[0].memory
+    assert not answer.pod_resources[-1].containers[0].memory
     assert allocatable_answer(planned, None) == pb.AllocatableResourcesResponse()
     mine = pb.ContainerResources(name="main", cpu_ids=[7], memory=[pb.ContainerMemory(memory_type="memory")])
     assert pods_answer(planned, kubelet(kubelet_pod("web", mine))).pod_resources[0].containers[0] == mine
@@ -113,6 +114,11 @@ def test_only_pods_to_which_the_plan_is_applied_have_our_cpus(monkeypatch: pytes
     assert cpus(pods_answer(both, None)) == {"web": {"main": [2, 10]}, "batch": {"main": []}}
     listed = kubelet(kubelet_pod("batch", pb.ContainerResources(name="main", cpu_ids=[5])))
     assert cpus(pods_answer(both, listed)) == {"batch": {"main": [5]}, "web": {"main": [2, 10]}}
+
+
+def test_of_two_attempts_the_newer_counts() -> None:
+    older, newer = owner("3"), structs.replace(owner("2,10"), id="0", attempt=1)
+    assert cpus(pods_answer(state(older, newer, pods=(WEB,)), None)) == {"web": {"main": [2, 10]}}
 
 
 def test_a_container_that_has_ended_owns_nothing() -> None:
