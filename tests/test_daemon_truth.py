@@ -88,9 +88,10 @@ class Day:
         self.number = 0
 
     def kernel(self) -> dict[str, str]:
-        """Read the CPUs of the containers that have a cgroup, by id."""
-        ids = [pod.container_id for pod in self.pods.values() if pod.container_id]
-        return {each: cpus for each in ids if (cpus := self.node.cpus(each))}
+        """Read the CPUs in effect of the containers that have a cgroup, by id."""
+        cgroups, ids = self.node.cgroups, [pod.container_id for pod in self.pods.values()]
+        paths = {each: path for each in ids if (path := cgroups.find("", each))}
+        return {each: str(cgroups.read(path).effective_cpus) for each, path in paths.items()}
 
     def step(self) -> None:
         """Let a pod come or go; blocks."""
@@ -232,8 +233,8 @@ def check(kernel: dict[str, str], outputs: Outputs, mode: str) -> None:
 
 
 @pytest.fixture
-def node() -> Iterator[DaemonNode]:
-    with temporary_node() as made:
+def node(seed: int) -> Iterator[DaemonNode]:
+    with temporary_node(lambda directory: DaemonNode(directory, version=1 + seed % 2)) as made:
         yield made
 
 
