@@ -15,7 +15,6 @@ from proxy.engine.call_answers import CallAnswer, Forward, ForwardUnchanged, Res
 from proxy.engine.node_events import CreateNotReserved, CreateResumed, PodLearned
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool
-from proxy.telemetry.port import subject
 
 
 class CreateCalls:
@@ -150,8 +149,8 @@ class CreateCalls:
         ended = await self.controller.reservations.create(container, client)
         if not ended.is_committed:
             if ended.reason is not None:  # else it has been answered
-                why = ended.reason.message
-                self.controller.telemetry.problem("cannot free CPUs", **subject(container), err=why)
+                why = f"cannot free CPUs: {ended.reason.message}"
+                self.controller.rejections.rejected(container.pod, container.name, why)
                 send(call, self.controller.store.answer(CreateNotReserved(container, ended.reason)))
             return
         self._go_on(call, container)

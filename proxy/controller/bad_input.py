@@ -43,16 +43,16 @@ class BadInput:
             self._note(pod, defect)
 
     def judge(self, pod: Pod, plan: Plan) -> None:
-        """Count and report what a decision found wrong with a request."""
+        """Count and report what a decision found wrong with a request; a rejection is reported as one."""
         self.see(pod)
         if isinstance(plan.problem, InputDefect):
-            self._note(pod, plan.problem)
+            self._note(pod, plan.problem, report=plan.verdict.admitted)
         elif plan.verdict.reason == IN_USE:
-            self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP))
+            self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP), report=False)
 
-    def beyond(self, pod: Pod, words: str) -> None:
+    def beyond(self, pod: Pod, words: str, *, report: bool = True) -> None:
         """Note a claim that went beyond a rule of admission."""
-        self._note(pod, InputDefect(words, DefectKind.ADMISSION))
+        self._note(pod, InputDefect(words, DefectKind.ADMISSION), report=report)
 
     def limited(
         self, pod: Pod, limit: AdmissionRule | None, words: str, *, admitted: bool, applied: bool
@@ -71,9 +71,9 @@ class BadInput:
             verdict = done if applied else would
             self._telemetry.count(metrics.ADMISSION_LIMITS, rule=limit, verdict=verdict)
             if admitted or limit in CLAIMED:
-                self.beyond(pod, words)
+                self.beyond(pod, words, report=admitted)
 
-    def _note(self, pod: Pod, fault: InputDefect) -> None:
+    def _note(self, pod: Pod, fault: InputDefect, *, report: bool = True) -> None:
         seen = self._seen.get(pod.key)
         if seen is None:
             seen = self._seen[pod.key] = set()
@@ -85,4 +85,5 @@ class BadInput:
             return
         seen.add(what)
         self._telemetry.count(metrics.BAD_INPUT, kind=fault.kind)
-        self._telemetry.problem(NOT_AS_ASKED, pod=pod.ref, kind=fault.kind, reason=str(fault))
+        if report:
+            self._telemetry.problem(NOT_AS_ASKED, pod=pod.ref, kind=fault.kind, reason=str(fault))

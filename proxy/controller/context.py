@@ -19,6 +19,7 @@ from proxy.controller.journal import Journal
 from proxy.controller.kernel_ports import Cgroups
 from proxy.controller.options import ControllerOptions
 from proxy.controller.ports import Ledger
+from proxy.controller.rejections import Rejections
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.store import NodeStore
 from proxy.controller.tasks import BackgroundTasks
@@ -46,6 +47,7 @@ class NodeContext(BackgroundTasks):
         health: Watches workers.
         history: Decisions, for ``topoproxy explain``.
         bad_input: Counts and reports what is wrong with labels and annotations.
+        rejections: Reports pods and containers that are rejected.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class NodeContext(BackgroundTasks):
         self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
+        self.rejections = Rejections(telemetry, clock)
         self.kernel = Worker("kernel", self.broken)
         self.enforcer = Enforcer(
             cgroups,

@@ -140,6 +140,7 @@ class NodeController(NodeContext):
         subscribe(writes)
         self.overrides = HookOverrides(self, writes)
         subscribe(self.overrides)
+        subscribe(self.rejections)
         self.lifecycle = lifecycle = Lifecycle(self)
         self.fact_lookup = FactLookup(others.kubelet, others.devices, self.broken)
         self.health.watch(self.fact_lookup.worker)

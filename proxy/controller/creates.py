@@ -67,16 +67,12 @@ class Creates:
 
     def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
         """Count, record and log a refusal; that of a pod to which the plan is not applied is none."""
-        context, why, telemetry = self._context, plan.verdict.operator_message, self._context.telemetry
+        context, why = self._context, plan.verdict.operator_message
         applied = applies_to(context.state, pod)
         if plan.explanation is not None:
             context.history.note(context.wall(), structs.replace(plan.explanation, applied=applied))
-        if applied:
-            telemetry.count(metrics.CREATES_REFUSED)
-            telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
-        else:
-            telemetry.count(metrics.CREATES_WOULD_REFUSE)
-            telemetry.frequent("would refuse a container", pod=pod.ref, container=name, err=why)
+        context.telemetry.count(metrics.CREATES_REFUSED if applied else metrics.CREATES_WOULD_REFUSE)
+        context.rejections.rejected(pod, name, why, applied=applied)
 
     def report(self, plan: Plan, *, applied: bool = True) -> None:
         """Record and log a placement; that of a container that shares CPUs is logged at debug level only."""
@@ -107,7 +103,7 @@ class Creates:
         )
         if not plan.problem:
             return plan
-        if not isinstance(plan.problem, InputDefect):
+        if not isinstance(plan.problem, InputDefect) and plan.container is not None:
             context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
         why = plan.explanation
         if (

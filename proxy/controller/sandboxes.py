@@ -54,7 +54,7 @@ class Sandboxes:
             context.history.note(context.wall(), why, token if admitted or not applied else "")
         words = admission.problem or admission.verdict.operator_message
         context.bad_input.limited(pod, admission.limit, words, admitted=admitted, applied=applied)
-        if admission.problem and admission.limit is None:
+        if admission.problem and admission.limit is None and admitted:
             context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
         if not admitted:
             self._report_refusal(pod, admission.verdict, applied=applied)
@@ -65,13 +65,9 @@ class Sandboxes:
         return decided
 
     def _report_refusal(self, pod: Pod, verdict: Verdict, *, applied: bool) -> None:
-        telemetry, why = self._context.telemetry, verdict.operator_message
-        if applied:
-            telemetry.count(metrics.PODS_REFUSED)
-            telemetry.frequent("refused a pod", pod=pod.ref, err=why)
-        else:
-            telemetry.count(metrics.PODS_WOULD_REFUSE)
-            telemetry.frequent("would refuse a pod", pod=pod.ref, err=why)
+        context = self._context
+        context.telemetry.count(metrics.PODS_REFUSED if applied else metrics.PODS_WOULD_REFUSE)
+        context.rejections.rejected(pod, "", verdict.operator_message, applied=applied)
 
     def failed(self, token: str) -> None:
         """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""
@@ -88,6 +84,7 @@ class Sandboxes:
         """
         context = self._context
         context.bad_input.see(pod)
+        context.rejections.sandbox_runs(pod, applied=applies_to(context.state, pod))
         context.history.renamed(token, pod.sandbox_id)
         context.store.handle(SandboxRunning(pod, token))
         if context.store.mode.enforces and context.state.owners:

@@ -86,6 +86,7 @@ class Hooked:
 
         def refused(words: str) -> None:
             self._controller.overrides.refused_pod(pod, words)
+            self._controller.rejections.rejected(pod, "", words)
 
         self._dispatcher.ask(call, event, decided)
 
@@ -149,6 +150,7 @@ class Hooked:
 
         def refused(words: str) -> None:
             controller.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
+            controller.rejections.rejected(placed.pod, placed.name, words)
             controller.lifecycle.failed(token)
 
         applied = self._dispatcher.apply(call, outcome, refused)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from proxy.hooks.hook import Asking
 
 _MARGIN_S = 5.0
+_REJECTIONS = ("RunPodSandbox", "CreateContainer")
+"""Methods whose rejections are reported as those of their pod or container."""
 
 Decided = Callable[[Outcome], None]
 """Goes on with a call when the hooks have answered."""
@@ -122,7 +124,10 @@ class HookDispatcher:
         """Refuse the call where hooks do; else start what they want of other containers."""
         if outcome.refusal:
             self.controller.telemetry.count(metrics.REFUSED_BY_HOOKS)
-            self.controller.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
+            if call.method not in _REJECTIONS:
+                self.controller.telemetry.frequent(
+                    "refused a call", method=call.method, reason=outcome.refusal
+                )
             call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
         self.update(outcome)
