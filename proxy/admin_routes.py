@@ -107,13 +107,13 @@ class Pages:
 
     def _checks(self) -> list[dict[str, object]]:
         """Give the checks that decide whether the daemon is ready."""
-        if self._controller is None:
+        if self._controller is None or self._sync is None:
             down = self._front is not None and self._front.down
             reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
             return [{"name": "runtime", "ok": not down, "reason": reason, "required": True}]
         from proxy.controller.readiness import required_checks
 
-        return [check.page() for check in required_checks(self._controller)]
+        return [check.page() for check in required_checks(self._controller, self._sync)]
 
     def status(self) -> dict[str, object]:
         """Give the status with the cpusets that the kernel had at the last reading."""

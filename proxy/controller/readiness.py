@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from proxy.controller.controller import NodeController
+from proxy.controller.context import NodeContext
+from proxy.controller.reconciler import Sync
 from proxy.model.phrases import counted
 
 
@@ -33,11 +34,11 @@ class Check(Struct, frozen=True):
         return {"name": self.name, "ok": not self.reason, "reason": self.reason, "required": self.required}
 
 
-def required_checks(controller: NodeController) -> list[Check]:
+def required_checks(context: NodeContext, sync: Sync) -> list[Check]:
     """Return the checks that decide whether the node is ready. They cost next to nothing."""
-    sync, stuck = controller.sync, controller.health.stuck()
+    stuck = context.health.stuck()
     state = ""
-    if not controller.synced.is_set():
+    if not context.synced.is_set():
         state = "the state has not been compared with the runtime yet" + (
             f": {sync.lack}" if sync.lack else ""
         )

@@ -23,7 +23,7 @@ FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "rese
 def node_page(controller: NodeController) -> dict[str, object]:
     """Give pools, owners, containers and problems; what the kernel has is that of the last reading."""
     state = controller.state
-    checks = required_checks(controller)
+    checks = required_checks(controller, controller.sync)
     containers = [
         _container(controller, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
     ]

@@ -22,7 +22,8 @@ def counted(w: Any) -> dict[str, int]:
 def told(w: Any, why: str, pod: str = "") -> list[str]:
     """What is reported of pods."""
     known = [p["keys"] for p in w.controller.telemetry.problems()]
-    return [k["reason"] for k in known if k.get("pod", "").startswith(pod) and why in k["reason"]]
+    said = [k.get("reason") or k["err"] for k in known if k.get("pod", "").startswith(pod)]
+    return [words for words in said if why in words]
 
 
 def reasons(w: Any, who: str) -> str:

@@ -85,7 +85,13 @@ def test_an_update_does_not_bring_it_back_and_is_what_will_be(live: Callable[...
         owner = await w.run(pod, **TWO)
         assert (await w.update(owner, cpu_quota=150_000)).cpu_quota == -1
         assert at(w, pod, owner) == -1
-        assert quotas_page(w.controller)[1] == {"pod": "ns/db", "container": "c", "was": 150_000, "group": ""}
+        assert quotas_page(w.controller)[1] == {
+            "pod": "ns/db",
+            "container": "c",
+            "was": 150_000,
+            "now": None,
+            "group": "",
+        }
         await w.update(owner, cpu_quota=-1)
         assert [row["container"] for row in quotas_page(w.controller)] == [""], "it has none to put back"
 

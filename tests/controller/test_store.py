@@ -273,6 +273,6 @@ def test_no_part_of_the_controller_knows_the_controller() -> None:
 def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         names = [type(observer).__name__ for observer in w.controller.store._observers]
-        assert names == ["KernelWrites", "HookOverrides", "OwnerQuotas"]
+        assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas"]
 
     live(day)

@@ -18,7 +18,7 @@ import pytest
 from hostile import NAMESPACE, NOT_UTF8, HonestPod, HostilePod, on_the_wire
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.assembly import _options
+from proxy.assembly import options_of
 from proxy.backends.ledger import open_ledger
 from proxy.config.load import parse
 from proxy.controller.node_rules import node_of
@@ -126,7 +126,7 @@ class Node(World):
         own = ("machine", "topology", "static", "alike")
         rules = {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
         rules = {name: value for name, value in rules.items() if name not in own}
-        super().__init__(_options(read), static=node.static, rules=rules)
+        super().__init__(options_of(read), static=node.static, rules=rules)
 
     def boot(self) -> None:
         self.ledger, _ = open_ledger(self.state_dir, MACHINE.fingerprint)  # type: ignore[assignment]
