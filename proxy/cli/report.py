@@ -30,7 +30,8 @@ FORMATS = ("koordinator",)
 def report(file: Path | None, admin: str | None, form: str, node: str | None, timeout: float) -> None:
     """Print the node's description for schedulers: CPUs, NUMA nodes, pools, and the owners of CPUs.
 
-    It is ready to be published; nothing is sent anywhere:
+    It is a print-out, and nothing is sent anywhere. To publish it once, with a kubectl that may write
+    NodeResourceTopology objects, in a cluster that has their CRD:
 
     \b
       topoproxy report | kubectl apply -f -

@@ -84,7 +84,7 @@ def render_pods(answer: object) -> str:
     """Write what can be asked about: a line for each pod, the one with the newest decision last."""
     pods = _pods(answer)
     if not pods:
-        return "Nothing is remembered yet: no container has been placed since the daemon started.\n"
+        return "No decision recorded: no container has been placed since the daemon started.\n"
     rows = [("NEWEST DECISION", "POD", "DECISIONS", "CONTAINERS", "")]
     for pod in pods:
         names = pod.get("containers")

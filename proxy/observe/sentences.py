@@ -77,18 +77,18 @@ def sections(record: Explanation) -> tuple[Section, ...]:
             Section("", sentences((headline(record), *_observed(record), *_why(record), _known(record)))),
         )
     refused, done = not record.verdict.admitted, record.applied
-    taken = "What was taken" if done else "What would be taken"
+    taken = "Allocated" if done else "Would be allocated"
     parts = [
         Section("", (headline(record), *_observed(record), *(against(record) if refused else ()))),
-        Section("What was asked for", _facts(record)),
-        Section("What there was", tuple(offer(answer) for answer in record.answers)),
-        Section("What was chosen", _chosen(record)),
-        Section("What was tried" if refused else taken, _taken(record)),
+        Section("Request", _facts(record)),
+        Section("Available", tuple(offer(answer) for answer in record.answers)),
+        Section("Choice", _chosen(record)),
+        Section("Tried" if refused else taken, _taken(record)),
         Section(
-            "Where that left it" if done else "Where that would leave it",
+            "Result" if done else "Result if applied",
             _why(record) if refused else (*_placed(record), *_why(record)),
         ),
-        Section("What had to move" if done else "What would have to move", _moves(record)),
+        Section("Moved" if done else "Would have to move", _moves(record)),
         Section("Verdict", _verdict(record)),
         Section("What would help", help_for(record) if refused else ()),
     ]

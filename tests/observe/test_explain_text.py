@@ -122,7 +122,7 @@ def test_the_list_of_pods() -> None:
 
 
 def test_nothing_is_remembered() -> None:
-    assert render_pods({"pods": []}).startswith("Nothing is remembered yet")
+    assert render_pods({"pods": []}).startswith("No decision recorded")
 
 
 def test_names_that_can_be_asked_about() -> None:

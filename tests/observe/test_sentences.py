@@ -95,17 +95,17 @@ def test_the_order_is_that_of_the_decision() -> None:
     reported = record("owner")
     assert titles(reported) == [
         "",
-        "What was asked for",
-        "What there was",
-        "What was chosen",
-        "What was taken",
-        "Where that left it",
-        "What had to move",
+        "Request",
+        "Available",
+        "Choice",
+        "Allocated",
+        "Result",
+        "Moved",
         "Verdict",
     ]
     refused = titles(record("refused_single"))
     assert refused[-2:] == ["Verdict", "What would help"]
-    assert "Where that left it" not in refused
+    assert "Result" not in refused
 
 
 def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
@@ -240,8 +240,8 @@ def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
 def test_what_was_tried_and_refused_was_not_taken() -> None:
     verdict = Verdict(9, "SharedPoolExhausted", "the shared pool would be left empty")
     reported = titles(replace(record("owner"), verdict=verdict))
-    assert "What was tried" in reported
-    assert "What was taken" not in reported
+    assert "Tried" in reported
+    assert "Allocated" not in reported
 
 
 def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
@@ -264,7 +264,7 @@ def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
     facts = [Fact(f"cpu {kind}", "2", "x") for kind in ("request", "limit")]
     other = [Fact("memory request", "1", "x"), Fact("memory limit", "2", "x"), Fact("gpu limit", "1", "x")]
     reported = replace(record("owner"), facts=(*facts, *other))
-    assert section(reported, "What was asked for") == (
+    assert section(reported, "Request") == (
         "From x: cpu request and limit 2; memory request 1; memory limit 2; gpu limit 1.",
     )
 
@@ -310,37 +310,40 @@ def test_a_system_container_has_no_exclusive_cpus() -> None:
             ProviderAnswer(
                 "cpu", "cpu", "", (hint(True, 0), hint(True, 1), hint(True, 2), hint(False, 0, 1)), 7, 3
             ),
-            "cpu: 3 of 7 node sets are preferred: 0, 1, 2; others, e.g. 0-1.",
+            "cpu: preferred on node 0, node 1 or node 2; also possible on 4 sets of nodes, e.g. nodes 0-1.",
         ),
         (
             ProviderAnswer("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 2, 2),
-            "cpu: all 2 node sets are preferred: 0, 1.",
+            "cpu: preferred on node 0 or node 1.",
         ),
         (
             ProviderAnswer("cpu", "cpu", "", (hint(True, 0), hint(True, 1)), 9, 5),
-            "cpu: 5 of 9 node sets are preferred, e.g. 0, 1.",
+            "cpu: preferred on 5 sets of nodes, e.g. node 0, node 1; also possible on 4 sets of nodes.",
         ),
         (
             ProviderAnswer("memory", "memory", "", (hint(False, 0, 2),), 1, 0),
-            "memory: the only node set is {0,2}, and it is not preferred.",
+            "memory: possible on nodes 0,2 only (not preferred).",
         ),
         (
             ProviderAnswer("memory", "memory", "", (hint(True),), 1, 1),
-            "memory: the only node set is any, and it is preferred.",
+            "memory: possible on any node only (preferred).",
         ),
         (ProviderAnswer("devices", "", "no preference"), "devices: any nodes will do."),
         (ProviderAnswer("devices", "x.io/y", "impossible"), "x.io/y: no nodes can give it."),
         (ProviderAnswer("devices", "x.io/y"), "x.io/y: no nodes can give it."),
         (
             ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), None, None),
-            "cpu: too many node sets to count, e.g. 0-1.",
+            "cpu: possible on too many sets of nodes to count, e.g. nodes 0-1.",
         ),
-        (ProviderAnswer("cpu", "cpu", "", (), None, None), "cpu: too many node sets to count."),
+        (
+            ProviderAnswer("cpu", "cpu", "", (), None, None),
+            "cpu: possible on too many sets of nodes to count.",
+        ),
         (
             ProviderAnswer("cpu", "cpu", "", (hint(True, 0), hint(False, 0, 1)), None, None),
-            "cpu: too many node sets to count; preferred ones are e.g. 0.",
+            "cpu: possible on too many sets of nodes to count; preferred e.g. on node 0.",
         ),
-        (ProviderAnswer("cpu", "cpu", "", (), 4, 0), "cpu: none of 4 node sets is preferred."),
+        (ProviderAnswer("cpu", "cpu", "", (), 4, 0), "cpu: possible on 4 sets of nodes (not preferred)."),
     ],
 )
 def test_what_a_provider_offered(said: ProviderAnswer, text: str) -> None:
@@ -377,12 +380,12 @@ def test_what_a_provider_offered(said: ProviderAnswer, text: str) -> None:
     ],
 )
 def test_what_a_policy_chose(merge: Merge, texts: list[str]) -> None:
-    assert list(section(Explanation("e", "a/b", "u", merge=merge), "What was chosen")) == texts
+    assert list(section(Explanation("e", "a/b", "u", merge=merge), "Choice")) == texts
 
 
 def test_a_long_list_of_moved_containers_is_cut() -> None:
     def moved(*containers: MovedContainer, more: int = 0) -> tuple[str, ...]:
-        return section(Explanation("e", "a/b", "u", moved=containers, more_moved=more), "What had to move")
+        return section(Explanation("e", "a/b", "u", moved=containers, more_moved=more), "Moved")
 
     before, after = CpuSet.parse("0-7"), CpuSet.parse("0-3")
     (text,) = moved(*(MovedContainer(f"a/b{i}/c", before, after) for i in range(13)))
@@ -399,7 +402,7 @@ def test_a_long_list_of_moved_containers_is_cut() -> None:
 def test_steps_are_grouped_by_provider_and_cut() -> None:
     cores = [AllocationStep("cpu", f"core {i}: CPUs {i},{i + 32}") for i in range(12)]
     reported = Explanation("e", "a/b", "u", steps=(*cores, AllocationStep("memory", "node 0.")))
-    texts = section(reported, "What was taken")
+    texts = section(reported, "Allocated")
     assert texts[0].endswith("core 9: CPUs 9,41; and 2 more.")
     assert texts[1] == "memory: node 0."
 
@@ -520,9 +523,9 @@ def test_every_record_of_the_engine_has_a_sentence(policy: TopologyPolicy, scope
 def test_what_a_pod_is_given_beside_its_cpus_is_its_containers() -> None:
     reported = replace(record("pod_scope"), devices=("x/gpu=g0",))
     given = f"Its containers were given CPUs {reported.cpus} and device x/gpu=g0 together."
-    assert section(reported, "Where that left it")[0] == given
+    assert section(reported, "Result")[0] == given
     without = replace(reported, cpus=CpuSet())
-    assert section(without, "Where that left it")[0] == "Its containers were given device x/gpu=g0 together."
+    assert section(without, "Result")[0] == "Its containers were given device x/gpu=g0 together."
 
 
 DONE = re.compile(
@@ -537,7 +540,7 @@ def test_what_was_not_applied_is_what_would_be(name: str) -> None:
     assert " would be " in texts[0]
     assert texts[1] == "The pod is only observed: nothing was changed."
     assert [text for text in texts if DONE.search(text)] == []
-    assert {"What was taken", "Where that left it", "What had to move"}.isdisjoint(titles(reported))
+    assert {"Allocated", "Result", "Moved"}.isdisjoint(titles(reported))
     for text in texts:
         check(text)
     assert any(DONE.search(text) for text in all_sentences(replace(reported, applied=True)))
@@ -548,14 +551,14 @@ def test_an_owner_that_is_only_observed() -> None:
     assert all_sentences(reported)[0].startswith(
         "ml/trainer/main would be admitted with CPUs 16-19,48-51 of its"
     )
-    assert section(reported, "Where that would leave it")[:2] == (
+    assert section(reported, "Result if applied")[:2] == (
         "It would be given CPUs 16-19,48-51, memory of node 1 and device nvidia.com/gpu=gpu2.",
         (
             "By the plan: Guaranteed container with 8 whole CPUs, policy static; "
             "picked 16-19,48-51 on NUMA node 1."
         ),
     )
-    assert section(reported, "What would have to move")[0].startswith(
+    assert section(reported, "Would have to move")[0].startswith(
         "4 containers would leave CPUs 16-19,48-51 and keep CPUs 0,3-15,20-32,35-47,52-63: "
     )
     assert section(reported, "Verdict") == ("It would be admitted.",)
