@@ -48,7 +48,7 @@ EXIT_CODES = (
         65,
         "Data are not what they should be: a machine (a description or a sysfs tree), a manifest, a hook, an"
         " event; or the daemon does not take the request (EX_DATAERR)",
-        (*_ASKING, "hooks run", "hooks validate", "topology", "simulate", "serve"),
+        (*_ASKING, "hooks run", "hooks validate", "topology", "devices", "simulate", "serve"),
     ),
     ExitCode(
         69,
@@ -77,6 +77,7 @@ EXIT_CODES = (
                 f"hooks {name}"
                 for name in ("list", "validate", "new", "run", "enable", "disable", "registration")
             ),
+            "devices",
             "simulate",
             "check-config",
         ),

@@ -113,7 +113,7 @@ def test_every_command_that_asks_the_daemon_is_in_the_row() -> None:
     asking = {
         name for name, command in EACH.items() if any("--timeout" in each.opts for each in command.params)
     }
-    assert asking - {"hooks list"} == set(those_with(69)) - {"demo"}, "hooks list reads the directories then"
+    assert asking - {"hooks list", "devices"} == set(those_with(69)) - {"demo"}, "these look at files then"
 
 
 @pytest.mark.parametrize(
