@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from proxy import __version__
@@ -45,7 +45,7 @@ class Pages:
         front: Front | None,
         controller: NodeController | None,
         sync: Sync | None,
-        suppression: Suppression | None,
+        suppression: Callable[[], Suppression | None],
         takeover: LazyTakeover | None,
         leaving: LazyRelease | None,
         hooking: Hooking | None = None,
@@ -146,10 +146,9 @@ class Pages:
                 "events": self._controller.runtime_events.events_state.value,
                 "reconcile_s": self._controller.options.reconcile_period,
             }
-            if self._suppression is not None:
+            if (doing := self._suppression()) is not None:
                 from proxy.controller.be.page import suppression_page
 
-                doing = self._suppression
                 page["beSuppress"] = suppression_page(doing.known, doing.settings, self._controller.state)
             if self._takeover is not None:
                 page.update(self._takeover.page())
@@ -184,7 +183,7 @@ class Pages:
             return ""
         from proxy.engine.plan_differences import applied_since
 
-        doing, state, container_id = self._suppression, self._controller.state, record.container_id
+        doing, state, container_id = self._suppression(), self._controller.state, record.container_id
         if words := applied_since(state, container_id, applied=record.explanation.applied):
             return words
         if lacks := self._controller.hotplug.shortage.explained(container_id):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from proxy.controller.be.suppression import Suppression
     from proxy.controller.context import NodeContext
     from proxy.controller.drift.ports import Writes
-    from proxy.controller.kernel_ports import Cgroups, CpuGroups, GroupLocator
+    from proxy.controller.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
     from proxy.controller.partitions.ports import Partitions as KernelPartitions
     from proxy.controller.ports import (
         Displaced,
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from proxy.controller.systemd.ports import Fences, Units
     from proxy.engine.node import Node
+    from proxy.engine.suppression import SuppressionSettings
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.telemetry.port import Telemetry
 
@@ -235,23 +236,40 @@ def suppression_of(
         controller: The controller of the BE containers.
         record: What an earlier run has written and not taken off, by the ledger.
     """
-    asked = config.be_suppress
-    if config.mode is not Mode.ENFORCE or (asked.mode is SuppressMode.OFF and not record):
+    mode = config.be_suppress.mode
+    if config.mode is not Mode.ENFORCE or (mode is SuppressMode.OFF and not record):
         return None
-    from proxy.backends.cgroup.cpu_usage import open_usage
     from proxy.controller.be.suppression import Suppression
-    from proxy.engine.suppression import SuppressionSettings
 
-    usage = groups = None
+    usage: UsageSource | None = None
+    groups: GroupQuotas | None = None
     try:
-        if asked.mode is not SuppressMode.OFF:
-            usage = open_usage(config.cgroup_root, config.procfs_root)
-        if asked.mode is SuppressMode.QUOTA or record:
-            groups = open_cpu_groups(config.cgroup_root)
+        usage = usage_of(config)
+        groups = open_cpu_groups(config.cgroup_root) if mode is SuppressMode.QUOTA or record else None
     except CgroupError as error:
         controller.telemetry.problem("cannot suppress BE pods", err=error)
-    settings = SuppressionSettings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
-    return Suppression(controller, controller.writes, settings, usage, groups, record)
+    return Suppression(controller, controller.writes, suppression_settings(config), usage, groups, record)
+
+
+def suppression_settings(config: Config) -> SuppressionSettings:
+    """Return the settings of BE suppression."""
+    from proxy.engine.suppression import SuppressionSettings
+
+    asked = config.be_suppress
+    return SuppressionSettings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
+
+
+def usage_of(config: Config) -> UsageSource | None:
+    """Open what counts the CPU time of pods; None where BE pods are not suppressed.
+
+    Raises:
+        CgroupError: Nothing counts it.
+    """
+    if config.be_suppress.mode is SuppressMode.OFF:
+        return None
+    from proxy.backends.cgroup.cpu_usage import open_usage
+
+    return open_usage(config.cgroup_root, config.procfs_root)
 
 
 def _node_object(config: Config) -> NodeObject | None:

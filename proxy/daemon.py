@@ -155,7 +155,7 @@ class Daemon:
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
     async def _wire(self, machine: Machine, away: list[str], telemetry: Telemetry) -> Front:
-        from proxy.assembly import controller_of, suppression_of
+        from proxy.assembly import controller_of
         from proxy.frontends.cri.acceptor import Front
         from proxy.frontends.cri.interceptors import METHODS, Interceptors
 
@@ -186,10 +186,8 @@ class Daemon:
         self._task(self.sync.run)
         self._task(self._settler.run)
         self._task(self.controller.unit_properties.run)
-        self._suppression = suppression_of(config, controller, entries.get("b/suppress"))
-        if self._suppression is not None:
-            self._task(self._suppression.run)
-        self._leaving = LazyRelease(config, controller, self._suppression)
+        self._suppress(config, entries.get("b/suppress"))
+        self._leaving = LazyRelease(config, controller, lambda: self._suppression)
         self._leaving.recover(entries)
         interceptors = Interceptors(controller, self.sync, controller.start_update)
         if enforce and (config.hooks.enabled or config.hooks.serve is not None):
@@ -220,14 +218,24 @@ class Daemon:
             self._pod_resources = await asyncio.to_thread(pod_resources_of, self.config, self.controller)
         await self._pod_resources.run()
 
+    def _suppress(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
+        """Begin to suppress BE pods, where the configuration wants it or an earlier run has."""
+        from proxy.assembly import suppression_of
+
+        assert self.controller is not None
+        self._suppression = suppression_of(config, self.controller, record)
+        if self._suppression is not None:
+            self._task(self._suppression.run)
+
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
         from proxy.reload.service import Reload
-        from proxy.reload.steps import common_steps, controller_steps
+        from proxy.reload.steps import common_steps, controller_steps, suppression_step
 
         steps, controller = common_steps(), self.controller
         if controller is None:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
         steps += controller_steps(controller)
+        steps.append(suppression_step(lambda: self._suppression, self._suppress))
         return Reload(self._config, steps, lambda: controller.state.node.machine, telemetry, self._notifier)
 
     def _client_watch(self, controller: NodeController, front: Front) -> ClientWatch:
@@ -277,14 +285,14 @@ class Daemon:
         from proxy.admin_routes import Pages
 
         takeover = self._takeover or LazyTakeover(self.config, None, None)
-        leaving = self._leaving or LazyRelease(self.config, None, None)
+        leaving = self._leaving or LazyRelease(self.config, None, lambda: None)
         self.pages = pages = Pages(
             self.config,
             self._listener,
             self._front,
             self.controller,
             self.sync,
-            self._suppression,
+            lambda: self._suppression,
             self._takeover,
             self._leaving,
             self.hooking,

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
@@ -152,10 +151,47 @@ def test_without_any_counters(node: Node) -> None:
 
 
 def test_observe_mode_suppresses_nothing(node: Node) -> None:
-    daemon = node.suppressing("cpuset")
-    daemon.config = parse(f"mode: observe\nbeSuppress: {{mode: cpuset}}\n{node.configuration()}", "test")
+    daemon = node.daemon("mode: observe\nbeSuppress: {mode: cpuset}\n")
 
     async def day() -> None:
         assert "beSuppress" not in daemon.pages.status()
 
     run(daemon, day)
+
+
+def test_a_reload_begins_changes_and_ends_suppression(node: Node) -> None:
+    file = node.directory / "config.yaml"
+
+    def write(text: str) -> str:
+        text = f"reconcilePeriod: 200ms\nprocfsRoot: {node.proc}\ncgroupRoot: {node.root}\n{text}"
+        file.write_text(node.configuration(text))
+        return text
+
+    daemon = node.daemon(write(""), file=file, cgroups=None)
+
+    async def reload(text: str) -> str:
+        write(text)
+        page: Any = await daemon.reload.action()
+        return f"{page['reload']['result']}{page['reload']['reason']}"
+
+    async def day() -> None:
+        await node.launch(DemoPod("ls", "LS", KubeQos.BURSTABLE))
+        be = await node.launch(DemoPod("be", "BE", KubeQos.BEST_EFFORT))
+        node.busy = 8.0
+        assert "beSuppress" not in daemon.pages.status()
+        assert await reload(f"beSuppress: {{mode: cpuset, period: {PERIOD_S}s}}") == "applied"
+        await node.time_passes(lambda: len(CpuSet.parse(node.cpus(be))) < 16)
+        narrow = len(CpuSet.parse(node.cpus(be)))
+        assert await reload(f"beSuppress: {{mode: cpuset, threshold: 100, period: {PERIOD_S}s}}") == "applied"
+        await node.time_passes(lambda: len(CpuSet.parse(node.cpus(be))) > narrow)
+        assert await reload(f"beSuppress: {{mode: cfs-quota, period: {PERIOD_S}s}}") == "applied"
+        await node.time_passes(lambda: node.quota > 0)
+        assert len(CpuSet.parse(node.cpus(be))) == 16
+        assert await reload("") == "applied"
+        await node.time_passes(lambda: node.quota == -1)
+        rounds = daemon.controller.telemetry.registry.page()["be_suppress_rounds"]
+        await asyncio.sleep(4 * PERIOD_S)
+        assert daemon.controller.telemetry.registry.page()["be_suppress_rounds"] == rounds
+        assert daemon.pages.status()["beSuppress"]["mode"] == "off"
+
+    run(daemon, day, synced=True)

@@ -233,6 +233,7 @@ class BeSuppressConfig:
             "mode",
             choice(SuppressMode),
             "How: not at all, by fewer CPUs, or by one CFS quota for all.",
+            live=True,
         ),
     )
     threshold: int = field(
@@ -241,16 +242,20 @@ class BeSuppressConfig:
             "threshold",
             whole(1, 100),
             "Percent of the node's CPUs that all may use together; BE has what the others leave of it.",
+            live=True,
         ),
     )
     min_percent: int = field(
         default=0,
         metadata=key(
-            "minPercent", whole(0, 100), "Percent of the node's CPUs that BE has in any case; 0: not set."
+            "minPercent",
+            whole(0, 100),
+            "Percent of the node's CPUs that BE has in any case; 0: not set.",
+            live=True,
         ),
     )
     period: float = field(
-        default=1.0, metadata=key("period", duration(0.1, 60), "How often usage is looked at.")
+        default=1.0, metadata=key("period", duration(0.1, 60), "How often usage is looked at.", live=True)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.config.schema import Config, Mode
@@ -28,14 +28,17 @@ class LazyRelease:
     """Makes the release of a daemon on demand."""
 
     def __init__(
-        self, config: Config, controller: NodeController | None, suppression: Suppression | None
+        self,
+        config: Config,
+        controller: NodeController | None,
+        suppression: Callable[[], Suppression | None],
     ) -> None:
         """Take the parts.
 
         Args:
             config: What happens to decisions.
             controller: The node; None in a daemon that decides nothing.
-            suppression: Keeps BE pods within limits; None where there is none.
+            suppression: Returns what keeps BE pods within limits; None where there is none.
         """
         self._config = config
         self._controller = controller
@@ -57,7 +60,8 @@ class LazyRelease:
         return self._made
 
     def _is_idle(self) -> bool:
-        return self._suppression is None or not self._suppression.known.written
+        doing = self._suppression()
+        return doing is None or not doing.known.written
 
     def routes(self) -> Mapping[str, Route]:
         """Return what the admin socket answers."""

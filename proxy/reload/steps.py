@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy import logs
-from proxy.assembly import node_rules_of, options_of
+from proxy.assembly import node_rules_of, options_of, suppression_settings, usage_of
+from proxy.backends.cgroup.cfs_quota import open_cpu_groups
 from proxy.config.schema import Config
+from proxy.model.errors import CgroupError, ConfigError
+from proxy.model.koordinator import SuppressMode
 from proxy.reload.step import Commit, LiveStep
 
 if TYPE_CHECKING:
+    from proxy.controller.be.suppression import Suppression
     from proxy.controller.controller import NodeController
 
 PLACEMENT = (
@@ -56,6 +61,30 @@ def controller_steps(controller: NodeController) -> list[LiveStep]:
 
     timing = ("onError", "callTimeout", "settle", "reconcilePeriod", "explainHistory")
     return [LiveStep(timing, options), LiveStep(PLACEMENT, rules)]
+
+
+def suppression_step(current: Callable[[], Suppression | None], begin: Callable[[Config], None]) -> LiveStep:
+    """Return the step of BE suppression.
+
+    Args:
+        current: Returns what suppresses BE pods; None where nothing has been made yet.
+        begin: Makes it, where the configuration wants it.
+    """
+
+    def prepare(before: Config, after: Config) -> Commit:
+        doing, asked = current(), after.be_suppress.mode
+        if doing is None:
+            return lambda: begin(after)
+        try:
+            usage = doing.usage or usage_of(after)
+            wants_quotas = asked is SuppressMode.QUOTA and doing.groups is None
+            groups = open_cpu_groups(after.cgroup_root) if wants_quotas else doing.groups
+        except CgroupError as error:
+            raise ConfigError(f"beSuppress.mode: {error}") from error
+        settings = suppression_settings(after)
+        return lambda: doing.reconfigure(settings, usage, groups)
+
+    return LiveStep(("beSuppress",), prepare)
 
 
 def _log(before: Config, after: Config) -> Commit:

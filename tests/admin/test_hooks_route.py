@@ -22,7 +22,7 @@ class Told(Hooking):
 
 
 def pages(config: str = "", hooking: Hooking | None = None) -> Pages:
-    return Pages(parse(config, "test"), None, None, None, None, None, None, None, hooking)
+    return Pages(parse(config, "test"), None, None, None, None, lambda: None, None, None, hooking)
 
 
 @pytest.mark.parametrize(

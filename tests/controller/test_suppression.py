@@ -439,7 +439,7 @@ def test_after_a_crash_unwanted_quotas_are_removed(live: Any, mode: str) -> None
         await w.until(
             lambda: (
                 w.controller.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) >= rounds
-                and (mode != "off" or task.done())
+                and (mode != "off" or not bed.it.known.written)
             )
         )
         task.cancel()

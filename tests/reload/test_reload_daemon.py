@@ -14,7 +14,6 @@ from proxy.config.schema import Config, keys
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.reload.service import NOT_RELOADED
-from proxy.reload.steps import common_steps, controller_steps
 from tests.reload.node import FileNode
 from tests.testkit.daemon import run, temporary_node, until
 
@@ -240,8 +239,7 @@ def test_each_live_key_has_one_step_and_each_step_has_live_keys(node: FileNode) 
     daemon = node.from_file()
 
     async def day() -> None:
-        assert daemon.controller is not None
-        steps = [*common_steps(), *controller_steps(daemon.controller)]
+        steps = daemon.reload._steps
         owners = {key: sum(step.applies(key) for step in steps) for key in live_keys()}
         assert {key: count for key, count in owners.items() if count != 1} == {}
         for step in steps:

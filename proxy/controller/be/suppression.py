@@ -15,7 +15,9 @@ fresh state has none, quotas by the ledger.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import math
 from collections.abc import Mapping
 
 from msgspec import structs
@@ -57,6 +59,8 @@ class Suppression:
 
     Attributes:
         settings: The configuration.
+        usage: Reads CPU time; None where nothing counts it.
+        groups: Reads and writes quotas; None where the cpu controller is missing.
     """
 
     def __init__(
@@ -81,8 +85,9 @@ class Suppression:
         self._context = context
         self._writes = writes
         self.settings = settings
-        self._usage = usage
-        self._groups = groups
+        self.usage = usage
+        self.groups = groups
+        self._news = asyncio.Event()
         self._worker = Worker("suppress", context.broken)
         context.health.watch(self._worker)
         self._reading: asyncio.Future[tuple[str, UsageReading]] | None = None
@@ -93,21 +98,35 @@ class Suppression:
         """The known facts about BE suppression."""
         return self._context.state.facts.suppression or NOT_SUPPRESSED
 
+    def reconfigure(
+        self, settings: SuppressionSettings, usage: UsageSource | None, groups: GroupQuotas | None
+    ) -> None:
+        """Suppress by other settings from now on; see ``__init__``."""
+        self.settings, self.usage, self.groups = settings, usage, groups
+        self._news.set()
+
     async def run(self) -> None:
         """Suppress until cancelled; where suppression is off, remove what an earlier run has written."""
-        settings, synced = self.settings, self._context.synced
+        while True:
+            settings = self.settings
+            await self._run(settings)
+            if self.settings.mode is not settings.mode:
+                await self._give_back("the configuration has changed")
+
+    async def _run(self, settings: SuppressionSettings) -> None:
+        """Suppress until the settings change."""
+        self._news.clear()
+        synced = self._context.synced
         waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
         waited = 0
-        while True:
+        while self.settings is settings:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
                     await self._remove_quotas()
                 if not self._context.store.mode.enforces:
                     await self._give_back("the node is released")
                 elif settings.mode is SuppressMode.OFF:
-                    if not self.known.written:
-                        return
-                    wait = waits.next()
+                    wait = waits.next() if self.known.written else math.inf
                 elif synced.is_set():
                     waited = 0
                     await self.once()
@@ -115,7 +134,9 @@ class Suppression:
                     waited += 1  # the pods are not known yet
             except Exception as error:  # noqa: BLE001  no fault may prevent the next round
                 self._context.broken(error)
-            await asyncio.sleep(wait)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait if wait < math.inf else None):
+                    await self._news.wait()
 
     async def once(self) -> None:
         """Do one round."""
@@ -147,10 +168,10 @@ class Suppression:
 
     async def _read(self, query: UsageQuery) -> tuple[str, UsageReading]:
         """Read the counters; while one reading hangs, no other is started: it is waited for again."""
-        if self._usage is None:
+        if self.usage is None:
             raise CgroupError("cannot read the CPU time of pods: nothing counts it")
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._worker.run(self._look, self._usage, query))
+            self._reading = asyncio.ensure_future(self._worker.run(self._look, self.usage, query))
         done, _ = await asyncio.wait([self._reading], timeout=READ_LIMIT_S)
         if not done:
             raise TimeoutError(f"cannot read the CPU time of pods: nothing came for {READ_LIMIT_S:g} s")
@@ -194,7 +215,7 @@ class Suppression:
 
     async def _write_quota(self, path: str, milli: int) -> bool:
         """Limit a group to a budget; returns whether its quota was written."""
-        groups, worker = self._groups, self._worker
+        groups, worker = self.groups, self._worker
         if groups is None:
             raise CgroupError("cannot set a CFS quota: the cpu controller is not there")
         await self._remove_quotas(but=path)
@@ -214,9 +235,9 @@ class Suppression:
         before = self.known.written
         for path in sorted(before - {but}):
             try:
-                if self._groups is None:
+                if self.groups is None:
                     continue
-                await self._worker.run(self._groups.set_quota, path, UNLIMITED)
+                await self._worker.run(self.groups.set_quota, path, UNLIMITED)
             except CgroupError as error:
                 if error.errno != errno.ENOENT:
                     telemetry = self._context.telemetry
@@ -255,5 +276,5 @@ class Suppression:
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
-        if self._usage is not None:
-            self._usage.close()
+        if self.usage is not None:
+            self.usage.close()
