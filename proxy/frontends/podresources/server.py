@@ -103,6 +103,7 @@ class PodResourcesServer:
         self._place = SocketPath(path, "serve the pod-resources API")
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
+        self._listed: tuple[NodeState, object, pb.ListPodResourcesResponse] | None = None
         self.wanted = True
 
     def open(self) -> None:
@@ -173,7 +174,15 @@ class PodResourcesServer:
         return answered
 
     def _list(self, _: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
-        return pods_answer(self._known(), self._kubelet.pods() if self._kubelet else None)
+        """Return all pods. As long as neither the state nor kubelet's answer changes, the list is the same.
+
+        Making a list of hundreds of pods takes milliseconds, during which the event loop may have to wait.
+        """
+        state, kubelet = self._known(), self._kubelet.pods() if self._kubelet else None
+        latest = self._listed
+        if latest is None or latest[0] is not state or latest[1] is not kubelet:
+            latest = self._listed = (state, kubelet, pods_answer(state, kubelet))
+        return latest[2]
 
     def _get(self, asked: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
         from proxy.api.kubelet import podresources_pb2 as pb

@@ -1,0 +1,48 @@
+"""The server's own rules, without a socket: a list is made again only when something has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import structs
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.api.kubelet import podresources_pb2 as pb
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.frontends.podresources.server import PodResourcesServer
+from proxy.model.mode import NodeMode
+from proxy.topology.build import described
+from tests.testkit.captured_log import telemetry
+
+MACHINE = described(1, 1, 2, 1)
+
+
+class Kubelet:
+    """kubelet's answers, the same as long as ``listed`` is."""
+
+    def __init__(self) -> None:
+        self.listed = pb.ListPodResourcesResponse()
+
+    def pods(self) -> pb.ListPodResourcesResponse:
+        return self.listed
+
+    def devices(self) -> pb.AllocatableResourcesResponse:
+        return pb.AllocatableResourcesResponse()
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_list_is_made_again_only_when_the_state_or_kubelets_answer_has_changed() -> None:
+    states, kubelet = [NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))], Kubelet()
+    server = PodResourcesServer(Path("/none"), lambda: states[-1], kubelet, telemetry())
+    asked = pb.ListPodResourcesRequest()
+    first = server._list(asked)
+    assert server._list(asked) is first
+    states.append(structs.replace(states[0], mode=NodeMode.OBSERVE))
+    second = server._list(asked)
+    assert second is not first
+    kubelet.listed = pb.ListPodResourcesResponse(pod_resources=[pb.PodResources(name="web")])
+    assert [pod.name for pod in server._list(asked).pod_resources] == ["web"]
+    assert second == pb.ListPodResourcesResponse()
