@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.config.admission import AdmissionConfig
+from proxy.config.enforce import EnforceConfig
 from proxy.config.enums import (
     CpuManagerPolicy,
     FailurePolicy,
@@ -49,6 +50,7 @@ __all__ = [
     "BeSuppressConfig",
     "Config",
     "CpuManagerPolicy",
+    "EnforceConfig",
     "FailurePolicy",
     "HooksConfig",
     "KoordinatorConfig",
@@ -89,6 +91,12 @@ class Config:
             "mode",
             choice(Mode),
             "enforce: place containers. observe: decide and log, change nothing. passthrough: only relay.",
+        ),
+    )
+    enforce: EnforceConfig = field(
+        default=EnforceConfig(),
+        metadata=section(
+            "enforce", "To which pods mode enforce applies the plan: all by default. The others are observed."
         ),
     )
     cpu_manager_policy: CpuManagerPolicy = field(

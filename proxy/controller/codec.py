@@ -20,6 +20,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, 
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import listed
+from proxy.model.pod_selection import kept_labels
 from proxy.model.quoting import MESSAGE, SENTENCE, printable
 from proxy.model.workload import (
     Container,
@@ -54,7 +55,9 @@ REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpus
 
 def dump(value: Pod | Container) -> dict[str, object]:
     """Return a record as plain data."""
-    return _dump_pod(value) if isinstance(value, Pod) else _dump_container(value)
+    if isinstance(value, Pod):
+        return {**_dump_pod(value), **({"labels": dict(value.labels)} if value.labels else {})}
+    return _dump_container(value)
 
 
 def _dump_pod(pod: Pod) -> dict[str, object]:
@@ -235,6 +238,7 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         reserved_for_pod=_aside(data["aside"], bounds) if "aside" in data else None,
         cgroup_changed_by_hook=data.get("reparented") is True,
         total=_total(data["total"]) if "total" in data else None,
+        labels=kept_labels({_text(key): _text(text) for key, text in data.get("labels", {}).items()}),
     )
 
 

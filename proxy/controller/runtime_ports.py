@@ -69,7 +69,7 @@ NO_QUIRKS = RuntimeQuirks()
 
 
 class RuntimePod(Struct, frozen=True):
-    """A sandbox as the runtime lists it, with the labels and annotations that are read here."""
+    """A sandbox as the runtime lists it, with its labels and the annotations that are read here."""
 
     id: str
     uid: str

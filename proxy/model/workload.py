@@ -11,6 +11,7 @@ from proxy.model.grants import Blocks, Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.options import TopologyPolicy
+from proxy.model.pod_selection import Labels
 from proxy.model.quoting import printable
 from proxy.model.requests import PodRequests
 
@@ -111,6 +112,7 @@ class Pod(Struct, frozen=True):
         cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.
         total: CPUs that its containers ask for together, as its sandbox's configuration says; None where that
             is not known. Only kept for pods whose annotation names CPUs.
+        labels: The labels by which ``enforce`` may select it.
     """
 
     sandbox_id: str
@@ -137,6 +139,7 @@ class Pod(Struct, frozen=True):
     wish_nodes: Mask | None = None
     cgroup_changed_by_hook: bool = False
     total: Request | None = None
+    labels: Labels = ()
 
     @property
     def problem(self) -> str:

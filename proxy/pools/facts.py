@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import Mask
 from proxy.model.machine import ANY_MACHINE, Bounds
+from proxy.model.pod_selection import kept_labels
 from proxy.model.quoting import NAME, kept, quoted
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import (
@@ -106,7 +107,8 @@ def pod_facts(
     plain = not annotations or annotations.keys().isdisjoint(POD_KEYS)
     if plain and (qos or not label):  # most pods
         kube = kube_qos(cgroup_parent)
-        return Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent)
+        chosen = kept_labels(labels)
+        return Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent, labels=chosen)
     status, wrong = resource_status(annotations, bounds)
     spec, spoilt = resource_spec(annotations)
     numa, trouble = numa_topology_spec(annotations)
@@ -134,6 +136,7 @@ def pod_facts(
         numa_exclusive=numa.exclusive,
         wish_policy=wish.policy,
         wish_nodes=wish.nodes,
+        labels=kept_labels(labels),
     )
 
 

@@ -14,6 +14,9 @@ from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
 
+ENTRIES_LIMIT, ENTRY_LIMIT = 1000, 4096
+"""Entries of a map of labels, and bytes of one, that are decoded; labels of Kubernetes are much shorter."""
+
 
 def text(raw: bytes) -> str:
     """Decode bytes; never raises."""
@@ -59,6 +62,15 @@ class Keys:
             if mark in joined:
                 return self._found(entries)
         return {}
+
+    def and_others(self, entries: Sequence[bytes]) -> dict[str, str]:
+        """Give all entries of a map of labels; where there are too many for labels, the wanted ones."""
+        if not entries:
+            return {}
+        if len(entries) > ENTRIES_LIMIT:
+            return self.of(entries)
+        read = (entry_of(raw) for raw in entries[:] if len(raw) <= ENTRY_LIMIT)
+        return {text(entry.key): text(entry.value) for entry in read if entry is not None}
 
     def _found(self, entries: Sequence[bytes]) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -23,11 +23,14 @@ from proxy.model.admission import Namespaces
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options
+from proxy.model.pod_selection import LabelExpression, LabelOperator, LabelSelector
 
 PATHS = st.lists(st.sampled_from(["a", "b c", "ä", "#", "~", "no", "1", "'\""]), min_size=1, max_size=4).map(
     lambda parts: Path("/", *parts)
 )
 AMOUNTS = st.none() | st.integers(0, 1 << 62) | st.integers(0, 1 << 20).map(lambda n: n << 30)
+LABELS = st.sampled_from(["app", "no", "1", "example.com/tier", "a.b-c/D_e.f"])
+LABEL_VALUES = st.sampled_from(["", "a", "on", "1", "1.5", "0x1f", "D_e.f-g"])
 RESOURCES = st.sampled_from(["memory", "hugepages-2Mi", "hugepages-1Gi", "hugepages-64Ki"])
 LIMITS = st.dictionaries(RESOURCES, st.integers(1, 1 << 62), min_size=1).map(Fixed)
 
@@ -84,6 +87,25 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
         max_size=3,
     ).map(Fixed),
     "serverUsers": st.sets(st.integers(0, 2**32 - 2)).map(lambda users: tuple(sorted(users))),
+    "percent": st.integers(0, 100),
+    "podsPerStep": st.integers(1, 1000),
+    "stepPeriod": st.integers(100, 3_600_000).map(lambda ms: ms / 1000),
+    "podSelector": st.builds(
+        LabelSelector,
+        st.dictionaries(LABELS, LABEL_VALUES, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+        st.lists(
+            st.builds(
+                LabelExpression,
+                LABELS,
+                st.sampled_from([LabelOperator.IN, LabelOperator.NOT_IN]),
+                st.lists(LABEL_VALUES, min_size=1, max_size=3, unique=True).map(tuple),
+            )
+            | st.builds(
+                LabelExpression, LABELS, st.sampled_from([LabelOperator.EXISTS, LabelOperator.DOES_NOT_EXIST])
+            ),
+            max_size=3,
+        ).map(tuple),
+    ),
     "explainHistory": st.integers(0, 100_000),
     **dict.fromkeys(
         ("namespaces", "systemNamespaces", "skipLabelNamespaces"),

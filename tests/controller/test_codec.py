@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.controller.codec import dump, load_container, load_pod
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Block, Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
+from proxy.model.pod_selection import kept_labels
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
@@ -129,6 +131,23 @@ CONTAINER = Container(
     Placement(Pool.OWN, CpuSet([1]), Mask([0]), ("why",), True, (BLOCK,)),
     Phase.RUNNING,
 )
+
+
+ANY_CONTAINER = Container(
+    "c", "n", Pod("s", "u", "ns", "p"), Request(), Placement(Pool.SHARED, CpuSet(), Mask()), Phase.RUNNING
+)
+
+
+@given(PODS, st.dictionaries(st.sampled_from(["a", "b", "x/y"]), st.sampled_from(["", "1"])))
+def test_labels_are_kept_with_the_pod_alone(pod: Pod, labels: dict[str, str]) -> None:
+    """The records of its containers repeat the pod, and would repeat them."""
+    labelled = structs.replace(pod, labels=kept_labels(labels))
+    read, plain = load_pod(json.loads(json.dumps(dump(labelled)))), load_pod(dump(pod))
+    assert read is not None
+    assert plain is not None
+    assert read == structs.replace(plain, labels=kept_labels(labels))
+    container = structs.replace(ANY_CONTAINER, pod=labelled)
+    assert dump(container) == dump(structs.replace(ANY_CONTAINER, pod=pod))
 
 
 def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> None:

@@ -16,7 +16,7 @@ from proxy.pools.facts import POD_KEYS
 from proxy.wire import lenient_message
 from proxy.wire.fields import field
 from proxy.wire.lenient_message import TooManyFieldsError, read
-from proxy.wire.lenient_text import Keys, identity, text
+from proxy.wire.lenient_text import ENTRIES_LIMIT, ENTRY_LIMIT, Keys, identity, text
 from tests.testkit.hook_facts import container_facts, pod_facts
 
 BITS = st.binary(max_size=12) | st.text(max_size=6).map(str.encode)
@@ -96,3 +96,17 @@ def test_an_odd_message_that_is_too_large_fails_the_hook_that_reads_it(
         len(facts.annotations)
     with pytest.raises(HookError, match="cannot read a CreateContainer request"):
         _ = container_facts(field(2, b"".join(field(4, b"\xff") for _ in range(60)))).args
+
+
+@given(ENTRIES)
+def test_all_labels_are_those_of_a_whole_map(entries: list[tuple[bytes, bytes]]) -> None:
+    raw = pb.SandboxFacts.FromString(b"".join(field(6, one) for one in encoded(entries))).labels
+    assert Keys(POD_KEYS).and_others(raw) == {text(key): text(value) for key, value in entries}
+
+
+def test_of_too_many_labels_only_the_wanted_are_read() -> None:
+    wanted = field(1, b"koordinator.sh/qosClass") + field(2, b"LS")
+    others = [field(1, b"k%d" % at) for at in range(ENTRIES_LIMIT)]
+    assert Keys(POD_KEYS).and_others([*others, wanted]) == {"koordinator.sh/qosClass": "LS"}
+    assert len(Keys(POD_KEYS).and_others(others)) == ENTRIES_LIMIT
+    assert Keys(POD_KEYS).and_others([field(1, b"k") + field(2, b"x" * ENTRY_LIMIT)]) == {}

@@ -60,7 +60,7 @@ def entries_of(
 
 
 def read_sandbox(raw: bytes) -> RuntimePod | None:
-    """Read a sandbox, with the labels and annotations that count."""
+    """Read a sandbox, with its labels and the annotations that count."""
     item = pb.ListedSandbox.FromString(raw)
     sandbox_id, meta = identity(item.id), item.metadata
     if not sandbox_id:
@@ -72,7 +72,7 @@ def read_sandbox(raw: bytes) -> RuntimePod | None:
         name=text(meta.name),
         attempt=meta.attempt,
         ready=item.state == pb.SANDBOX_READY,
-        labels=_KEYS.of(item.labels),
+        labels=_KEYS.and_others(item.labels),
         annotations=_KEYS.of(item.annotations),
     )
 

@@ -35,7 +35,7 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
         text(meta.namespace),
         text(meta.name),
         meta.attempt,
-        _POD.of(config.labels),
+        _POD.and_others(config.labels),
         _POD.of(config.annotations),
         text(config.linux.cgroup_parent),
         bounds,

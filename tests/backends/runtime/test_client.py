@@ -145,7 +145,7 @@ def test_lists(server: Server, runtime: GrpcRuntime) -> None:
     assert (first.id, first.uid, first.namespace, first.name, first.attempt) == ("p1", "u1", "shop", "web", 2)
     assert (first.ready, second.ready) == (True, False)
     assert (first.labels, first.annotations) == (
-        {QOS_LABEL: "LS"},
+        {QOS_LABEL: "LS", "a": "b"},
         {RESOURCE_STATUS: "{}", SOURCE: "file"},
     )
 

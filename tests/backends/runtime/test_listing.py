@@ -68,4 +68,4 @@ def test_a_sandbox_is_what_the_whole_message_says(labels: dict[str, str], ready:
     (pod,) = entries_of(raw, "sandbox", read_sandbox, lambda what: None)
     assert (pod.id, pod.name, pod.uid, pod.namespace, pod.attempt) == ("s", "n", "u", "ns", 3)
     assert (pod.ready, pod.annotations) == (ready, {})
-    assert pod.labels == {key: value for key, value in labels.items() if key == QOS_LABEL}
+    assert pod.labels == labels

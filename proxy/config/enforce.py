@@ -1,0 +1,146 @@
+"""The section of enforcement: to which pods the plan is applied, and how fast running ones are changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from proxy.config.admission import NAMESPACES
+from proxy.config.kinds import SettingKind, duration, whole
+from proxy.config.nested_values import YamlNode, meant
+from proxy.config.setting import key
+from proxy.model.admission import Namespaces
+from proxy.model.pod_selection import (
+    LONGEST_VALUE,
+    LabelExpression,
+    LabelOperator,
+    LabelSelector,
+    PodSelection,
+)
+
+_WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_PREFIX = re.compile(r"(?=.{1,253}/)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
+_WORDS = frozenset({"str", "int", "float", "bool"})
+_MOST = 100
+_PARTS = ("matchLabels", "matchExpressions")
+_FIELDS = ("key", "operator", "values")
+
+
+def _key(text: str, tree: YamlNode) -> str:
+    prefix = _PREFIX.match(text)
+    if not _WORD.fullmatch(text, prefix.end() if prefix else 0):
+        raise tree.fault(f"{text[:80]!r} is not a key of a label such as app or example.com/tier")
+    return text
+
+
+def _value(tree: YamlNode) -> str:
+    text = tree.text("a value of a label", _WORDS)
+    if text and not _WORD.fullmatch(text):
+        raise tree.fault(f"{text[:80]!r} is not a value of a label (at most {LONGEST_VALUE} characters)")
+    return text
+
+
+def _expression(tree: YamlNode) -> LabelExpression:
+    label = operator = None
+    values: tuple[str, ...] = ()
+    for name, value in tree.entries("key, operator and values"):
+        match name:
+            case "key":
+                label = _key(value.text("a key of a label", _WORDS), value)
+            case "operator":
+                word = value.text("an operator", _WORDS)
+                if word not in list(LabelOperator):
+                    raise value.fault(
+                        f"{word!r} is not {', '.join(LabelOperator)}{meant(word, LabelOperator)}"
+                    )
+                operator = LabelOperator(word)
+            case "values":
+                values = tuple(dict.fromkeys(map(_value, value.members("a list of values"))))
+            case _:
+                raise value.fault(f"unknown key{meant(name, _FIELDS)}")
+    if label is None or operator is None:
+        raise tree.fault(f"{'key' if label is None else 'operator'} is missing")
+    if (operator in (LabelOperator.IN, LabelOperator.NOT_IN)) is not bool(values):
+        raise tree.fault(f"{operator} {'takes no values' if values else 'needs values'}")
+    return LabelExpression(label, operator, values)
+
+
+def _read_selector(tree: YamlNode) -> LabelSelector:
+    labels: dict[str, str] = {}
+    expressions: list[LabelExpression] = []
+    for name, value in tree.entries("matchLabels and matchExpressions"):
+        if name == "matchLabels":
+            labels = {_key(label, each): _value(each) for label, each in value.entries("labels with values")}
+        elif name == "matchExpressions":
+            for each in value.members("a list of expressions"):
+                expressions.append(_expression(each))
+                if len(expressions) > _MOST:
+                    raise each.fault(f"there are more than {_MOST} expressions")
+        else:
+            raise value.fault(f"unknown key{meant(name, _PARTS)}")
+    if len(labels) > _MOST:
+        raise tree.fault(f"there are more than {_MOST} labels")
+    return LabelSelector(tuple(sorted(labels.items())), tuple(expressions))
+
+
+def _show_selector(selector: LabelSelector) -> dict[str, object]:
+    shown: dict[str, object] = {}
+    if selector.match_labels:
+        shown["matchLabels"] = dict(selector.match_labels)
+    if selector.match_expressions:
+        shown["matchExpressions"] = [
+            {
+                "key": each.key,
+                "operator": each.operator.value,
+                **({"values": list(each.values)} if each.values else {}),
+            }
+            for each in selector.match_expressions
+        ]
+    return shown
+
+
+SELECTOR = SettingKind(
+    "matchLabels and matchExpressions, as in Kubernetes", _read_selector, _show_selector, frozenset({"map"})
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EnforceConfig:
+    """To which pods mode enforce applies the plan. All other pods are observed."""
+
+    namespaces: Namespaces = field(
+        default=Namespaces(("*",)),
+        metadata=key("namespaces", NAMESPACES, "Namespaces whose pods the plan is applied to."),
+    )
+    pod_selector: LabelSelector = field(
+        default=LabelSelector(),
+        metadata=key(
+            "podSelector", SELECTOR, "Labels of the pods that the plan is applied to; empty: whatever labels."
+        ),
+    )
+    percent: int = field(
+        default=100,
+        metadata=key(
+            "percent",
+            whole(0, 100),
+            "How many of these pods the plan is applied to. The hash of a pod's UID decides, so a larger "
+            "percentage only adds pods.",
+        ),
+    )
+    pods_per_step: int = field(
+        default=1,
+        metadata=key(
+            "podsPerStep",
+            whole(1, 1000),
+            "Where mode or enforce change on a running node: how many running pods are changed together.",
+        ),
+    )
+    step_period: float = field(
+        default=1.0,
+        metadata=key("stepPeriod", duration(0.1, 3600), "Time between the beginnings of two such steps."),
+    )
+
+    @property
+    def selection(self) -> PodSelection:
+        """The section as rules."""
+        return PodSelection(self.namespaces, self.pod_selector, self.percent)
