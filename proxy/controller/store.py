@@ -122,6 +122,7 @@ class NodeStore:
             PlanDecided: _answer,
             PodDecided: _answer,
             **dict.fromkeys(get_args(CallAnswer), _answer),
+            to_do.EnforcementStep: _answer,
             **dict.fromkeys(get_args(DriftEffect), _answer),
         }
 

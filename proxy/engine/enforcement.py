@@ -1,14 +1,21 @@
 """Where the plan takes effect. It covers all pods; what it is applied to is decided here and nowhere else.
 
 A pod to which the plan is not applied is *observed*: its containers are placed in the state, but its calls
-pass unchanged, nothing of it is written, and it is never refused.
+pass unchanged, nothing of it is written, and it is never refused. Owners that are observed keep the CPUs that
+the plan gives them, so applying the plan to more pods never changes the plan. How a change of mode or
+selection reaches running pods is in ``proxy.engine.staging``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from proxy.engine.enforcement_state import APPLIED_TO_ALL
 from proxy.engine.state import NodeState
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Pod
+from proxy.model.workload import Phase, Pod
 
 
 def applies_to(state: NodeState, pod: Pod | None) -> bool:
@@ -18,4 +25,72 @@ def applies_to(state: NodeState, pod: Pod | None) -> bool:
         state: The node as it is.
         pod: The pod; None asks whether there may be a pod to which it is applied.
     """
-    return state.mode is NodeMode.ENFORCE
+    enforcement = state.enforcement
+    if enforcement is APPLIED_TO_ALL:
+        return state.mode is NodeMode.ENFORCE
+    if pod is None:
+        return state.mode is NodeMode.ENFORCE or bool(enforcement.lagging and not state.mode.is_leaving)
+    return was_applied_to(state, pod) and not state.mode.is_leaving
+
+
+def was_applied_to(state: NodeState, pod: Pod) -> bool:
+    """Return whether the plan is applied to a pod, or was before the node began to be released."""
+    return is_selected(state, pod) is not (pod.key in state.enforcement.lagging)
+
+
+def is_selected(state: NodeState, pod: Pod) -> bool:
+    """Return the target of a pod: whether mode and selection say that the plan is to be applied to it."""
+    if state.mode is NodeMode.OBSERVE or state.mode is NodeMode.PASSTHROUGH:
+        return False
+    selection = state.enforcement.selection
+    if selection.all:
+        return True
+    labels = pod.labels
+    if not labels and not selection.labels.all:  # containers that were read from the ledger lack them
+        labels = (state.pods.get(pod.sandbox_id) or pod).labels
+    return selection.selects(pod.key, pod.namespace, labels)
+
+
+def observes_any(state: NodeState, pods: Iterable[Pod]) -> bool:
+    """Return whether one of some pods is observed: then what they have in common is not written either."""
+    if state.enforcement is APPLIED_TO_ALL:
+        return state.mode is not NodeMode.ENFORCE
+    return any(not applies_to(state, pod) for pod in pods)
+
+
+def live_pods(state: NodeState) -> dict[str, Pod]:
+    """Return the pods that have a container which has not exited, by key."""
+    return {c.pod.key: c.pod for c in state.containers.values() if c.phase is not Phase.EXITED}
+
+
+class EnforcementCounts(Struct, frozen=True):
+    """How far the plan is applied.
+
+    Attributes:
+        applied, observed: Pods with live containers.
+        to_apply, to_give_back: Pods that lag.
+        moving: Pods of the step under way.
+        observed_containers: Live containers of observed pods: they may use CPUs that owners have.
+    """
+
+    applied: int
+    observed: int
+    to_apply: int
+    to_give_back: int
+    moving: int
+    observed_containers: int
+
+
+def counts(state: NodeState) -> EnforcementCounts:
+    """Count the pods that the plan is applied to, and the others."""
+    live, lagging = live_pods(state), state.enforcement.lagging
+    applied = {key for key, pod in live.items() if applies_to(state, pod)}
+    there = (c for c in state.containers.values() if c.phase is not Phase.EXITED)
+    return EnforcementCounts(
+        len(applied),
+        len(live) - len(applied),
+        sum(key not in applied for key in lagging & live.keys()),
+        len(lagging & applied),
+        len(state.enforcement.moving & live.keys()),
+        sum(container.pod.key not in applied for container in there),
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from proxy.engine import call_ends, decisions, fact_changes, lifecycle, sandboxes, write_conflicts
+from proxy.engine import call_ends, decisions, fact_changes, lifecycle, sandboxes, staging, write_conflicts
 from proxy.engine import node_events as events
 from proxy.engine.adoption import with_unrecorded_grants
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
@@ -50,7 +50,12 @@ def _ledger_read(state: NodeState, event: events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
     runtime = structs.replace(state.runtime, lost=dict.fromkeys(event.lost, event.at))
     found = structs.replace(
-        found, runtime=runtime, mode=state.mode, inflight=state.inflight, facts=state.facts
+        found,
+        runtime=runtime,
+        mode=state.mode,
+        inflight=state.inflight,
+        facts=state.facts,
+        enforcement=state.enforcement,
     )
     after = with_unrecorded_grants(found)
     return after, followed(state, after, "ledger read")
@@ -88,10 +93,6 @@ def _cpus_held(state: NodeState, event: events.CpusHeld) -> Handled:
     # The reservation writes the kernel itself, until it holds nothing any more.
     follow = Follow.MOVED if event.hold is None or event.placed else Follow.CALLER
     return after, followed(state, after, event.reason, follow)
-
-
-def _mode_changed(state: NodeState, event: events.ModeChanged) -> Handled:
-    return structs.replace(state, mode=event.mode), ()
 
 
 _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
@@ -136,10 +137,16 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     events.SavedCpusLearned: _saved_cpus_learned,
     events.ContainersUnsettled: _containers_unsettled,
     events.SettlingBegan: _settling_began,
-    events.ModeChanged: _mode_changed,
     events.FactsLearned: fact_changes.facts_learned,
     write_conflicts.CpusetsRepaired: fact_changes.cpusets_written,
     write_conflicts.WritersFound: fact_changes.cpusets_written,
     write_conflicts.ConflictsDue: fact_changes.cpusets_written,
+    events.ModeChanged: staging.mode_changed,
+    events.EnforcementChanged: staging.enforcement_changed,
+    events.EnforcementRead: staging.enforcement_read,
+    events.EnforcementPaused: staging.enforcement_paused,
+    events.EnforcementStepDue: staging.step_due,
+    events.EnforcementStepDone: staging.step_done,
+    events.EnforcementStepFailed: staging.step_failed,
     events.LedgerRead: _ledger_read,
 }

@@ -238,6 +238,16 @@ class PodDecided(Struct, frozen=True):
     answer: CallAnswer
 
 
+class EnforcementStep(Struct, frozen=True):
+    """The answer to an event that asks for the next step of enforcement.
+
+    Attributes:
+        keys: Keys of the pods that the step changes.
+    """
+
+    keys: tuple[str, ...]
+
+
 Notice = (
     Change
     | NotifyCreated
@@ -262,6 +272,7 @@ NodeEffect = (
     | PlanDecided
     | PodDecided
     | CallAnswer
+    | EnforcementStep
     | DriftEffect
     | Notice
 )

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 
 from proxy.engine.effects import AbortReason
+from proxy.engine.enforcement_state import Enforcement
 from proxy.engine.facts import MatterFacts
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
@@ -20,6 +21,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import Container, Phase, Pod, Request
 
 # -- containers ---------------------------------------------------------------------------------------------
@@ -557,6 +559,70 @@ class ModeChanged(Struct, frozen=True):
     mode: NodeMode
 
 
+class EnforcementChanged(Struct, frozen=True):
+    """Other pods are selected for enforcement.
+
+    Attributes:
+        selection: The pods from now on.
+    """
+
+    selection: PodSelection
+
+
+class EnforcementRead(Struct, frozen=True):
+    """It is known to which pods the last daemon applied the plan, after what it had in its ledger is known.
+
+    Attributes:
+        mode: The mode of that daemon.
+        enforcement: To which pods it applied the plan.
+    """
+
+    mode: NodeMode
+    enforcement: Enforcement
+
+
+class EnforcementPaused(Struct, frozen=True):
+    """Running pods are not to be changed any further for now, or are again.
+
+    Attributes:
+        paused: Whether they are not.
+    """
+
+    paused: bool
+
+
+class EnforcementStepDue(Struct, frozen=True):
+    """The next running pods may be changed; answered by ``EnforcementStep`` where there are any.
+
+    Attributes:
+        count: The most pods of one step.
+        skip: Keys of pods that are passed over.
+    """
+
+    count: int
+    skip: frozenset[str] = frozenset()
+
+
+class EnforcementStepDone(Struct, frozen=True):
+    """For pods of a step what is in effect is what is to be.
+
+    Attributes:
+        keys: Their keys.
+    """
+
+    keys: frozenset[str]
+
+
+class EnforcementStepFailed(Struct, frozen=True):
+    """The plan could not be applied to pods of a step.
+
+    Attributes:
+        keys: Their keys.
+    """
+
+    keys: frozenset[str]
+
+
 class LedgerRead(Struct, frozen=True):
     """The ledger of an earlier run has been read.
 
@@ -631,6 +697,12 @@ NodeEvent = (
     | ContainersUnsettled
     | SettlingBegan
     | ModeChanged
+    | EnforcementChanged
+    | EnforcementRead
+    | EnforcementPaused
+    | EnforcementStepDue
+    | EnforcementStepDone
+    | EnforcementStepFailed
     | FactsLearned
     | DriftEvent
 )

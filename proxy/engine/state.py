@@ -16,6 +16,7 @@ from proxy.allocation.memory.state import MemoryState
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider
 from proxy.engine.admission import assigned_cpus, sum_requests
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
 from proxy.engine.facts import MatterFacts
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
@@ -55,6 +56,7 @@ class NodeState(Struct, frozen=True):
         mode: What is done with the node.
         inflight: Calls at the runtime that may write a container's cpuset.
         facts: What is known beside all that, by matter.
+        enforcement: To which pods the plan is applied, where the mode enforces.
     """
 
     node: Node
@@ -70,6 +72,7 @@ class NodeState(Struct, frozen=True):
     mode: NodeMode = NodeMode.ENFORCE
     inflight: InflightCalls = _NO_CALLS
     facts: MatterFacts = _NO_FACTS
+    enforcement: Enforcement = APPLIED_TO_ALL
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -111,7 +114,12 @@ class NodeState(Struct, frozen=True):
         pods, containers = self.pods.values(), self.containers.values()
         after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
         return structs.replace(
-            after, runtime=self.runtime, mode=self.mode, inflight=self.inflight, facts=self.facts
+            after,
+            runtime=self.runtime,
+            mode=self.mode,
+            inflight=self.inflight,
+            facts=self.facts,
+            enforcement=self.enforcement,
         )
 
     def on(self, machine: Machine) -> NodeState:
@@ -242,6 +250,7 @@ class NodeState(Struct, frozen=True):
             self.mode,
             self.inflight,
             self.facts,
+            self.enforcement,
         )
 
     def _accounted(

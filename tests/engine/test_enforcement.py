@@ -1,15 +1,48 @@
-"""To which pods the plan is applied."""
+"""To which pods the plan is applied, and how that changes in steps."""
 
 from __future__ import annotations
 
-import pytest
+import itertools
+import json
 
-from proxy.engine.enforcement import applies_to
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from proxy.engine.enforcement import applies_to, counts, is_selected, observes_any, was_applied_to
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.handle import handle
-from proxy.engine.node_events import ModeChanged
+from proxy.engine.node_effects import EnforcementStep, PutRecord
+from proxy.engine.node_events import (
+    EnforcementChanged,
+    EnforcementPaused,
+    EnforcementRead,
+    EnforcementStepDone,
+    EnforcementStepDue,
+    EnforcementStepFailed,
+    ModeChanged,
+    PhaseChanged,
+)
 from proxy.engine.state import NodeState
+from proxy.model.admission import Namespaces
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
-from tests.engine.test_handle import LS, NODE
+from proxy.model.pod_selection import ALL_PODS, LabelSelector, PodSelection, number_of
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from tests.engine.test_handle import FOUR, LS, LSE, NODE, OWNED
+from tests.testkit.playbook import Playbook
+
+OBSERVE, ENFORCE = NodeMode.OBSERVE, NodeMode.ENFORCE
+NONE = PodSelection(percent=0)
+
+
+def recorded(
+    mode: NodeMode, selection: PodSelection, lagging: str = "", moving: str = "", *, paused: bool = False
+) -> PutRecord:
+    """Return the record of a node; keys are words."""
+    value = Enforcement(selection, frozenset(lagging.split()), frozenset(moving.split()), paused)
+    return PutRecord(KEY, value.dump(mode))
 
 
 @pytest.mark.parametrize("mode", list(NodeMode))
@@ -17,3 +50,261 @@ def test_the_mode_decides_for_all_pods(mode: NodeMode) -> None:
     state, _ = handle(NodeState.empty(NODE), ModeChanged(mode))
     assert applies_to(state, LS) is (mode is NodeMode.ENFORCE)
     assert applies_to(state, None) is (mode is NodeMode.ENFORCE)
+    assert observes_any(state, [LS]) is (mode is not NodeMode.ENFORCE)
+
+
+def test_from_observe_to_enforce_sharers_come_before_owners() -> None:
+    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    assert story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [False, False]
+    assert applies_to(story.state, None)
+    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
+    # The step is repeated until it is over: a daemon may have been killed in it.
+    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
+    story >> EnforcementStepDone(frozenset({"ls"})) << recorded(ENFORCE, ALL_PODS, "lse")
+    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+    assert story >> EnforcementStepDone(frozenset({"lse"})) << PutRecord(KEY, None)
+    assert story.state.enforcement is APPLIED_TO_ALL
+    assert bool(story >> EnforcementStepDue(1))
+
+
+def test_from_enforce_to_observe_owners_come_first() -> None:
+    story = Playbook(OWNED, handle)
+    assert story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
+    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, True]
+    story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
+    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
+    assert observes_any(story.state, [LS, LSE])
+    assert not observes_any(story.state, [LS])
+    # Back again, in the middle: the pod that was given back lags, and what is under way is let go on.
+    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse")
+    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
+
+
+def test_a_pause_lets_the_step_under_way_end() -> None:
+    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    story >> EnforcementPaused(True) << recorded(ENFORCE, ALL_PODS, "lse", "ls", paused=True)
+    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
+    story >> EnforcementStepDone(frozenset({"ls"})) << recorded(ENFORCE, ALL_PODS, "lse", paused=True)
+    assert bool(story >> EnforcementStepDue(5))
+    story >> EnforcementPaused(False) << recorded(ENFORCE, ALL_PODS, "lse")
+    assert (
+        story >> EnforcementStepDue(5) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+    )
+
+
+def test_a_pod_that_cannot_be_enforced_lags_again_and_others_come_first() -> None:
+    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    failed = frozenset({"ls"})
+    story >> EnforcementStepFailed(failed) << recorded(ENFORCE, ALL_PODS, "ls lse", "ls")
+    assert not applies_to(story.state, LS)
+    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))  # what was written is given back
+    story >> EnforcementStepDone(failed) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    assert (
+        story
+        >> EnforcementStepDue(1, failed)
+        << recorded(ENFORCE, ALL_PODS, "ls", "lse")
+        << EnforcementStep(("lse",))
+    )
+
+
+def test_pods_that_have_gone_do_not_lag() -> None:
+    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    story.state, _ = handle(story.state, PhaseChanged("ls", Phase.EXITED))
+    assert (
+        story >> EnforcementStepDue(2) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+    )
+
+
+def test_a_pod_that_comes_is_treated_as_its_target_says() -> None:
+    state, _ = handle(structs.replace(OWNED, mode=OBSERVE), ModeChanged(ENFORCE))
+    new = Pod("s-new", "new", "ns", "new")
+    assert applies_to(state, new)
+    state, _ = handle(state, EnforcementChanged(PodSelection(Namespaces(("other",)))))
+    assert not applies_to(state, new)
+
+
+def test_labels_of_the_pod_count_where_a_container_lacks_them() -> None:
+    labelled = structs.replace(LS, labels=(("app", "a"),))
+    state = structs.replace(
+        OWNED, enforcement=Enforcement(PodSelection(labels=LabelSelector((("app", "a"),))))
+    )
+    assert not applies_to(state, LS)
+    assert applies_to(state.with_pod(labelled), LS)
+    assert applies_to(state, labelled)
+
+
+def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
+    state, _ = handle(OWNED, EnforcementChanged(PodSelection(Namespaces(("other",)))))
+    state, _ = handle(state, EnforcementStepDue(1))
+    treated = [was_applied_to(state, pod) for pod in (LS, LSE)]
+    assert sorted(treated) == [False, True]
+    left, effects = handle(state, ModeChanged(NodeMode.RELEASING))
+    assert (effects, applies_to(left, LS), applies_to(left, LSE), applies_to(left, None)) == (
+        (),
+        False,
+        False,
+        False,
+    )
+    assert [was_applied_to(left, pod) for pod in (LS, LSE)] == treated
+    assert handle(left, EnforcementStepDue(1)) == (left, ())
+    back, _ = handle(left, ModeChanged(ENFORCE))
+    assert [applies_to(back, pod) for pod in (LS, LSE)] == treated
+    changed, _ = handle(left, EnforcementChanged(ALL_PODS))
+    back, _ = handle(changed, ModeChanged(ENFORCE))
+    assert back.enforcement is APPLIED_TO_ALL
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"mode": "enforce"},
+        {**Enforcement(NONE).dump(ENFORCE), "selection": []},  # type: ignore[dict-item]
+        {**Enforcement(NONE).dump(ENFORCE), "mode": "x"},
+        {**Enforcement(NONE).dump(ENFORCE), "lagging": 1},
+    ],  # type: ignore[dict-item]
+)
+def test_what_is_no_record_is_refused(record: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"record|NodeMode"):
+        Enforcement.load(record)
+
+
+# -- properties ---------------------------------------------------------------------------------------------
+
+SELECTIONS = st.builds(
+    PodSelection,
+    st.sampled_from([Namespaces(("*",)), Namespaces(("a",)), Namespaces(("b", "c"))]),
+    st.sampled_from([LabelSelector(), LabelSelector((("tier", "x"),))]),
+    st.sampled_from([0, 10, 50, 90, 100]),
+)
+CHANGES = (
+    st.builds(ModeChanged, st.sampled_from([OBSERVE, ENFORCE]))
+    | st.builds(EnforcementChanged, SELECTIONS)
+    | st.builds(EnforcementPaused, st.booleans())
+)
+STEPS = st.builds(EnforcementStepDue, st.integers(1, 4))
+ENDS = st.sampled_from(["done", "failed", "killed"])
+
+
+def pod(at: int) -> Pod:
+    labels = (("tier", "x"),) if at % 3 else ()
+    owns = at % 4 == 0
+    qos, kube = (QosClass.LSE, KubeQos.GUARANTEED) if owns else (QosClass.LS, KubeQos.BURSTABLE)
+    return Pod(f"s{at}", f"uid-{at}", "abc"[at % 3], f"p{at}", qos=qos, kube_qos=kube, labels=labels)
+
+
+def loaded(size: int) -> NodeState:
+    """Return an observed node with pods, of which one in four owns a CPU."""
+    pods = [pod(at) for at in range(size)]
+    containers = []
+    for at, one in enumerate(pods):
+        if one.qos is QosClass.LSE:
+            place = Placement(Pool.OWN, CpuSet((at // 4,)), Mask((0, 1)), excludes_be=True)
+            containers.append(Container(f"c{at}", "c", one, FOUR, place, Phase.RUNNING, 0, f"{one.key}/c"))
+        else:
+            place = Placement(Pool.SHARED, CpuSet(), Mask((0, 1)))
+            containers.append(Container(f"c{at}", "c", one, Request(), place, Phase.RUNNING))
+    return structs.replace(NodeState.of(NODE, pods, containers), mode=OBSERVE)
+
+
+def treated(state: NodeState) -> dict[str, bool]:
+    return {key: applies_to(state, one) for key, one in state.pods.items()}
+
+
+def changed(before: NodeState, after: NodeState) -> set[str]:
+    old, new = treated(before), treated(after)
+    return {key for key in new if old[key] is not new[key]}
+
+
+def check(state: NodeState) -> None:
+    """No container that is enforced is on the CPUs of another owner that is enforced, or nowhere."""
+    there = [c for c in state.containers.values() if applies_to(state, c.pod)]
+    for one, other in itertools.combinations(there, 2):
+        if Pool.OWN in (one.placement.pool, other.placement.pool):
+            assert state.wanted(one).isdisjoint(state.wanted(other))
+    assert all(state.wanted(c) for c in there)
+
+
+def restarted(state: NodeState) -> NodeState:
+    """Return the state of a daemon that is started with the same configuration after this one was killed."""
+    record = state.enforcement.dump(state.mode)
+    mode, known = (
+        (ENFORCE, APPLIED_TO_ALL) if record is None else Enforcement.load(json.loads(json.dumps(record)))
+    )
+    fresh = structs.replace(state, enforcement=Enforcement(state.enforcement.selection))
+    after, effects = handle(fresh, EnforcementRead(mode, known))
+    assert effects == ()
+    return after
+
+
+@settings(deadline=None)
+@given(st.lists(CHANGES | st.tuples(STEPS, ENDS), max_size=12), st.integers(1, 16))
+def test_whatever_changes_pods_are_moved_in_bounded_steps(
+    events: list[ModeChanged | EnforcementChanged | EnforcementPaused | tuple[EnforcementStepDue, str]],
+    size: int,
+) -> None:
+    state = loaded(size)
+    for event in events:
+        if not isinstance(event, tuple):
+            after, _ = handle(state, event)
+            assert changed(state, after) == set()  # nothing becomes of running pods at once
+            state = restarted(after)
+            assert state.enforcement == after.enforcement
+            continue
+        due, end = event
+        repeated = bool(state.enforcement.moving)
+        after, effects = handle(state, due)
+        keys = next((set(each.keys) for each in effects if isinstance(each, EnforcementStep)), set())
+        assert len(keys) <= 4
+        assert repeated or len(keys) <= due.count
+        assert changed(state, after) <= {f"s{key[4:]}" for key in keys}
+        assert not (state.enforcement.paused and not repeated and keys)
+        check(after)
+        state = restarted(after)
+        assert state.enforcement == after.enforcement
+        if end == "failed":
+            state, _ = handle(state, EnforcementStepFailed(frozenset(keys)))
+            assert (
+                not any(applies_to(state, one) for one in state.pods.values() if one.key in keys) or not keys
+            )
+        if end != "killed":
+            state, _ = handle(state, EnforcementStepDone(frozenset(keys)))
+    # In the end every pod is treated as its target says.
+    state, _ = handle(state, EnforcementPaused(False))
+    for _ in range(2 * size + 1):
+        state, effects = handle(state, EnforcementStepDue(1))
+        check(state)
+        state, _ = handle(state, EnforcementStepDone(state.enforcement.moving))
+    assert not state.enforcement.lagging
+    assert not state.enforcement.moving
+    assert treated(state) == {key: is_selected(state, one) for key, one in state.pods.items()}
+    found = counts(state)
+    assert (found.applied + found.observed, found.to_apply, found.to_give_back, found.moving) == (
+        size,
+        0,
+        0,
+        0,
+    )
+    assert found.observed_containers == found.observed == list(treated(state).values()).count(False)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 16), st.lists(st.integers(0, 100), min_size=2, max_size=5).map(sorted))
+def test_a_growing_percentage_only_adds_pods(size: int, percents: list[int]) -> None:
+    state, applied = structs.replace(loaded(size), mode=ENFORCE, enforcement=Enforcement(NONE)), set[str]()
+    for percent in percents:
+        state, _ = handle(state, EnforcementChanged(PodSelection(percent=percent)))
+        for _ in range(size + 1):
+            state, _ = handle(state, EnforcementStepDue(1))
+            now = {key for key, is_applied in treated(state).items() if is_applied}
+            assert applied <= now
+            applied = now
+            state, _ = handle(state, EnforcementStepDone(state.enforcement.moving))
+        assert applied == {one.sandbox_id for one in state.pods.values() if number_of(one.key) < percent}

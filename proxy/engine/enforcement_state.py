@@ -1,0 +1,63 @@
+"""How far the plan is applied to the pods of a node, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import ALL_PODS, PodSelection
+
+KEY = "e/pods"
+"""The ledger's key of the record."""
+
+
+class Enforcement(Struct, frozen=True):
+    """To which pods the plan is applied, beside what the mode says.
+
+    Attributes:
+        selection: The pods that mode ``enforce`` selects.
+        lagging: Keys of pods that a change of the mode or of the selection has not reached yet: what was done
+            with them before goes on.
+        moving: Keys of pods that the step under way changes.
+        paused: Whether no further step begins.
+    """
+
+    selection: PodSelection = ALL_PODS
+    lagging: frozenset[str] = frozenset()
+    moving: frozenset[str] = frozenset()
+    paused: bool = False
+
+    def dump(self, mode: NodeMode) -> dict[str, object] | None:
+        """Return the record of the ledger; None where the plan is applied to every pod."""
+        if mode is not NodeMode.OBSERVE and self == APPLIED_TO_ALL:
+            return None
+        return {
+            "mode": (NodeMode.OBSERVE if mode is NodeMode.OBSERVE else NodeMode.ENFORCE).value,
+            "selection": self.selection.dump(),
+            "lagging": sorted(self.lagging),
+            "moving": sorted(self.moving),
+            "paused": self.paused,
+        }
+
+    @classmethod
+    def load(cls, record: Mapping[str, object]) -> tuple[NodeMode, Enforcement]:
+        """Return the mode and the value of a record.
+
+        Raises:
+            ValueError: It is not such a record.
+        """
+        try:
+            selection, keys = record["selection"], (record["lagging"], record["moving"])
+            lagging, moving = (frozenset(str(key) for key in some) for some in keys)  # type: ignore[attr-defined]
+            mode = NodeMode(str(record["mode"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError("it is not a record of enforcement") from error
+        if not isinstance(selection, dict):
+            raise ValueError("it is not a record of enforcement")  # noqa: TRY004 - the value is wrong
+        return mode, cls(PodSelection.load(selection), lagging, moving, record.get("paused") is True)
+
+
+APPLIED_TO_ALL = Enforcement()
+"""The plan is applied to every pod where the mode enforces; compared by identity on the way of a create."""

@@ -1,0 +1,150 @@
+"""How a change of mode or selection reaches running pods: a few at a time.
+
+Theory of operation. Mode and selection (``proxy.model.pod_selection``) say what is to become of each pod, the
+*target*: ``enforce`` applies the plan to the pods that are selected, ``observe`` to none. Where mode or
+selection change, nothing becomes of running pods at once. Those that are treated otherwise than their target
+says *lag*, and are taken up in steps of a few pods (``EnforcementStepDue``). A pod is treated as its target
+says unless it lags, so the two sets are all that there is to know, whatever changes came in what order.
+
+    target changes --> lagging --EnforcementStepDue--> moving --EnforcementStepDone--> as the target says
+                          ^                               |
+                          +---- EnforcementStepFailed ----+   and what was written is given back
+
+A pod in ``moving`` is treated as its target says from the beginning of the step on: its calls are rewritten,
+or pass. What the step does to it (``proxy.staging``) leads to that from any point: a daemon that was killed
+in a step repeats it. Pods without a live container never lag, as there is nothing to be moved.
+
+Order. Pods that only share CPUs come before pods that own some, and leave after them: when an owner gets its
+CPUs to itself, as many others as possible have left them already. The pools exclude the CPUs of every owner
+of the plan, also of observed ones, so a container to which the plan is applied never runs on the CPUs of
+another owner to which it is applied. Observed containers may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec import structs
+
+from proxy.engine.enforcement import is_selected, live_pods, was_applied_to
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.node_effects import EnforcementStep, NodeEffects, PutRecord
+from proxy.engine.node_events import (
+    EnforcementChanged,
+    EnforcementPaused,
+    EnforcementRead,
+    EnforcementStepDone,
+    EnforcementStepDue,
+    EnforcementStepFailed,
+    ModeChanged,
+)
+from proxy.engine.state import NodeState
+from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import number_of
+from proxy.model.workload import Pod, Pool
+
+Handled = tuple[NodeState, NodeEffects]
+
+
+# -- changes of mode and selection --------------------------------------------------------------------------
+
+
+def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
+    """Change the mode. A release concerns all pods at once, and so does its end; all else goes in steps."""
+    if event.mode.is_leaving or state.mode.is_leaving:
+        return structs.replace(state, mode=event.mode), ()
+    return _retargeted(state, event.mode, state.enforcement)
+
+
+def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
+    """Change the selection. While the node is released, nothing is applied, and nothing can lag."""
+    changed = structs.replace(state.enforcement, selection=event.selection)
+    if state.mode.is_leaving:
+        changed = structs.replace(changed, lagging=frozenset(), moving=frozenset())
+        after = structs.replace(state, enforcement=plain(changed))
+        return after, _recorded(state, after)
+    return _retargeted(state, state.mode, changed)
+
+
+def enforcement_read(state: NodeState, event: EnforcementRead) -> Handled:
+    """Go on where the last daemon has ended, towards the mode and the selection of now."""
+    before = structs.replace(state, mode=event.mode, enforcement=event.enforcement)
+    kept = structs.replace(event.enforcement, selection=state.enforcement.selection)
+    return _retargeted(before, state.mode, kept)
+
+
+def enforcement_paused(state: NodeState, event: EnforcementPaused) -> Handled:
+    """Begin no further step, or go on."""
+    changed = structs.replace(state.enforcement, paused=event.paused)
+    after = structs.replace(state, enforcement=plain(changed))
+    return after, _recorded(state, after)
+
+
+def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Handled:
+    """Return the state with other targets: the pods that are treated otherwise than these say lag."""
+    nothing = structs.replace(changed, lagging=frozenset())
+    target = structs.replace(before, mode=mode, enforcement=nothing)
+    pods = live_pods(before)
+    lagging = frozenset(
+        key for key, pod in pods.items() if was_applied_to(before, pod) is not is_selected(target, pod)
+    )
+    moving = (changed.moving & pods.keys()) - lagging
+    enforcement = structs.replace(nothing, lagging=lagging, moving=moving)
+    after = structs.replace(target, enforcement=plain(enforcement))
+    return after, _recorded(before, after)
+
+
+def plain(enforcement: Enforcement) -> Enforcement:
+    """Return the one value for an application to all pods, which is compared by identity."""
+    return APPLIED_TO_ALL if enforcement == APPLIED_TO_ALL else enforcement
+
+
+def _recorded(before: NodeState, after: NodeState) -> NodeEffects:
+    """Return the record of a change. It also names the mode, so that a restart with another one is noticed."""
+    record = after.enforcement.dump(after.mode)
+    return () if record == before.enforcement.dump(before.mode) else (PutRecord(KEY, record),)
+
+
+# -- steps --------------------------------------------------------------------------------------------------
+
+
+def step_due(state: NodeState, event: EnforcementStepDue) -> Handled:
+    """Begin the next step, or repeat the one that is under way; answer with the pods that it changes."""
+    now = state.enforcement
+    if now is APPLIED_TO_ALL or state.mode.is_leaving:
+        return state, ()
+    live = live_pods(state)
+    moving, lagging = now.moving & live.keys(), now.lagging & live.keys()
+    if not moving and not now.paused:
+        moving = frozenset(_next(state, live, lagging - event.skip, event.count))
+        lagging -= moving
+    changed = structs.replace(now, lagging=lagging, moving=moving)
+    after = structs.replace(state, enforcement=plain(changed))
+    step = (EnforcementStep(tuple(sorted(moving))),) if moving else ()
+    return after, (*_recorded(state, after), *step)
+
+
+def _next(state: NodeState, live: dict[str, Pod], some: Collection[str], count: int) -> list[str]:
+    """Return the next pods: those that are given back, owners at first; then the others, owners last."""
+    own = {c.pod.key for c in state.containers.values() if c.placement.pool is Pool.OWN}
+
+    def turn(key: str) -> tuple[bool, bool, int, str]:
+        applied = was_applied_to(state, live[key])
+        return not applied, (key in own) is not applied, number_of(key), key
+
+    return sorted(some, key=turn)[:count]
+
+
+def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:
+    """Take pods out of the step: what is in effect for them is what their target says."""
+    changed = structs.replace(state.enforcement, moving=state.enforcement.moving - event.keys)
+    after = structs.replace(state, enforcement=plain(changed))
+    return after, _recorded(state, after)
+
+
+def step_failed(state: NodeState, event: EnforcementStepFailed) -> Handled:
+    """Have pods lag again to which the plan could not be applied; what was written is to be given back."""
+    now = state.enforcement
+    failed = event.keys & now.moving
+    after = structs.replace(state, enforcement=structs.replace(now, lagging=now.lagging | failed))
+    return after, _recorded(state, after)
