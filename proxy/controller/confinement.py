@@ -46,6 +46,7 @@ from proxy.controller.context import NodeContext
 from proxy.controller.drift.detection import Drift
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
+from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import CallConfined
 from proxy.engine.write_errors import PAUSE_S, TRIES
 from proxy.model.idset import CpuSet, union
@@ -111,7 +112,8 @@ class Confinement:
         """
         context = self._context
         state, seconds = context.state, context.options.call_timeout
-        limits = ((c.id, state.wanted(c)) for c in state.containers.values() if state.shares(c))
+        sharers = (c for c in state.containers.values() if state.shares(c) and applies_to(state, c.pod))
+        limits = ((c.id, state.wanted(c)) for c in sharers)
         flights = context.state.inflight.beyond(limits, mine)
         if not flights:
             return NOT_AT_ALL
@@ -268,6 +270,7 @@ class Confinement:
         known = inflight.strays() if context.synced.is_set() else [f for i in there for f in inflight.of(i)]
         strays = [f for f in known if f.is_start and not f.confined]
         strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
+        strays = [f for f in strays if applies_to(context.state, there[f.container_id].pod)]
         if strays:
             found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
             owned = union(owner.cpus.bits for owner in context.state.owners.values())

@@ -25,6 +25,7 @@ from proxy.controller.store import NodeStore
 from proxy.controller.tasks import BackgroundTasks
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S, Health
+from proxy.engine.enforcement_state import Enforcement, plain
 from proxy.engine.node import Node
 from proxy.engine.node_events import ContainersUnsettled, FactsLearned
 from proxy.engine.state import NodeState
@@ -81,12 +82,13 @@ class NodeContext(BackgroundTasks):
         self.health = Health(telemetry, self._goes_on)
         self.recorder = Worker("ledger", self.broken)
         self.journal = Journal(
-            ledger if options.mode.enforces else None,
+            ledger,
             self.recorder,
             telemetry,
             options.call_timeout,
         )
-        self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken, options.mode)
+        empty = structs.replace(NodeState.empty(node), enforcement=plain(Enforcement(options.selection)))
+        self.store = store = NodeStore(empty, self.journal, self.broken, options.mode)
         self.calls = store.calls
         self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
         self.history = History(options.history)

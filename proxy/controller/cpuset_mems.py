@@ -75,7 +75,8 @@ class CpusetMems:
     async def once(self) -> None:
         """Compare all that run with the kernel."""
         context, held = self._context, self.known.held
-        some = [c for c in context.state.containers.values() if c.phase is Phase.RUNNING]
+        state = context.state
+        some = [c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)]
         looked = await self.worker.run(self._look, some)
         for container, why in looked.failed:
             context.telemetry.problem(
@@ -96,8 +97,8 @@ class CpusetMems:
     def _look(self, some: list[Container]) -> Looked:
         looked = Looked()
         for container in some:
-            if self._context.store.mode.is_leaving:
-                break
+            if not applies_to(self._context.state, container.pod):
+                continue  # it is given back by now
             try:
                 self._one(container, looked)
             except CgroupError as error:

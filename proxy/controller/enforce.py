@@ -14,6 +14,7 @@ from proxy.controller.be.groups import BeGroups
 from proxy.controller.kernel_ports import Cgroups
 from proxy.controller.runtime_ports import NO_QUIRKS, RuntimeQuirks
 from proxy.controller.sandbox_cgroups import SELDOM, TRIES, SandboxCgroups
+from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -105,8 +106,12 @@ class Enforcer:
         self._first = job
 
     def is_live(self, container: Container) -> bool:
-        """Return whether a container may have a cgroup; callable from any thread."""
-        return container.phase in LIVE or (container.phase is Phase.CREATED and self._confined(container.id))
+        """Return whether a container may have a cgroup, and is to be written; callable from any thread."""
+        if not (
+            container.phase in LIVE or (container.phase is Phase.CREATED and self._confined(container.id))
+        ):
+            return False
+        return applies_to(self._state(), container.pod)
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the cpusets of some containers.
@@ -178,7 +183,9 @@ class Enforcer:
         """
         done = Enforced()
         path = self.cgroups.pod_group(container.pod.cgroup_parent)
-        if self._paused() or self.cgroups.version != 1 or path is None:
+        if self._paused() or not applies_to(self._state(), container.pod):
+            return done
+        if self.cgroups.version != 1 or path is None:
             return done
         try:
             had, wanted = self.cgroups.cpus(path), self._state().wanted(container)
@@ -205,9 +212,9 @@ class Enforcer:
         """Return the cpuset last written for a container; None if a call in flight may write another one."""
         return None if self._busy(container_id) else self._held.get(container_id)
 
-    def forget(self) -> None:
-        """Forget which cpusets containers hold: another program may have rightly written other ones."""
-        self._held = {}
+    def forget(self, ids: Collection[str] | None = None) -> None:
+        """Forget which cpusets containers hold, all if None: others than ours are right from now on."""
+        self._held = {} if ids is None else {i: cpus for i, cpus in self._held.items() if i not in ids}
 
     def path_of(self, container: Container) -> str | None:
         """Return the path of a container's cgroup; None if none can be found. For the kernel worker only."""

@@ -50,7 +50,7 @@ class KernelWrites(Observer):
     def later(self, ids: list[str]) -> None:
         """Write the cpusets of some containers soon; at a start, once all containers are known."""
         context = self._context
-        if not context.store.mode.enforces:
+        if not applies_to(context.state, None):
             return
         if context.synced.is_set():
             context.spawn(self.follow(ids))

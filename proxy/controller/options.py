@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from proxy.controller.runtime_ports import NO_QUIRKS, RuntimeQuirks
 from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import ALL_PODS, PodSelection
 
 
 class ControllerOptions(Struct, frozen=True):
@@ -20,6 +21,7 @@ class ControllerOptions(Struct, frozen=True):
         reconcile_period: Seconds between comparisons with the runtime and the kernel.
         history: How many decisions about removed containers and refusals are kept.
         quirks: How runtimes differ.
+        selection: The pods that mode enforce selects at the start.
     """
 
     mode: NodeMode = NodeMode.ENFORCE
@@ -29,3 +31,4 @@ class ControllerOptions(Struct, frozen=True):
     reconcile_period: float = 10.0
     history: int = 500
     quirks: RuntimeQuirks = NO_QUIRKS
+    selection: PodSelection = ALL_PODS

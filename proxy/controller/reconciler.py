@@ -271,7 +271,7 @@ class Sync:
         self._parts.runtime_events.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
             context.store.handle(RuntimeListed(listing.pods, listing.containers, began))
-        if context.store.mode.enforces:
+        if applies_to(context.state, None):
             await self._parts.confinement.recall()
             await self._repair(listing, began)
         context.telemetry.count(metrics.RECONCILES)

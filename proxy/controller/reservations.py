@@ -24,6 +24,7 @@ from proxy.controller.reservation_records import records_of
 from proxy.engine import effects as to_do
 from proxy.engine import events as seen
 from proxy.engine.effects import WAITED, AbortReason, Effect
+from proxy.engine.enforcement import applies_to
 from proxy.engine.events import Event
 from proxy.engine.node_effects import Record
 from proxy.engine.node_events import CpusHeld, CpusNotFreed
@@ -185,13 +186,19 @@ class Reservations:
                 self._context.broken(error)
                 event = seen.Interrupted()
                 continue
-            if reservation.kind is ReservationKind.MOVE and not self._context.store.mode.enforces:
+            if reservation.kind is ReservationKind.MOVE and not self._is_applied(reservation):
                 event = seen.Cancelled()  # all containers get back what they would have without topoproxy
                 continue
             if run.client.is_gone():
                 reservation, _ = step(reservation, seen.ClientGone())
             if reservation.kind in HELD and not self._living(reservation):
                 event = seen.ContainersExited()
+
+    def _is_applied(self, one: Reservation) -> bool:
+        """Return whether the plan is still applied to the pod of a reservation's containers."""
+        state = self._context.state
+        first = next((c for i in one.containers if (c := state.containers.get(i)) is not None), None)
+        return applies_to(state, first.pod if first is not None else None)
 
     def _end_at_once(self, reservation: Reservation, event: Event, run: ReservationRun) -> None:
         reservation, effects = step(reservation, event)

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 
 from proxy.controller.kernel_ports import Cgroups
 from proxy.controller.runtime_ports import RuntimeQuirks
+from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -133,6 +134,8 @@ class SandboxCgroups:
                 name = pool_of(pod)[0]
                 # The suppressed BE set changes every second, and a sleeping process need not follow it.
                 pool = pools[key] = state.pools.be if name is Pool.BE else state.pools.of(name)
+            if not applies_to(state, pod):
+                continue
             if pod.cgroup_parent and not (erased and pod.kube_qos is KubeQos.BEST_EFFORT):
                 yield pod.sandbox_id, pool
 

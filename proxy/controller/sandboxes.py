@@ -87,7 +87,7 @@ class Sandboxes:
         context.rejections.sandbox_runs(pod, applied=applies_to(context.state, pod))
         context.history.renamed(token, pod.sandbox_id)
         context.store.handle(SandboxRunning(pod, token))
-        if context.store.mode.enforces and context.state.owners:
+        if context.state.owners and applies_to(context.state, None):
             context.spawn(self._writes.clear_sandboxes())
 
     def moved_on(self, pod: Pod, name: str) -> None:

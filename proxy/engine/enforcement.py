@@ -9,13 +9,16 @@ selection reaches running pods is in ``proxy.engine.staging``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from proxy.engine.enforcement_state import APPLIED_TO_ALL
-from proxy.engine.state import NodeState
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase, Pod
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
 
 
 def applies_to(state: NodeState, pod: Pod | None) -> bool:

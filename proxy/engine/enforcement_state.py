@@ -61,3 +61,8 @@ class Enforcement(Struct, frozen=True):
 
 APPLIED_TO_ALL = Enforcement()
 """The plan is applied to every pod where the mode enforces; compared by identity on the way of a create."""
+
+
+def plain(enforcement: Enforcement) -> Enforcement:
+    """Return the one value for an application to every pod where it is that."""
+    return APPLIED_TO_ALL if enforcement == APPLIED_TO_ALL else enforcement

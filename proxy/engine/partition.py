@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
+from proxy.engine.enforcement import applies_to
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 
@@ -101,6 +102,8 @@ def partition_cpus(state: NodeState, container_id: str) -> CpuSet | None:
     container = state.containers.get(container_id)
     if container is None or container.phase is not Phase.RUNNING or container.placement.pool is not Pool.OWN:
         return None
+    if not applies_to(state, container.pod):
+        return None
     return None if shared_with(state, container) else state.wanted(container)
 
 
@@ -116,6 +119,8 @@ def shared_with(state: NodeState, container: Container) -> str:
     for other in state.containers.values():
         if other.id == container.id or other.phase is Phase.EXITED:
             continue
+        if not applies_to(state, other.pod):
+            return f"{other.ref} is only observed, and may run on its CPUs"
         if not other.placement.hook_extra_cpus.isdisjoint(cpus):
             return f"a hook lets {other.ref} run on its CPUs"
         if other.placement.pool is Pool.OWN and other.placement.exclusive & cpus:

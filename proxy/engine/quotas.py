@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
+from proxy.engine.enforcement import applies_to
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.quota import UNLIMITED, quota_of_owner
@@ -172,13 +173,14 @@ def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
 
 
 def writes_quotas(state: NodeState) -> bool:
-    """Return whether CFS quotas are written at all."""
-    return state.facts.cpu_groups and state.mode.writes
+    """Return whether CFS quotas are written at all: to remove them, or to restore those that are off."""
+    may_be_off = bool(state.facts.quotas.records) or state.mode.is_leaving
+    return state.facts.cpu_groups and (may_be_off or applies_to(state, None))
 
 
 def is_off(state: NodeState, container: Container) -> bool:
     """Return whether a container's quota is to be off now."""
-    if not writes_quotas(state) or state.mode.is_leaving or container.phase is Phase.EXITED:
+    if not state.facts.cpu_groups or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return False
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
     return quota_is_off(state, pod, container.name, container.placement.pool)

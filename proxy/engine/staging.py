@@ -27,7 +27,7 @@ from collections.abc import Collection
 from msgspec import structs
 
 from proxy.engine.enforcement import is_selected, live_pods, was_applied_to
-from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement, plain
 from proxy.engine.node_effects import EnforcementStep, NodeEffects, PutRecord
 from proxy.engine.node_events import (
     EnforcementChanged,
@@ -94,13 +94,8 @@ def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Hand
     return after, _recorded(before, after)
 
 
-def plain(enforcement: Enforcement) -> Enforcement:
-    """Return the one value for an application to all pods, which is compared by identity."""
-    return APPLIED_TO_ALL if enforcement == APPLIED_TO_ALL else enforcement
-
-
 def _recorded(before: NodeState, after: NodeState) -> NodeEffects:
-    """Return the record of a change. It also names the mode, so that a restart with another one is noticed."""
+    """Return the record of a change. It names the mode, too: a restart with another one is a change."""
     record = after.enforcement.dump(after.mode)
     return () if record == before.enforcement.dump(before.mode) else (PutRecord(KEY, record),)
 

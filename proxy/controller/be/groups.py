@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from proxy.controller.kernel_ports import Cgroups
+from proxy.engine.enforcement import observes_any
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -40,7 +41,10 @@ class BeGroups:
         Returns:
             What could not be written, in words.
         """
-        parents = {p.cgroup_parent for p in state.pods.values() if p.kube_qos is KubeQos.BEST_EFFORT}
+        pods = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
+        if observes_any(state, pods):
+            return []  # the group of the class bounds all of its pods
+        parents = {pod.cgroup_parent for pod in pods}
         own = {parent: path for parent in sorted(parents) if (path := self._cgroups.pod_group(parent))}
         errors: list[str] = []
         for root in sorted({path.rpartition("/")[0] for path in own.values()}):

@@ -29,6 +29,7 @@ from proxy.controller.enforce import Enforced
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.engine import write_conflicts as conflicts
+from proxy.engine.enforcement import applies_to
 from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
 from proxy.engine.node_effects import CompareCpusets
@@ -89,9 +90,8 @@ class Drift:
 
     def start(self) -> None:
         """Start listening, and comparing on a timer."""
-        if self._context.store.mode.enforces:
-            self.watch.start()
-            self._context.tend(self._tick)
+        self.watch.start()
+        self._context.tend(self._tick)
 
     def suspect(self, author: str, ids: Iterable[str] | None = None) -> None:
         """Compare some containers with what they should have, at once; callable from the event loop only.
@@ -100,7 +100,7 @@ class Drift:
             author: The program that may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
             ids: The containers; all if None.
         """
-        if not self._context.store.mode.enforces:
+        if not applies_to(self._context.state, None):
             return  # nothing would compare them, and they would pile up
         there = self._context.state.containers
         some = list(there) if ids is None else [i for i in ids if i in there]

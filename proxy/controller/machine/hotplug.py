@@ -26,6 +26,7 @@ from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.machine.shortage import Shortage
 from proxy.controller.reservations import Reservations
+from proxy.engine.enforcement import applies_to
 from proxy.engine.hotplug import differences, replacements_in_use, with_other_memory, with_replacement
 from proxy.engine.node_events import ContainersUpdated, CpusGiven, HardwareChanged, SavedCpusLearned
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
@@ -161,7 +162,7 @@ class Hotplug:
         """Give owners CPUs in place of offline ones, and take them back when those are online again."""
         context = self._context
         async with self._mending:
-            if context.store.mode.enforces:
+            if applies_to(context.state, None):
                 if self._looks:
                     self._looks -= 1
                     await self._mems.once()
@@ -177,7 +178,8 @@ class Hotplug:
         """Bring back processes that the kernel has moved away; runs in the kernel worker."""
         context = self._context
         for container in context.state.containers.values():
-            path = context.enforcer.known_path(container) if container.phase is Phase.RUNNING else None
+            is_ours = container.phase is Phase.RUNNING and applies_to(context.state, container.pod)
+            path = context.enforcer.known_path(container) if is_ours else None
             try:
                 moved = displaced.bring_back(path) if path else 0
             except CgroupError as error:

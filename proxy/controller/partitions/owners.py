@@ -27,6 +27,7 @@ from proxy.controller.observer import Observer
 from proxy.controller.partitions.jobs import PartitionJobs
 from proxy.controller.partitions.ports import MEMBER, Partitions, PartitionState
 from proxy.controller.partitions.watcher import PartitionWatcher
+from proxy.engine.enforcement import applies_to
 from proxy.engine.partition import KEY, PartitionRecord, partition_cpus, shared_with
 from proxy.model.backoff import PassRetries
 from proxy.model.idset import CpuSet
@@ -101,7 +102,8 @@ class PartitionSync(Observer):
     async def once(self) -> None:
         """End unwanted partitions, compare the existing ones, and make the missing ones."""
         context, jobs = self._context, self.jobs
-        if not context.store.mode.writes:
+        leaving = context.store.mode.is_leaving
+        if not (leaving or self.jobs.known.records or applies_to(context.state, None)):
             return
         async with self._lock:
             await context.kernel.run(jobs.clear)

@@ -28,6 +28,7 @@ from proxy.controller.kernel_ports import CpuGroups
 from proxy.controller.observer import Observer
 from proxy.controller.quotas.files import read_quotas, remove_quotas, restore_quotas
 from proxy.engine import quotas as engine
+from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, QuotaRecord, RemovedQuotas
 from proxy.model.backoff import PassRetries
 from proxy.model.workload import Container, Phase, Pool
@@ -92,7 +93,8 @@ class OwnerQuotas(Observer):
         # Another container of the pod may have come since the request was forwarded: then the quota is
         # restored at once.
         owns = container.placement.pool is Pool.OWN
-        if owns and asked > 0 and self.active and (container.placement.cfs_quota_off or self.off(container)):
+        applied = self.active and applies_to(self._context.state, container.pod)
+        if owns and asked > 0 and applied and (container.placement.cfs_quota_off or self.off(container)):
             self._become(self.known.keep({CONTAINER + container.id: QuotaRecord(asked)}))
         self.restore_soon()
 

@@ -261,7 +261,11 @@ class UnitProperties:
         has, nodes = await self._worker.run(self._read, path)
         self._caught_up()
         container = context.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or context.store.mode.is_leaving:
+        if (
+            container is None
+            or container.phase is Phase.EXITED
+            or not applies_to(context.state, container.pod)
+        ):
             self._known.pop(container_id, None)
             return False
         want = context.state.wanted(container)

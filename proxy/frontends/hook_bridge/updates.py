@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proxy.controller.runtime_ports import Limits
 from proxy.controller.worker import Worker
+from proxy.engine.enforcement import applies_to
 from proxy.engine.narrowing import Narrowing
 from proxy.hooks.answers import CLEAR, LEAVE, Update
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -139,7 +140,9 @@ class Updates:
     async def _one(self, container_id: str, wanted: _Wanted) -> bool:
         """Do what is wanted of one container; returns whether that has to wait on."""
         controller = self._controller
-        if controller.store.mode.is_leaving or (container := self._find(container_id, wanted.by)) is None:
+        if (container := self._find(container_id, wanted.by)) is None:
+            return False
+        if not applies_to(controller.state, container.pod):
             return False
         cpus = wanted.fields.pop("cpus", LEAVE)
         if cpus is not LEAVE:
