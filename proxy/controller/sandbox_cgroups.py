@@ -28,7 +28,7 @@ here runs in the kernel worker's thread.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from proxy.controller.kernel_ports import Cgroups
 from proxy.controller.runtime_ports import RuntimeQuirks
@@ -179,11 +179,11 @@ class SandboxCgroups:
             what = "sandbox" if key == pod.sandbox_id else "monitor of a container"
             errors.append(f"cannot move the {what} of {pod.ref}: {error}")
 
-    def groups(self, state: NodeState) -> Iterator[str]:
-        """Yield the cgroups of all sandboxes and monitors that exist."""
+    def groups(self, state: NodeState, pods: Iterable[Pod] | None = None) -> Iterator[str]:
+        """Yield the cgroups of the sandboxes and monitors that exist, of some pods or of all."""
         find, quirks = self._cgroups.find, self._quirks
         monitored = set[str]()
-        for pod in state.pods.values():
+        for pod in state.pods.values() if pods is None else pods:
             path = find(pod.cgroup_parent, pod.sandbox_id) if pod.sandbox_id else None
             if path is not None:
                 yield path

@@ -41,6 +41,11 @@ def was_applied_to(state: NodeState, pod: Pod) -> bool:
     return is_selected(state, pod) is not (pod.key in state.enforcement.lagging)
 
 
+def is_ours(state: NodeState, pod: Pod) -> bool:
+    """Return whether something that the plan has caused may be in effect for a pod."""
+    return pod.key in state.enforcement.moving or was_applied_to(state, pod)
+
+
 def is_selected(state: NodeState, pod: Pod) -> bool:
     """Return the target of a pod: whether mode and selection say that the plan is to be applied to it."""
     if state.mode is NodeMode.OBSERVE or state.mode is NodeMode.PASSTHROUGH:

@@ -8,7 +8,7 @@ a group without its own list has that of its parent already, and is left so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.machine import Machine
-from proxy.model.workload import Container, KubeQos
+from proxy.model.workload import Container, KubeQos, Pod
 from proxy.release.targets import ReleaseTarget
 
 
@@ -55,7 +55,10 @@ class SweepResult:
 
 
 def give_back(
-    enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Container, ReleaseTarget]]
+    enforcer: Enforcer,
+    state: NodeState,
+    targets: Iterable[tuple[Container, ReleaseTarget]],
+    pods: Collection[Pod],
 ) -> SweepResult:
     """Widen each container to its target set.
 
@@ -63,11 +66,12 @@ def give_back(
         enforcer: Knows the groups.
         state: The node.
         targets: The target of each container.
+        pods: The pods whose other groups are given back.
     """
     done, cgroups = SweepResult(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
-        _give_groups(cgroups, state, done)
-    for idle in enforcer.sandboxes.groups(state):
+        _give_groups(cgroups, state, pods, done)
+    for idle in enforcer.sandboxes.groups(state, pods):
         _as_above(cgroups, idle, done)
     for container, target in targets:
         path = enforcer.path_of(container) if container.phase in LIVE else None
@@ -134,11 +138,12 @@ def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
             done.errors.append(str(error))
 
 
-def _give_groups(cgroups: Cgroups, state: NodeState, done: SweepResult) -> None:
+def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
     """Return the groups above BE containers what lies above them, and what is in them the same."""
-    parents = {p.cgroup_parent for p in state.pods.values() if p.kube_qos is KubeQos.BEST_EFFORT}
-    pods = {path for parent in parents if (path := cgroups.pod_group(parent))}
-    roots = {path.rpartition("/")[0] for path in pods}
+    parents = {pod.cgroup_parent for pod in pods if pod.kube_qos is KubeQos.BEST_EFFORT}
+    some = {path for parent in parents if (path := cgroups.pod_group(parent))}
+    roots = {path.rpartition("/")[0] for path in some}
+    is_partial = len(pods) < len(state.pods)
     ours = {container.id for container in state.containers.values()}
     for root in sorted(root for root in roots if root.rpartition("/")[2].endswith(CLASS)):
         todo = [(root, 0)]
@@ -147,7 +152,8 @@ def _give_groups(cgroups: Cgroups, state: NodeState, done: SweepResult) -> None:
             _as_above(cgroups, path, done)
             below = cgroups.children(path) if depth < 2 else ()
             # Containers that we know are given back by themselves, with what their requests say.
-            todo += [(f"{path}/{name}", depth + 1) for name in below if not _is_ours(name, ours)]
+            found = [f"{path}/{name}" for name in below if not _is_ours(name, ours)]
+            todo += [(each, depth + 1) for each in found if depth or not is_partial or each in some]
 
 
 def _is_ours(name: str, ids: set[str]) -> bool:

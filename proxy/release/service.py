@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.controller.controller import NodeController
 from proxy.controller.worker import Worker
+from proxy.engine.enforcement import is_ours
 from proxy.engine.node_events import ModeChanged
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
@@ -258,9 +259,10 @@ class Release:
         targets = [
             (c, target_of(c, state.node.machine, manager))
             for c in state.containers.values()
-            if c.phase not in (Phase.EXITED, Phase.CREATING)
+            if c.phase not in (Phase.EXITED, Phase.CREATING) and is_ours(state, c.pod)
         ]
-        return await controller.kernel.run(give_back, controller.enforcer, state, targets)
+        pods = [pod for pod in state.pods.values() if is_ours(state, pod)]
+        return await controller.kernel.run(give_back, controller.enforcer, state, targets, pods)
 
     # -- the end ------------------------------------------------------------------------------------------
 

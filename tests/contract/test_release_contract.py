@@ -82,7 +82,7 @@ class Tree:
         enforcer = Enforcer(self.groups, lambda: state)
         there = state.containers.values()
         targets = [(c, target_of(c, state.node.machine, CpuManager())) for c in there]
-        return give_back(enforcer, state, targets)
+        return give_back(enforcer, state, targets, list(state.pods.values()))
 
 
 @pytest.fixture(params=["folder-v1", "folder-v2", "kernel-v1"])

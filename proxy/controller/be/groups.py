@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from proxy.controller.kernel_ports import Cgroups
-from proxy.engine.enforcement import observes_any
+from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, Phase, Pool
+from proxy.model.workload import KubeQos, Phase, Pod, Pool
 from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
 
 CLASS = ("besteffort", "-besteffort.slice")
@@ -41,24 +41,33 @@ class BeGroups:
         Returns:
             What could not be written, in words.
         """
+        if not applies_to(state, None):
+            return []
         pods = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
-        if observes_any(state, pods):
-            return []  # the group of the class bounds all of its pods
-        parents = {pod.cgroup_parent for pod in pods}
-        own = {parent: path for parent in sorted(parents) if (path := self._cgroups.pod_group(parent))}
+        own, observed = (
+            self._paths([p for p in pods if applies_to(state, p) is is_ours]) for is_ours in (True, False)
+        )
         errors: list[str] = []
         for root in sorted({path.rpartition("/")[0] for path in own.values()}):
             if not root.rpartition("/")[2].endswith(CLASS):
                 continue
             try:
-                groups = list(self._groups(root))
+                others = set(observed.values())
+                groups = [group for group in self._groups(root) if not _is_in(group.path, others)]
                 wanted = _wanted(state, own, paths, groups)
+                if any(path.startswith(f"{root}/") for path in others):
+                    wanted[root] = state.node.machine.online  # it bounds the pods that are observed too
                 for step in steps(groups, wanted):
                     self._cgroups.write(step.path, step.cpus, None, inner=False)
             except CgroupError as error:
                 if error.errno not in GONE:  # else it is compared again with the next write
                     errors.append(str(error))
         return errors
+
+    def _paths(self, pods: list[Pod]) -> dict[str, str]:
+        """Return the groups of pods by their cgroup parents."""
+        parents = sorted({pod.cgroup_parent for pod in pods})
+        return {parent: path for parent in parents if (path := self._cgroups.pod_group(parent))}
 
     def _groups(self, root: str) -> Iterator[BeGroup]:
         """Read a class's group, those of its pods, and the groups in them."""
@@ -71,6 +80,11 @@ class BeGroups:
                 if depth < CONTAINER:
                     below += [f"{path}/{name}" for name in sorted(self._cgroups.children(path))]
             level = below
+
+
+def _is_in(path: str, groups: set[str]) -> bool:
+    """Return whether a group is one of some groups of pods, or lies in one."""
+    return path in groups or path.rpartition("/")[0] in groups
 
 
 def _wanted(

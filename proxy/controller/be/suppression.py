@@ -28,6 +28,7 @@ from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.worker import Worker
 from proxy.engine import suppression as engine
 from proxy.engine.be_usage import ABOVE, UsageGroup, UsageQuery, UsageReading, usage_query
+from proxy.engine.enforcement import applies_to, observes_any
 from proxy.engine.node_effects import Change
 from proxy.engine.node_events import BeLimited
 from proxy.engine.suppression import (
@@ -42,7 +43,7 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
-from proxy.model.workload import Pool
+from proxy.model.workload import KubeQos, Pool
 from proxy.pools.be_suppression import quota_for
 from proxy.pools.quota import UNLIMITED
 from proxy.telemetry import metrics
@@ -123,8 +124,8 @@ class Suppression:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
                     await self._remove_quotas()
-                if not self._context.store.mode.enforces:
-                    await self._give_back("the node is released")
+                if why := self._must_not():
+                    await self._give_back(why)
                 elif settings.mode is SuppressMode.OFF:
                     wait = waits.next() if self.known.written else math.inf
                 elif synced.is_set():
@@ -137,6 +138,18 @@ class Suppression:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait if wait < math.inf else None):
                     await self._news.wait()
+
+    def _must_not(self) -> str:
+        """Return why BE must not be suppressed now, in words; empty where it may be."""
+        state = self._context.state
+        if state.mode.is_leaving:
+            return "the node is released"
+        if not applies_to(state, None):
+            return "the node is observed"
+        above = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
+        if self.settings.mode is SuppressMode.QUOTA and observes_any(state, above):
+            return "the quota would limit BE pods that are observed"
+        return ""
 
     async def once(self) -> None:
         """Do one round."""
