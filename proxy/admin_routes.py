@@ -63,6 +63,10 @@ class Pages:
         self._reload = reload
         self._started = time.time()
 
+    def show_hooks(self, hooking: Hooking) -> None:
+        """Show hooks from now on: a daemon that starts in mode observe has them later."""
+        self._hooking = hooking
+
     def routes(self) -> dict[str, Route]:
         """Give the pages by path."""
         return {

@@ -26,7 +26,7 @@ from proxy.backends.runtime.client import GrpcRuntime
 from proxy.backends.runtime.containerd_events import ContainerdEvents
 from proxy.backends.runtime.quirks import QUIRKS
 from proxy.backends.systemd.units import SystemdUnits
-from proxy.config.schema import Config, Mode, OnError, OwnerPartitions
+from proxy.config.schema import Config, OnError, OwnerPartitions
 from proxy.controller.controller import NodeController, Ports
 from proxy.controller.machine.hotplug import NO_UEVENTS
 from proxy.controller.node_rules import node_of
@@ -166,7 +166,7 @@ def _events(config: Config, context: NodeContext) -> ContainerdEvents:
 def _writes(context: NodeContext) -> Writes | None:
     """Have the kernel report writes to cpusets, where it can."""
     root = getattr(context.enforcer.cgroups, "root", None)
-    if not context.store.mode.enforces or not isinstance(root, Path):
+    if not isinstance(root, Path):
         return None
     try:
         return InotifyWrites(root)
@@ -237,7 +237,7 @@ def suppression_of(
         record: What an earlier run has written and not taken off, by the ledger.
     """
     mode = config.be_suppress.mode
-    if config.mode is not Mode.ENFORCE or (mode is SuppressMode.OFF and not record):
+    if mode is SuppressMode.OFF and not record:
         return None
     from proxy.controller.be.suppression import Suppression
 
@@ -290,6 +290,9 @@ def options_of(config: Config) -> ControllerOptions:
         reconcile_period=config.reconcile_period,
         history=config.explain_history,
         quirks=QUIRKS,
+        selection=config.enforce.selection,
+        pods_per_step=config.enforce.pods_per_step,
+        step_period=config.enforce.step_period,
     )
 
 

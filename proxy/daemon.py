@@ -27,12 +27,14 @@ from proxy.notify import SystemdNotifier
 from proxy.release.lazy import LazyRelease
 from proxy.sockets.instance_lock import Lock
 from proxy.sockets.unix_socket import Listener, mirror_mode, open_listener
+from proxy.staging.lazy import LazyStaging
 from proxy.takeover.lazy import LazyTakeover
 from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
     from proxy.admin.server import AdminServer
     from proxy.admin_routes import Pages
+    from proxy.calls.call_flow import CallFlow
     from proxy.controller.be.suppression import Suppression
     from proxy.controller.controller import NodeController
     from proxy.controller.kernel_ports import Cgroups
@@ -103,6 +105,8 @@ class Daemon:
         self._takeover: LazyTakeover | None = None
         self._suppression: Suppression | None = None
         self._leaving: LazyRelease | None = None
+        self._staging: LazyStaging | None = None
+        self._flow: CallFlow | None = None
         self.hooking: Hooking | None = None
         self._pod_resources: PodResourcesService | None = None
         self.reload: Reload | None = None
@@ -160,8 +164,7 @@ class Daemon:
         from proxy.frontends.cri.interceptors import METHODS, Interceptors
 
         config = self.config
-        enforce = config.mode is Mode.ENFORCE
-        entries, notes = self._open_state(machine) if enforce else ({}, [])
+        entries, notes = self._open_state(machine)
         self.controller = controller = controller_of(
             config,
             machine,
@@ -181,7 +184,7 @@ class Daemon:
             controller.settler,
         )
         await TimeSlices().through(self.sync.recovering(entries))
-        if enforce and not config.hooks.owned_cpus:
+        if not config.hooks.owned_cpus:
             controller.overrides.take_back()
         self._task(self.sync.run)
         self._task(self._settler.run)
@@ -189,20 +192,11 @@ class Daemon:
         self._suppress(config, entries.get("b/suppress"))
         self._leaving = LazyRelease(config, controller, lambda: self._suppression)
         self._leaving.recover(entries)
-        interceptors = Interceptors(controller, self.sync, controller.start_update)
-        if enforce and (config.hooks.enabled or config.hooks.serve is not None):
-            from proxy.hooks_setup import Hooking
-
-            self.hooking = Hooking(
-                config.hooks,
-                controller,
-                self.sync,
-                controller.start_update,
-                interceptors,
-                config.state_dir / "hooks",
-            )
-            self._task(self.hooking.run)
-            self._task(self.hooking.serve)
+        self._staging = LazyStaging(controller)
+        self._task(self._staging.run)
+        self._flow = interceptors = Interceptors(controller, self.sync, controller.start_update)
+        if config.mode is Mode.ENFORCE:
+            self._hook()
         if config.pod_resources.serve is not None:
             self._task(self._serve_pod_resources)
         return Front(
@@ -227,6 +221,25 @@ class Daemon:
         if self._suppression is not None:
             self._task(self._suppression.run)
 
+    def _hook(self) -> None:
+        """Have hooks called from now on, where there are to be any; observed pods have none."""
+        config, controller = self.config, self.controller
+        if self.hooking is not None or not (config.hooks.enabled or config.hooks.serve is not None):
+            return
+        from proxy.hooks_setup import Hooking
+
+        assert controller is not None
+        assert self.sync is not None
+        assert self._flow is not None
+        marks = config.state_dir / "hooks"
+        self.hooking = Hooking(
+            config.hooks, controller, self.sync, controller.start_update, self._flow, marks
+        )
+        if self.pages is not None:
+            self.pages.show_hooks(self.hooking)
+        self._task(self.hooking.run)
+        self._task(self.hooking.serve)
+
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
         from proxy.reload.service import Reload
         from proxy.reload.steps import common_steps, controller_steps, suppression_step
@@ -234,7 +247,7 @@ class Daemon:
         steps, controller = common_steps(), self.controller
         if controller is None:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
-        steps += controller_steps(controller)
+        steps += controller_steps(controller, self._hook)
         steps.append(suppression_step(lambda: self._suppression, self._suppress))
         return Reload(self._config, steps, lambda: controller.state.node.machine, telemetry, self._notifier)
 
@@ -300,6 +313,9 @@ class Daemon:
         )
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
         actions = {**takeover.actions(), **leaving.actions()}
+        if self._staging is not None:
+            routes |= self._staging.routes()
+            actions |= self._staging.actions()
         if self.reload is not None:
             actions["/reload"] = self.reload.action
         patient = {*takeover.routes(), *pages.patient}
@@ -431,6 +447,7 @@ class Daemon:
                 self._suppression,
                 self._takeover,
                 self._leaving,
+                self._staging,
             )
             closing = (asyncio.to_thread(part.close) for part in (*parts, self.controller.runtime) if part)
             await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, least=PARTS_S)

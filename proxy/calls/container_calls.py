@@ -12,6 +12,7 @@ from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
+from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.node_events import StartRequested, UpdateRequested
 from proxy.engine.pod_fence import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -42,10 +43,16 @@ class ContainerCalls:
         }
 
     def _start(self, call: HeldCall) -> None:
-        if "pre_start_container" in self.hooked.points:
+        if "pre_start_container" in self.hooked.points and self._may_hook(call.target()):
             self.hooked.start(call, call.target(), self._start_now)
         else:
             self._start_now(call)
+
+    def _may_hook(self, container_id: str) -> bool:
+        """Return whether hooks may change or refuse a call: those of observed pods pass as they came."""
+        state = self.controller.state
+        container = state.containers.get(container_id)
+        return is_applied_to_all(state) if container is None else applies_to(state, container.pod)
 
     def _start_now(self, call: HeldCall) -> None:
         container_id = call.target()
@@ -97,7 +104,7 @@ class ContainerCalls:
             self.start_update.started(trip.flight, ok=status == GrpcStatus.OK)
 
     def _update(self, call: HeldCall) -> None:
-        if "pre_update_container_resources" in self.hooked.points:
+        if "pre_update_container_resources" in self.hooked.points and self._may_hook(call.target()):
             self.hooked.update(call, call.target(), self._update_now)
         else:
             self._update_now(call)
@@ -133,9 +140,13 @@ class ContainerCalls:
         if type(answer) is Forward:
             flight = controller.calls.depart(container_id, answer.sent)
             fencing.bind(flight, fence)
-            call.state = Trip(container_id, flight=flight)
+            call.state = Trip(container_id, sent=answer.sent, flight=flight)
         else:
             controller.spawn(fencing.drop(fence))
+            if container_id in controller.state.containers:
+                # It carries what the client names, or what the runtime has saved.
+                flight = controller.calls.depart(container_id, controller.state.node.machine.online)
+                call.state = Trip(container_id, flight=flight)
         send(call, answer)
 
     def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
@@ -145,7 +156,7 @@ class ContainerCalls:
         if status is None:
             self.start_update.stray(trip.flight)
         else:
-            self.start_update.landed(trip.flight, trip.flight.carries if status == GrpcStatus.OK else None)
+            self.start_update.landed(trip.flight, trip.sent if status == GrpcStatus.OK else None)
             if status == GrpcStatus.OK and self.hooked.active:
                 self.hooked.updated(trip.target, call)
 

@@ -11,6 +11,7 @@ from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import NodeController
 from proxy.engine.admit import decides_pod
 from proxy.engine.call_answers import RecordFirst, Refuse
+from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
 
@@ -34,10 +35,16 @@ class PodCalls:
         }
 
     def _run_pod(self, call: HeldCall) -> None:
-        if "pre_run_pod_sandbox" in self.hooked.points:
+        state = self.controller.state
+        asks_hooks = "pre_run_pod_sandbox" in self.hooked.points
+        if asks_hooks and is_applied_to_all(state):
+            self.hooked.run_pod(call, self._go_run_pod)
+            return
+        pod = call.sandbox(state.node.machine.bounds)
+        if asks_hooks and applies_to(state, pod):
             self.hooked.run_pod(call, self._go_run_pod)
         else:
-            self._go_run_pod(call, call.sandbox(self.controller.state.node.machine.bounds))
+            self._go_run_pod(call, pod)
 
     def _go_run_pod(self, call: HeldCall, pod: Pod) -> None:
         controller, node = self.controller, self.controller.state.node

@@ -17,6 +17,9 @@ _ASKING = (
     "takeover revert",
     "release",
     "reload",
+    "enforce status",
+    "enforce pause",
+    "enforce resume",
 )
 _WRITING = ("hooks new", "hooks enable", "hooks disable")
 

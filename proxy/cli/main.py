@@ -32,6 +32,7 @@ COMMANDS = {
     "observe": "Show what enforcing would change, against the cpusets that the kernel has.",
     "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "Look at hooks, write them, try them, and switch them on and off.",
+    "enforce": "Show and pause how the plan is applied to running pods.",
     "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
     "release": "Give every container back what it would have had without topoproxy.",
     "topology": "Show the machine as a picture, or as JSON.",

@@ -110,12 +110,15 @@ class EnforceConfig:
 
     namespaces: Namespaces = field(
         default=Namespaces(("*",)),
-        metadata=key("namespaces", NAMESPACES, "Namespaces whose pods the plan is applied to."),
+        metadata=key("namespaces", NAMESPACES, "Namespaces whose pods the plan is applied to.", live=True),
     )
     pod_selector: LabelSelector = field(
         default=LabelSelector(),
         metadata=key(
-            "podSelector", SELECTOR, "Labels of the pods that the plan is applied to; empty: whatever labels."
+            "podSelector",
+            SELECTOR,
+            "Labels of the pods that the plan is applied to; empty: whatever labels.",
+            live=True,
         ),
     )
     percent: int = field(
@@ -125,6 +128,7 @@ class EnforceConfig:
             whole(0, 100),
             "How many of these pods the plan is applied to. The hash of a pod's UID decides, so a larger "
             "percentage only adds pods.",
+            live=True,
         ),
     )
     pods_per_step: int = field(
@@ -133,11 +137,14 @@ class EnforceConfig:
             "podsPerStep",
             whole(1, 1000),
             "Where mode or enforce change on a running node: how many running pods are changed together.",
+            live=True,
         ),
     )
     step_period: float = field(
         default=1.0,
-        metadata=key("stepPeriod", duration(0.1, 3600), "Time between the beginnings of two such steps."),
+        metadata=key(
+            "stepPeriod", duration(0.1, 3600), "Time between the beginnings of two such steps.", live=True
+        ),
     )
 
     @property

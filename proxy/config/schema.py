@@ -91,6 +91,8 @@ class Config:
             "mode",
             choice(Mode),
             "enforce: place containers. observe: decide and log, change nothing. passthrough: only relay.",
+            live=True,
+            restart_for=(Mode.PASSTHROUGH,),
         ),
     )
     enforce: EnforceConfig = field(

@@ -27,8 +27,16 @@ from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S, Health
 from proxy.engine.enforcement_state import Enforcement, plain
 from proxy.engine.node import Node
-from proxy.engine.node_events import ContainersUnsettled, FactsLearned
+from proxy.engine.node_events import (
+    ContainersUnsettled,
+    EnforcementChanged,
+    EnforcementPaused,
+    FactsLearned,
+    ModeChanged,
+)
 from proxy.engine.state import NodeState
+from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import PodSelection
 from proxy.telemetry.port import Telemetry, subject_of
 
 
@@ -38,6 +46,7 @@ class NodeContext(BackgroundTasks):
     Attributes:
         store: The state of the node. ``state``, ``calls``, ``synced``, ``attention``, ``to_settle`` and
             ``journal`` are those of the store.
+        to_step: Set when running pods may have to be changed in steps.
         options: The options of the controller.
         clock: A monotonic clock, in seconds.
         wall: Seconds since the epoch.
@@ -91,6 +100,7 @@ class NodeContext(BackgroundTasks):
         self.store = store = NodeStore(empty, self.journal, self.broken, options.mode)
         self.calls = store.calls
         self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
+        self.to_step = asyncio.Event()
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
         self.rejections = Rejections(telemetry, clock)
@@ -132,6 +142,23 @@ class NodeContext(BackgroundTasks):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._options_changed.wait()
+
+    def change_enforcement(self, mode: NodeMode, selection: PodSelection) -> None:
+        """Have the plan applied to other pods from now on: new ones at once, running ones in steps.
+
+        Args:
+            mode: Enforce or observe.
+            selection: The pods that enforce selects.
+        """
+        if mode is not self.store.mode and not self.store.mode.is_leaving:
+            self.store.handle(ModeChanged(mode))
+        self.store.handle(EnforcementChanged(selection))
+        self.to_step.set()
+
+    def pause_enforcement(self, *, paused: bool) -> None:
+        """Begin no further step on running pods, or go on."""
+        self.store.handle(EnforcementPaused(paused))
+        self.to_step.set()
 
     def learn(self, *, recorded: bool = True, **facts: object) -> None:
         """Replace some facts about the node.

@@ -22,6 +22,8 @@ class ControllerOptions(Struct, frozen=True):
         history: How many decisions about removed containers and refusals are kept.
         quirks: How runtimes differ.
         selection: The pods that mode enforce selects at the start.
+        pods_per_step, step_period: How many running pods are changed together where mode or selection change,
+            and the seconds between the beginnings of two such steps.
     """
 
     mode: NodeMode = NodeMode.ENFORCE
@@ -32,3 +34,5 @@ class ControllerOptions(Struct, frozen=True):
     history: int = 500
     quirks: RuntimeQuirks = NO_QUIRKS
     selection: PodSelection = ALL_PODS
+    pods_per_step: int = 1
+    step_period: float = 1.0

@@ -44,10 +44,12 @@ from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S
 from proxy.engine.adoption import overcommitted_memory
 from proxy.engine.enforcement import applies_to
-from proxy.engine.node_events import ContainerIsBack, LedgerRead, RuntimeListed
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.node_events import ContainerIsBack, EnforcementRead, LedgerRead, RuntimeListed
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Pod
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
@@ -145,6 +147,7 @@ class Sync:
         holds = self._parts.owner_moves.recover(entries, containers)
         read = LedgerRead(tuple(pods), tuple(containers), holds, tuple(lost), context.clock())
         context.store.handle(read)
+        self._recall_enforcement(entries.get(KEY))
         yield
         yield from self._start_update.suspect()
         for resource, (promised, there) in overcommitted_memory(context.state).items():
@@ -158,6 +161,18 @@ class Sync:
             context.history.note_simple(context.wall(), container, context.state.wanted(container))
             yield
         self._parts.cgroup_locator.recall()
+
+    def _recall_enforcement(self, record: Mapping[str, object] | None) -> None:
+        """Go on with applying the plan where the last daemon ended."""
+        context, known = self._context, (NodeMode.ENFORCE, APPLIED_TO_ALL)
+        if record is not None:
+            try:
+                known = Enforcement.load(record)
+            except ValueError as error:
+                context.telemetry.problem("cannot use a record of the ledger", record=KEY, err=str(error))
+                known = context.state.mode, context.state.enforcement
+        context.store.handle(EnforcementRead(*known))
+        context.to_step.set()
 
     def _recorded(
         self,

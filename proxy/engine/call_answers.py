@@ -142,7 +142,9 @@ def pod_answer(state: NodeState, pod: Pod, verdict: Verdict) -> CallAnswer:
         pod: The pod with what was set aside for it.
         verdict: The decision about it as a whole.
     """
-    if not verdict.admitted and applies_to(state, pod):
+    if not applies_to(state, pod):
+        return _UNCHANGED
+    if not verdict.admitted:
         return Refuse(verdict.code, verdict.message)
     return _UNCHANGED if pod.reserved_for_pod is None else _RECORD_FIRST
 
@@ -164,6 +166,8 @@ def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obst
         return PrepareStart(container_id)
     if container is None or container.phase not in (Phase.CREATED, Phase.STARTING):
         return _UNCHANGED  # the runtime's answer shows what is wrong with it
+    if not applies_to(state, container.pod):
+        return ForwardStart(state.node.machine.online)  # it may have any
     return ForwardStart(state.runtime.saved.get(container_id) or state.wanted(container))
 
 

@@ -35,7 +35,7 @@ from proxy.engine.node_events import (
 )
 from proxy.engine.quotas import requested_quota
 from proxy.engine.state import NodeState
-from proxy.model.workload import Pool
+from proxy.model.workload import Phase, Pool
 
 
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
@@ -79,7 +79,7 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
     """
     container = state.containers.get(event.container_id)
     answer = update_answer(state, container, 0)
-    if container is None or type(answer) is not Forward:
+    if container is None or container.phase is Phase.EXITED:
         return state, (answer,)
     effects: NodeEffects = ()
     known = container.request
@@ -89,6 +89,8 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
         request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
         container = structs.replace(container, request=request)
         state, effects = containers_updated(state, ContainersUpdated((container,), "container updated"))
+    if type(answer) is not Forward:
+        return state, (*effects, answer)
     quotas, quota = requested_quota(state, container, event.cpu_quota)
     if quotas != state.facts.quotas:
         facts = structs.replace(state.facts, quotas=quotas)

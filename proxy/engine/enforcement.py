@@ -59,6 +59,13 @@ def is_selected(state: NodeState, pod: Pod) -> bool:
     return selection.selects(pod.key, pod.namespace, labels)
 
 
+def is_applied_to_all(state: NodeState) -> bool:
+    """Return whether the plan is applied to every pod, also to those that are not known."""
+    return (
+        state.mode is NodeMode.ENFORCE and state.enforcement.selection.all and not state.enforcement.lagging
+    )
+
+
 def observes_any(state: NodeState, pods: Iterable[Pod]) -> bool:
     """Return whether one of some pods is observed: then what they have in common is not written either."""
     if state.enforcement is APPLIED_TO_ALL:

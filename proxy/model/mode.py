@@ -28,8 +28,3 @@ class NodeMode(StrEnum):
     def is_leaving(self) -> bool:
         """Report whether containers get back what they would have without us, or have got it back."""
         return self in (NodeMode.RELEASING, NodeMode.RELEASED)
-
-    @property
-    def writes(self) -> bool:
-        """Report whether cgroups are written, to enforce or to give back."""
-        return self.enforces or self.is_leaving

@@ -140,7 +140,8 @@ class PodSelection(Struct, frozen=True):
             "namespaces": list(self.namespaces.patterns),
             "matchLabels": dict(self.labels.match_labels),
             "matchExpressions": [
-                [each.key, each.operator.value, list(each.values)] for each in self.labels.match_expressions
+                {"key": each.key, "operator": each.operator.value, "values": list(each.values)}
+                for each in self.labels.match_expressions
             ],
             "percent": self.percent,
         }
@@ -163,10 +164,12 @@ class PodSelection(Struct, frozen=True):
         assert isinstance(percent, int)
         try:
             expressions = tuple(
-                LabelExpression(str(key), LabelOperator(operator), tuple(map(str, values)))
-                for key, operator, values in rest
+                LabelExpression(
+                    str(each["key"]), LabelOperator(each["operator"]), tuple(map(str, each["values"]))
+                )
+                for each in rest
             )
-        except TypeError as error:
+        except (TypeError, KeyError) as error:
             raise ValueError("an expression of labels is none") from error
         match_labels = tuple(sorted((str(key), str(value)) for key, value in labels.items()))
         return cls(Namespaces(tuple(map(str, names))), LabelSelector(match_labels, expressions), percent)

@@ -11,6 +11,7 @@ from typing import Final
 
 DEVICE_ASSIGNMENTS: Final = "topoproxy-device-assignments/1"
 DEVICES: Final = "topoproxy-devices/1"
+ENFORCE: Final = "topoproxy-enforce/1"
 EXPLAIN: Final = "topoproxy-explain/1"
 HOOKS_LIST: Final = "topoproxy-hooks-list/1"
 HOOKS_POINTS: Final = "topoproxy-hooks-points/1"

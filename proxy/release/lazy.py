@@ -7,7 +7,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from proxy.config.schema import Config, Mode
+from proxy.config.schema import Config
+from proxy.engine.enforcement import applies_to
 from proxy.model import schema_ids
 from proxy.model.errors import InputError
 from proxy.release.record import KEY
@@ -47,8 +48,16 @@ class LazyRelease:
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Continue a release of the last daemon; before any container is moved."""
-        if KEY in entries and self._config.mode is Mode.ENFORCE:
+        if KEY in entries and not self._idle_mode:
             self.get().recover(entries[KEY])
+
+    @property
+    def _idle_mode(self) -> str:
+        """The mode, where no container is moved in it; else empty."""
+        if self._controller is None:
+            return self._config.mode.value
+        state = self._controller.state
+        return "" if state.mode.is_leaving or applies_to(state, None) else state.mode.value
 
     def get(self) -> Release:
         """Return the release of a daemon that moves containers."""
@@ -74,12 +83,12 @@ class LazyRelease:
     def answer(self) -> dict[str, object]:
         """Return how far it has come."""
         page: dict[str, object] = {"schema": schema_ids.RELEASE, "stage": ""}
-        if self._config.mode is not Mode.ENFORCE:
-            return {**page, "nothing": NOTHING.format(mode=self._config.mode.value)}
+        if mode := self._idle_mode:
+            return {**page, "nothing": NOTHING.format(mode=mode)}
         return {**page, **(self._made.page() if self._made is not None else {})}
 
     async def _start(self) -> dict[str, object]:
-        if self._config.mode is Mode.ENFORCE:
+        if not self._idle_mode:
             await self._load()
             await self.get().begin()
         return self.answer()
@@ -90,8 +99,8 @@ class LazyRelease:
             await asyncio.to_thread(importlib.import_module, "proxy.release.service")
 
     async def _undo(self) -> dict[str, object]:
-        if self._config.mode is not Mode.ENFORCE:
-            raise InputError(f"cannot undo the release: {NOTHING.format(mode=self._config.mode.value)}")
+        if mode := self._idle_mode:
+            raise InputError(f"cannot undo the release: {NOTHING.format(mode=mode)}")
         await self._load()
         await self.get().undo()
         return self.answer()
@@ -104,7 +113,7 @@ class LazyRelease:
 
     async def at_stop(self, limit: float) -> None:
         """Return everything before the daemon ends, within this many seconds; the next takes over again."""
-        if self._config.mode is not Mode.ENFORCE or self._controller is None:
+        if self._idle_mode or self._controller is None:
             return
         await self._load()
         release = self.get()

@@ -11,6 +11,7 @@ from proxy.backends.cgroup.cfs_quota import open_cpu_groups
 from proxy.config.schema import Config
 from proxy.model.errors import CgroupError, ConfigError
 from proxy.model.koordinator import SuppressMode
+from proxy.model.mode import NodeMode
 from proxy.reload.step import Commit, LiveStep
 
 if TYPE_CHECKING:
@@ -46,8 +47,26 @@ def common_steps() -> list[LiveStep]:
     return [LiveStep(("log",), _log), LiveStep(READ_WHERE_USED, lambda before, after: lambda: None)]
 
 
-def controller_steps(controller: NodeController) -> list[LiveStep]:
-    """Return the steps of a daemon that decides."""
+def controller_steps(controller: NodeController, enforced: Callable[[], None]) -> list[LiveStep]:
+    """Return the steps of a daemon that decides.
+
+    Args:
+        controller: The node.
+        enforced: Called when the mode is to be enforce.
+    """
+
+    def enforcement(before: Config, after: Config) -> Commit:
+        mode, new = NodeMode(after.mode.value), options_of(after)
+        if controller.state.mode.is_leaving and before.mode is not after.mode:
+            raise ConfigError("cannot change the mode: the node is released (topoproxy release --undo)")
+
+        def commit() -> None:
+            controller.change_options(new)
+            controller.change_enforcement(mode, new.selection)
+            if mode is NodeMode.ENFORCE:
+                enforced()
+
+        return commit
 
     def options(before: Config, after: Config) -> Commit:
         new = options_of(after)
@@ -60,7 +79,11 @@ def controller_steps(controller: NodeController) -> list[LiveStep]:
         return policy.reconfigured(node, after.topology_manager_policy_options)
 
     timing = ("onError", "callTimeout", "settle", "reconcilePeriod", "explainHistory")
-    return [LiveStep(timing, options), LiveStep(PLACEMENT, rules)]
+    return [
+        LiveStep(timing, options),
+        LiveStep(PLACEMENT, rules),
+        LiveStep(("mode", "enforce"), enforcement),
+    ]
 
 
 def suppression_step(current: Callable[[], Suppression | None], begin: Callable[[Config], None]) -> LiveStep:

@@ -20,6 +20,7 @@ from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.backends.kubelet.small_file import read_small
 from proxy.controller.runtime_ports import SOURCE
 from proxy.controller.worker import Worker
+from proxy.engine.enforcement import is_applied_to_all
 from proxy.engine.node_effects import Follow
 from proxy.engine.node_events import NodeRulesChanged
 from proxy.model import schema_ids
@@ -181,7 +182,7 @@ class Takeover:
             shareable=state.node.shareable,
             configured="static" if self._static else "none",
             ready=ready,
-            enforce=self._controller.store.mode.enforces,
+            enforce=is_applied_to_all(self._controller.state),
         )
         return await self._worker.run(self._look, scene)
 

@@ -205,6 +205,13 @@ BE_SUPPRESS_UNREADABLE = Counter(
     "be_suppress_unreadable", "Rounds of BE suppression in which CPU usage could not be read."
 )
 
+# -- staged enforcement ------------------------------------------------------------------------------------
+
+PODS_ENFORCED = Counter("pods_enforced", "Running pods to which the plan was applied after a change.")
+PODS_GIVEN_BACK = Counter(
+    "pods_given_back", "Running pods that got back what they would have without topoproxy after a change."
+)
+
 # -- kubelet and the Node object --------------------------------------------------------------------------
 
 KUBELET_CPU_MANAGER_CHANGES = Counter(

@@ -20,6 +20,7 @@ from proxy.engine.owners import CpuHold
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -144,6 +145,18 @@ class Life:
             )
         )
 
+    def enforcement_event(self) -> NodeEvent:
+        dice, moving = self.dice, self.state.enforcement.moving
+        return dice.choice(
+            (
+                events.EnforcementChanged(PodSelection(percent=dice.randrange(101))),
+                events.EnforcementPaused(dice.random() < 0.2),
+                events.EnforcementStepDue(dice.randrange(1, 4)),
+                events.EnforcementStepDone(moving),
+                events.EnforcementStepFailed(moving),
+            )
+        )
+
     def node_event(self) -> NodeEvent:
         dice, free = self.dice, list(self.state.pools.shared)
         cpus = CpuSet(free[: dice.randrange(1, 3)]) if len(free) > 4 else CpuSet()
@@ -151,6 +164,7 @@ class Life:
             (
                 events.HardwareChanged(dice.choice((MACHINE, SMALLER))),
                 events.ModeChanged(dice.choice(list(NodeMode))),
+                self.enforcement_event(),
                 events.BeLimited(dice.choice((None, CpuSet((dice.randrange(16),))))),
                 events.CpusHeld("r", CpuHold("o", cpus, True) if cpus else None, "reserved"),
                 events.CpusHeld("r", None, "released"),

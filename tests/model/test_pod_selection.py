@@ -115,7 +115,7 @@ def test_rules_survive_the_ledger(selection: PodSelection) -> None:
         {"namespaces": "a"},
         {"matchLabels": []},
         {"matchExpressions": [1]},
-        {"matchExpressions": [["a", "Near", []]]},
+        {"matchExpressions": [{"key": "a", "operator": "Near", "values": []}]},
     ],
 )
 def test_what_is_no_rule_is_refused(change: dict[str, object]) -> None:

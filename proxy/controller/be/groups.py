@@ -10,7 +10,7 @@ than they do. The order of writes is that of ``proxy.pools.write_order``. Runs i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from proxy.controller.kernel_ports import Cgroups
 from proxy.engine.enforcement import applies_to
@@ -44,9 +44,8 @@ class BeGroups:
         if not applies_to(state, None):
             return []
         pods = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
-        own, observed = (
-            self._paths([p for p in pods if applies_to(state, p) is is_ours]) for is_ours in (True, False)
-        )
+        own = self._paths(pod for pod in pods if applies_to(state, pod))
+        observed = self._paths(pod for pod in pods if not applies_to(state, pod))
         errors: list[str] = []
         for root in sorted({path.rpartition("/")[0] for path in own.values()}):
             if not root.rpartition("/")[2].endswith(CLASS):
@@ -64,7 +63,7 @@ class BeGroups:
                     errors.append(str(error))
         return errors
 
-    def _paths(self, pods: list[Pod]) -> dict[str, str]:
+    def _paths(self, pods: Iterable[Pod]) -> dict[str, str]:
         """Return the groups of pods by their cgroup parents."""
         parents = sorted({pod.cgroup_parent for pod in pods})
         return {parent: path for parent in parents if (path := self._cgroups.pod_group(parent))}

@@ -1,0 +1,94 @@
+"""``topoproxy enforce``: how far the plan is applied to the pods of the node; pause that, and go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.observe.json_access import as_list, as_map, one_line
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
+
+
+@click.group()
+def enforce() -> None:
+    """Show and pause how the plan is applied to running pods.
+
+    The settings mode and enforce say to which pods the plan is applied. Where they change on a running node,
+    running pods are taken up in steps. To reverse what has been done, lower enforce.percent, or set mode to
+    observe, and run topoproxy reload: the pods get back what they would have without topoproxy.
+    """
+
+
+@enforce.command()
+@asking_options()
+@json_option
+def status(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
+    """Show to which pods the plan is applied, and how many are still to be changed.
+
+    Ends with 0; 69 when the daemon does not answer, 77 without permission.
+    """
+    _show(file, admin, timeout, "/enforce", as_json=as_json, act=False)
+
+
+@enforce.command()
+@asking_options()
+@json_option
+def pause(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
+    """Change no further running pods; those of the step under way are finished. It lasts over restarts.
+
+    Ends with 0; 65 when the node is released, 69 when the daemon does not answer, 77 without permission.
+    """
+    _show(file, admin, timeout, "/enforce/pause", as_json=as_json)
+
+
+@enforce.command()
+@asking_options()
+@json_option
+def resume(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
+    """Go on changing running pods.
+
+    Ends with 0; 65 when the node is released, 69 when the daemon does not answer, 77 without permission.
+    """
+    _show(file, admin, timeout, "/enforce/resume", as_json=as_json)
+
+
+def _show(
+    file: Path | None, admin: str | None, timeout: float, route: str, *, as_json: bool, act: bool = True
+) -> None:
+    page = as_map(ask_daemon(config_for(file, admin), route, timeout, act=act))
+    click.echo(json.dumps(page, indent=1, ensure_ascii=False) if as_json else "\n".join(_lines(page)))
+
+
+def _lines(page: Mapping[str, object]) -> Iterator[str]:
+    pods, selection = as_map(page.get("pods")), as_map(page.get("selection"))
+    yield f"mode {one_line(page.get('mode'))}{', paused' if page.get('paused') is True else ''}"
+    yield f"selected: {', '.join(_selected(selection))}"
+    yield f"enforced: {one_line(pods.get('enforced'))} pods"
+    yield (
+        f"observed: {one_line(pods.get('observed'))} pods with {one_line(page.get('observedContainers'))} "
+        "containers, which may use the CPUs of owners"
+    )
+    for key, what in (("toEnforce", "still to be enforced"), ("toGiveBack", "still to be given back")):
+        if pods.get(key):
+            yield f"{what}: {one_line(pods.get(key))} pods"
+    if pods.get("inStep"):
+        yield f"being changed now: {one_line(pods.get('inStep'))} pods"
+    for row in map(as_map, as_list(page.get("problems"))):
+        yield f"problem: {one_line(row.get('pod'))}: {one_line(row.get('reason'))}"
+
+
+def _selected(selection: Mapping[str, object]) -> Iterator[str]:
+    names = ", ".join(one_line(name) for name in as_list(selection.get("namespaces")))
+    yield "all namespaces" if names == "*" else f"namespaces {names or 'none'}"
+    labels = [f"{key}={one_line(value)}" for key, value in as_map(selection.get("matchLabels")).items()]
+    for each in map(as_map, as_list(selection.get("matchExpressions"))):
+        values = ", ".join(one_line(value) for value in as_list(each.get("values")))
+        labels.append(f"{one_line(each.get('key'))} {one_line(each.get('operator'))} {values}".rstrip())
+    if labels:
+        yield f"labels {' and '.join(labels)}"
+    yield f"{one_line(selection.get('percent'))} %"

@@ -1,0 +1,99 @@
+"""Staged enforcement in a daemon: what commands ask, and the steps, loaded when there is one to make."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from proxy.engine.enforcement import counts
+from proxy.model import schema_ids
+from proxy.model.errors import InputError
+
+if TYPE_CHECKING:
+    from proxy.admin.server import Route
+    from proxy.controller.controller import NodeController
+    from proxy.staging.service import StagedEnforcement
+
+
+class LazyStaging:
+    """The staged enforcement of a daemon."""
+
+    def __init__(self, controller: NodeController) -> None:
+        """Make no step yet.
+
+        Args:
+            controller: The node.
+        """
+        self._controller = controller
+        self._made: StagedEnforcement | None = None
+
+    async def run(self) -> None:
+        """Make the steps that are due, until cancelled."""
+        controller = self._controller
+        while self._made is None:
+            await controller.to_step.wait()
+            now = controller.state.enforcement
+            if not (now.lagging or now.moving):
+                controller.to_step.clear()
+                continue
+            # Calls of kubelet must not wait for an import.
+            await asyncio.to_thread(importlib.import_module, "proxy.staging.service")
+            from proxy.staging.service import StagedEnforcement
+
+            self._made = StagedEnforcement(controller)
+        await self._made.run()
+
+    def routes(self) -> Mapping[str, Route]:
+        """Return what the admin socket answers."""
+        return {"/enforce": self.answer}
+
+    def actions(self) -> Mapping[str, Route]:
+        """Return what the admin socket does."""
+        return {
+            "/enforce/pause": lambda: self._pause(paused=True),
+            "/enforce/resume": lambda: self._pause(paused=False),
+        }
+
+    def answer(self) -> dict[str, object]:
+        """Return what ``topoproxy enforce status`` shows."""
+        return {"schema": schema_ids.ENFORCE, **self.page()}
+
+    def _pause(self, *, paused: bool) -> dict[str, object]:
+        """Begin no further step, or go on.
+
+        Raises:
+            InputError: The node is released: there are no steps.
+        """
+        if self._controller.state.mode.is_leaving:
+            raise InputError(f"cannot {'pause' if paused else 'resume'} enforcement: the node is released")
+        self._controller.pause_enforcement(paused=paused)
+        return self.answer()
+
+    def page(self) -> dict[str, object]:
+        """Return how far the plan is applied."""
+        state, options = self._controller.state, self._controller.options
+        found, problems = counts(state), {} if self._made is None else self._made.problems
+        there = {c.pod.key: c.pod.ref for c in state.containers.values()}
+        return {
+            "mode": state.mode.value,
+            "paused": state.enforcement.paused,
+            "selection": state.enforcement.selection.dump(),
+            "podsPerStep": options.pods_per_step,
+            "stepPeriod": options.step_period,
+            "pods": {
+                "enforced": found.applied,
+                "observed": found.observed,
+                "toEnforce": found.to_apply,
+                "toGiveBack": found.to_give_back,
+                "inStep": found.moving,
+            },
+            "observedContainers": found.observed_containers,
+            "problems": [{"pod": there[key], "reason": why} for key, why in problems.items() if key in there],
+        }
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._made is not None:
+            self._made.close()

@@ -1,0 +1,242 @@
+"""Takes up running pods where mode or selection have changed, in steps that can be paused and reversed.
+
+Which pods a step changes is decided in ``proxy.engine.staging``. A step leads from whatever is in effect to
+what is to be, so one that a crash has interrupted is repeated as it is.
+
+* Applied: calls at the runtime that carry other CPUs to the containers are waited for. Then the containers
+  that share CPUs are written and read, and after them, one by one, those that own some: for each owner all
+  others to which the plan is applied leave its CPUs first, by the same barrier as at its start
+  (``controller.reservations``). Quotas, memory nodes, partitions, the runtime and systemd follow as they do
+  after any change. A pod for which this fails is given back, reported, and tried again later.
+* Given back: what each container would have without topoproxy, as in a release (``proxy.release``): CFS
+  quotas and partitions first, then the kernel, only wider, then the runtime.
+
+The record of a step is durable before anything is written for it. Steps begin ``enforce.stepPeriod`` apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+from proxy.controller.controller import NodeController
+from proxy.controller.enforce import Enforced
+from proxy.controller.worker import Worker
+from proxy.engine.enforcement import applies_to, counts
+from proxy.engine.node_effects import EnforcementStep
+from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
+from proxy.model.backoff import Backoff, RetryTimes
+from proxy.model.workload import Container, Phase
+from proxy.release.kernel import give_back
+from proxy.release.runtime_updates import Progress, Telling
+from proxy.release.targets import target_of
+from proxy.telemetry import metrics
+
+AGAIN = Backoff(5.0, 300.0)
+"""Seconds before a pod to which the plan could not be applied is tried again."""
+ROUNDS = 20
+"""Most rounds in which a step tries to give its pods back; the next step goes on."""
+PAUSE_S = 0.1
+
+
+class StagedEnforcement:
+    """Makes the steps.
+
+    Attributes:
+        problems: What could not be done for pods, by key.
+    """
+
+    def __init__(self, controller: NodeController) -> None:
+        """Make no step yet.
+
+        Args:
+            controller: The node.
+        """
+        self._controller = controller
+        self._worker = Worker("staging", controller.broken)
+        controller.health.watch(self._worker)
+        self._retries = RetryTimes[str](AGAIN)
+        self.problems: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Make the steps that are due, until cancelled."""
+        controller, loop = self._controller, asyncio.get_running_loop()
+        while True:
+            await controller.synced.wait()
+            now = controller.state.enforcement
+            if controller.state.mode.is_leaving or not (now.moving or (now.lagging and not now.paused)):
+                controller.to_step.clear()
+                await controller.to_step.wait()
+                continue
+            began = loop.time()
+            try:
+                await self.step()
+            except Exception as error:  # noqa: BLE001  whatever it is, the next step must come
+                controller.broken(error)
+            period = controller.options.step_period
+            await asyncio.sleep(max(0.0, began + period - loop.time()))
+
+    async def step(self) -> tuple[str, ...]:
+        """Make one step; returns the keys of the pods that it has changed."""
+        controller, now = self._controller, self._controller.clock()
+        lagging = controller.state.enforcement.lagging
+        self._retries.keep(lagging | controller.state.enforcement.moving)
+        skip = frozenset(key for key in lagging if not self._retries.due(key, now))
+        effects = controller.store.handle(EnforcementStepDue(controller.options.pods_per_step, skip))
+        keys = next((each.keys for each in effects if type(each) is EnforcementStep), ())
+        if not keys:
+            return ()
+        await controller.journal.flush()
+        there = self._containers(keys)
+        to_apply = [c for c in there if applies_to(controller.state, c.pod)]
+        failed = await self._apply(to_apply)
+        if failed:
+            controller.store.handle(EnforcementStepFailed(frozenset(failed)))
+        for key in {c.pod.key for c in to_apply}:
+            self._noted(key, failed.get(key, ""))
+        applied = {c.pod.key for c in to_apply} - failed.keys()
+        back = [c for c in self._containers(keys) if c.pod.key not in applied]
+        left = await self._give_back(back)
+        controller.store.handle(EnforcementStepDone(frozenset(keys) - left))
+        self._report(applied, {c.pod.key for c in back} - left - failed.keys())
+        return keys
+
+    def _containers(self, keys: Collection[str]) -> list[Container]:
+        """Return the containers of some pods that have not exited."""
+        there = self._controller.state.containers.values()
+        return [c for c in there if c.pod.key in keys and c.phase is not Phase.EXITED]
+
+    def _noted(self, key: str, why: str) -> None:
+        """Note whether the plan could be applied to a pod; one for which it could not has to wait."""
+        self.problems.pop(key, None)
+        if why:
+            self._retries.failed(key, self._controller.clock())
+            self.problems[key] = why
+        else:
+            self._retries.succeeded(key)
+
+    def _report(self, applied: Collection[str], given: Collection[str]) -> None:
+        telemetry, found = self._controller.telemetry, counts(self._controller.state)
+        telemetry.count(metrics.PODS_ENFORCED, len(applied))
+        telemetry.count(metrics.PODS_GIVEN_BACK, len(given))
+        if not found.to_apply and not found.to_give_back and not found.moving:
+            telemetry.event(
+                "the plan is applied as configured", pods=found.applied, observedPods=found.observed
+            )
+
+    # -- applying -----------------------------------------------------------------------------------------
+
+    async def _apply(self, containers: list[Container]) -> dict[str, str]:
+        """Apply the plan to containers; returns the keys of the pods for which that failed, and why."""
+        controller, failed = self._controller, await self._await_calls(containers)
+        state = controller.state
+        some = [c for c in containers if c.pod.key not in failed]
+        failed |= await self._write([c for c in some if state.shares(c)])
+        owners = [c for c in some if not state.shares(c)]
+        for container in owners:
+            if container.pod.key in failed:
+                continue
+            await controller.quotas.before_start(container)
+            reason = (await controller.reservations.start(container)).reason
+            if reason is not None:
+                failed[container.pod.key] = reason.message
+                continue
+            failed |= await self._write([container])
+        for key, why in failed.items():
+            ref = next((c.pod.ref for c in containers if c.pod.key == key), key)
+            controller.telemetry.problem("cannot apply the plan to a running pod", pod=ref, err=why)
+        ids = [c.id for c in some if c.pod.key not in failed]
+        controller.settle_later(*ids)
+        controller.unit_properties.changed(ids)
+        if owners:
+            await self._follow_owners()
+        return failed
+
+    async def _follow_owners(self) -> None:
+        """Have follow what concerns owners alone; the next pass repairs what fails here."""
+        controller = self._controller
+        await controller.writes.clear_sandboxes()
+        await controller.quotas.once()
+        await controller.mems.once()
+        if controller.partitions is not None:
+            controller.partitions.look_soon()
+
+    async def _await_calls(self, containers: Iterable[Container]) -> dict[str, str]:
+        """Wait for calls that carry other CPUs to containers; calls from now on carry the right ones."""
+        controller, late = self._controller, dict[str, str]()
+        state = controller.state
+        calls = {
+            call: c.pod.key
+            for c in containers
+            for call in state.inflight.of(c.id)
+            if not call.carries <= state.wanted(c)
+        }
+        if calls:
+            await controller.calls.wait(list(calls), controller.options.call_timeout)
+        for call, key in calls.items():
+            if not controller.calls.has_landed(call):
+                late[key] = "the runtime is still busy with a call for it"
+        return late
+
+    async def _write(self, containers: list[Container]) -> dict[str, str]:
+        """Write cpusets; returns the keys of the pods whose cpusets the kernel refused, and why."""
+        controller, pods = self._controller, {c.id: c.pod.key for c in containers}
+        if not pods:
+            return {}
+        done: Enforced = await controller.kernel.run(controller.drift.enforce, list(pods))
+        controller.writes.moved(done)
+        controller.report_errors(done)
+        return {pods[i]: str(error) for i, error in done.refused.items() if i in pods}
+
+    # -- giving back --------------------------------------------------------------------------------------
+
+    async def _give_back(self, containers: list[Container]) -> set[str]:
+        """Give containers what they would have without topoproxy; returns the pods that are not there yet."""
+        controller = self._controller
+        if not containers:
+            return set()
+        keys = {c.pod.key for c in containers}
+        controller.enforcer.forget({c.id for c in containers})
+        await controller.kubelet_cpus.refresh(self._worker)
+        await controller.quotas.once()
+        if controller.partitions is not None:
+            await controller.partitions.once()
+        telling, left = Telling(controller, self._worker, Progress()), set[str]()
+        for _ in range(ROUNDS):
+            left = await self._sweep(telling, keys)
+            if not left:
+                break
+            await asyncio.sleep(PAUSE_S)
+        for key in left:
+            why = "; ".join(telling.progress.left.values()) or "the runtime is still busy with it"
+            controller.telemetry.problem("cannot give a pod back", pod=key, err=why)
+            self.problems[key] = why
+        for key in keys - left:
+            self.problems.pop(key, None)
+        return left
+
+    async def _sweep(self, telling: Telling, keys: Collection[str]) -> set[str]:
+        """Widen and send what is left to do; returns the keys of the pods of which something is left."""
+        controller, progress = self._controller, telling.progress
+        progress.left = {}
+        state, manager = controller.state, controller.kubelet_cpus.manager
+        there = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
+        targets = [(c, target_of(c, state.node.machine, manager)) for c in there]
+        pods = [pod for pod in state.pods.values() if pod.key in keys]
+        given = await controller.kernel.run(give_back, controller.enforcer, state, targets, pods)
+        for number, error in enumerate(given.errors):
+            progress.left[f"kernel {number}"] = error
+        progress.pending = [i for i in given.due if telling.is_due(i, given)]
+        due = set(progress.pending)
+        await telling.all(given, lambda: asyncio.sleep(0))
+        flying = {c.id for c in there if telling.is_flying(c)}
+        open_ids = flying | (due - progress.reported.keys()) | (progress.left.keys() & given.due.keys())
+        if given.errors or "runtime" in progress.left:
+            return {c.pod.key for c in there}
+        return {c.pod.key for c in there if c.id in open_ids}
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
