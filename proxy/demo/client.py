@@ -38,6 +38,7 @@ class DemoPod:
         cpuset: CPUs for the resource-status annotation; empty for no annotation.
         cpus: CPU limit and request in CPUs; 0 for as many as ``cpuset`` names.
         shares: ``cpu_shares``; 0: from the request.
+        labels: More labels.
     """
 
     name: str
@@ -46,6 +47,7 @@ class DemoPod:
     cpuset: str = ""
     cpus: int = 0
     shares: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
@@ -163,6 +165,7 @@ class CriClient:
                 "io.kubernetes.pod.namespace": NAMESPACE,
                 "io.kubernetes.pod.uid": uid,
                 **({QOS_LABEL: spec.qos} if spec.qos else {}),
+                **dict(spec.labels),
             },
             annotations={STATUS_ANNOTATION: json.dumps({"cpuset": spec.cpuset})} if spec.cpuset else {},
             linux=pb.LinuxPodSandboxConfig.FromString(_HOST_NETWORK),

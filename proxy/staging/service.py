@@ -212,7 +212,8 @@ class StagedEnforcement:
             controller.telemetry.problem("cannot give a pod back", pod=key, err=why)
             self.problems[key] = why
         for key in keys - left:
-            self.problems.pop(key, None)
+            if self._retries.due(key, controller.clock()):  # else the plan could not be applied to it
+                self.problems.pop(key, None)
         return left
 
     async def _sweep(self, telling: Telling, keys: Collection[str]) -> set[str]:

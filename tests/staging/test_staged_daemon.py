@@ -1,0 +1,260 @@
+"""A daemon whose mode and selection change while pods run: in steps, paused, resumed, reversed, restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from proxy.daemon import Daemon
+from proxy.demo.client import DemoPod
+from proxy.engine.enforcement import applies_to
+from proxy.model.errors import CgroupError, RuntimeCallError
+from proxy.model.idset import CpuSet
+from proxy.model.pod_selection import number_of
+from proxy.model.workload import Container, KubeQos, Phase, Pool
+from tests.reload.node import FileNode
+from tests.testkit.daemon import run, temporary_node, until
+
+OBSERVE = "mode: observe\nreconcilePeriod: 300ms\nenforce: {stepPeriod: 100ms}\n"
+ENFORCE = OBSERVE.replace("observe", "enforce")
+ALL = "0-15"
+CHOSEN = (("app", "chosen"),)
+OWNERS = {"lse-0": "2-3", "lse-1": "4-5"}
+
+
+@pytest.fixture
+def node() -> Iterator[FileNode]:
+    with temporary_node(FileNode) as made:
+        yield made
+
+
+async def load(node: FileNode, sharers: int = 6) -> dict[str, str]:
+    """Run pods, of which two own CPUs; return their containers' ids by name."""
+    pods = [DemoPod(name, "LSE", cpuset=cpus) for name, cpus in OWNERS.items()]
+    pods += [DemoPod(f"ls-{at}", "LS") for at in range(sharers)]
+    return {pod.name: await node.launch(pod) for pod in pods}
+
+
+class Watch:
+    """What the kernel had for containers to which the plan is applied, looked at again and again."""
+
+    def __init__(self, node: FileNode, daemon: Daemon) -> None:
+        self._node, self._daemon = node, daemon
+        self.wrong: list[str] = []
+        self.most, self.looks = 0, 0
+        self._applied: set[str] = set()
+
+    def settled(self) -> dict[str, Container]:
+        """Return the containers to which the plan is applied, without those of the step under way."""
+        controller = self._daemon.controller
+        assert controller is not None
+        state = controller.state
+        return {
+            c.id: c
+            for c in state.containers.values()
+            if c.phase is Phase.RUNNING
+            and applies_to(state, c.pod)
+            and c.pod.key not in state.enforcement.moving
+        }
+
+    def look(self) -> None:
+        """Compare all enforced containers with each other."""
+        before = self.settled()
+        has = {
+            i: self._node.cgroups.read(path).cpus for i in before if (path := self._node.cgroups.find("", i))
+        }
+        both = {i: c for i, c in before.items() if i in self.settled()}
+        owners = {i: has[i] for i, c in both.items() if c.placement.pool is Pool.OWN}
+        self.wrong += [f"{both[i].ref} has no CPUs" for i in both if not has[i]]
+        self.wrong += [
+            f"{both[i].ref} is on {has[i]} of {both[owner].ref}"
+            for i in both
+            for owner, cpus in owners.items()
+            if i != owner and has[i] & cpus
+        ]
+        self.looks += 1
+        self.most = max(self.most, len(both.keys() - self._applied))
+        self._applied = set(both)
+
+    @asynccontextmanager
+    async def on(self) -> AsyncIterator[None]:
+        """Look as long as the block runs."""
+
+        async def looking() -> None:
+            while True:
+                self.look()
+                await asyncio.sleep(0.005)
+
+        task = asyncio.ensure_future(looking())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def page(daemon: Daemon) -> dict[str, int]:
+    assert daemon._staging is not None
+    pods = daemon._staging.page()["pods"]
+    assert isinstance(pods, dict)
+    return pods
+
+
+def world(node: FileNode, ids: dict[str, str]) -> dict[str, str]:
+    return {name: node.cpus(container_id) for name, container_id in ids.items()}
+
+
+def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> None:
+    daemon = node.from_file(OBSERVE)
+
+    async def day() -> None:
+        assert daemon._staging is not None
+        ids = await load(node)
+        assert set(world(node, ids).values()) == {ALL}
+        watch = Watch(node, daemon)
+        async with watch.on():
+            done = await node.reload(daemon, ENFORCE)
+            assert (done["reload"]["result"], done["restart"]) == ("applied", [])
+            await until(lambda: page(daemon)["enforced"] >= 2)
+            daemon._staging._pause(paused=True)
+            await until(lambda: not page(daemon)["inStep"])
+            there, before = page(daemon), world(node, ids)
+            await asyncio.sleep(0.4)
+            assert (page(daemon), world(node, ids)) == (there, before)
+            assert 2 <= there["enforced"] < len(ids)
+            assert [before[name] for name in OWNERS] == [ALL, ALL]  # those that share CPUs come first
+            daemon._staging._pause(paused=False)
+            await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
+            assert world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS}
+            await node.reload(daemon, OBSERVE)
+            await until(lambda: page(daemon)["observed"] == len(ids) and not page(daemon)["inStep"])
+            assert set(world(node, ids).values()) == {ALL}
+        assert watch.wrong == []
+        assert watch.most == 1, "more than podsPerStep pods changed together"
+        assert watch.looks > 20
+
+    run(daemon, day, synced=True)
+
+
+def test_calls_of_observed_pods_pass_and_nothing_of_them_is_written(node: FileNode) -> None:
+    chosen = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
+    daemon = node.from_file(chosen)
+
+    async def day() -> None:
+        watched = await node.launch(DemoPod("watched", "LS"))
+        owner = await node.launch(DemoPod("owner", "LSE", cpuset="2-3"))
+        rival = await node.launch(DemoPod("rival", "LSE", cpuset="2-3"))  # it would be rejected
+        enforced = await node.launch(DemoPod("enforced", "LS", labels=CHOSEN))
+        pinned = await node.launch(DemoPod("pinned", "LSE", cpuset="4-5", labels=CHOSEN))
+        with pytest.raises(RuntimeCallError):
+            await node.launch(DemoPod("refused", "LSE", cpuset="4-5", labels=CHOSEN))
+        await asyncio.sleep(1)
+        assert [node.cpus(i) for i in (watched, owner, rival)] == [ALL] * 3
+        assert (node.cpus(enforced), node.cpus(pinned)) == ("0-1,6-15", "4-5")
+        node.cgroups.write(node.cgroups.find("", watched), CpuSet((2, 4)), None)
+        node.cgroups.write(node.cgroups.find("", enforced), CpuSet((2, 4)), None)
+        await until(lambda: node.cpus(enforced) == "0-1,6-15")
+        await asyncio.sleep(0.7)
+        assert node.cpus(watched) == "2,4"  # drift of an observed container is not repaired
+        assert page(daemon) == {"enforced": 2, "observed": 3, "toEnforce": 0, "toGiveBack": 0, "inStep": 0}
+
+    run(daemon, day, synced=True)
+
+
+def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
+    first = node.from_file(OBSERVE)
+    ids: dict[str, str] = {}
+    seen: dict[str, str] = {}
+
+    async def half() -> None:
+        assert first._staging is not None
+        ids.update(await load(node))
+        await node.reload(first, ENFORCE)
+        await until(lambda: page(first)["enforced"] >= 3)
+        first._staging._pause(paused=True)
+        await until(lambda: not page(first)["inStep"])
+        seen.update(world(node, ids))
+
+    run(first, half, synced=True)
+    second = node.from_file(ENFORCE)
+
+    async def rest() -> None:
+        assert second._staging is not None
+        await asyncio.sleep(0.7)
+        assert world(node, ids) == seen  # it is still paused, and nobody has changed sides
+        assert sum(cpus != ALL for cpus in seen.values()) == page(second)["enforced"] >= 3
+        second._staging._pause(paused=False)
+        await until(lambda: page(second)["enforced"] == len(ids))
+        await until(lambda: world(node, ids)["lse-1"] == "4-5")
+
+    run(second, rest, synced=True)
+    third = node.from_file(OBSERVE)
+
+    async def back() -> None:
+        await until(lambda: set(world(node, ids).values()) == {ALL})
+        assert page(third)["enforced"] == 0
+
+    run(third, back, synced=True)
+
+
+def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
+    daemon = node.from_file(ENFORCE.replace("{stepPeriod", "{percent: 0, stepPeriod"))
+
+    async def day() -> None:
+        assert daemon.controller is not None
+        ids = await load(node, 8)
+        keys = {c.id: c.pod.key for c in daemon.controller.state.containers.values()}
+        for percent in (30, 70, 100, 70, 30, 0):
+            await node.reload(daemon, ENFORCE.replace("{stepPeriod", f"{{percent: {percent}, stepPeriod"))
+            wanted = {name for name, i in ids.items() if number_of(keys[i]) < percent}
+            await until(
+                lambda: (
+                    not (page(daemon)["toEnforce"] or page(daemon)["toGiveBack"] or page(daemon)["inStep"])
+                )
+            )
+            assert {name for name, cpus in world(node, ids).items() if cpus != ALL} == wanted
+
+    run(daemon, day, synced=True)
+
+
+def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(node: FileNode) -> None:
+    daemon = node.from_file(OBSERVE)
+
+    async def day() -> None:
+        assert daemon._staging is not None
+        ids = await load(node, 2)
+        group = node.cgroups.find("", ids["ls-0"])
+        write = node.cgroups.write
+
+        def refuse(path: str, cpus: CpuSet | None, *rest: Any, **more: Any) -> bool:
+            if path == group and cpus is not None and cpus != CpuSet.parse(ALL):
+                raise CgroupError("cannot write it", errno.EACCES)
+            return write(path, cpus, *rest, **more)
+
+        node.cgroups.write = refuse  # type: ignore[method-assign]
+        await node.reload(daemon, ENFORCE)
+        await until(lambda: daemon._staging.page()["problems"])
+        await until(lambda: page(daemon)["enforced"] == len(ids) - 1 and not page(daemon)["inStep"])
+        assert node.cpus(ids["ls-0"]) == ALL
+        assert page(daemon)["toEnforce"] == 1
+
+    run(daemon, day, synced=True)
+
+
+def test_guaranteed_pods_are_not_needed_to_be_known(node: FileNode) -> None:
+    daemon = node.from_file(f"{OBSERVE}cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n")
+
+    async def day() -> None:
+        own = await node.launch(DemoPod("own", kube_qos=KubeQos.GUARANTEED, cpus=2))
+        other = await node.launch(DemoPod("other", "LS"))
+        await node.reload(daemon, f"{ENFORCE}cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n")
+        await until(lambda: page(daemon)["enforced"] == 2 and not page(daemon)["inStep"])
+        assert len(CpuSet.parse(node.cpus(own))) == 2
+        assert CpuSet.parse(node.cpus(own)).isdisjoint(CpuSet.parse(node.cpus(other)))
+
+    run(daemon, day, synced=True)
