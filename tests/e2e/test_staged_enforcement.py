@@ -1,0 +1,255 @@
+"""From observe to enforce on 200 running containers of a real containerd, and back.
+
+Looked at all the while, from the kernel's files alone: no container has an empty cpuset; while the owner has
+its CPU to itself, no other container is on it; no more pods change than the settings allow; nothing changes
+in a pause, nor when the daemon is killed in it; and no container that has changed changes back on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bed import Bed, wait_for
+from cri import cgroup_of, online
+from daemon import PROGRAM, Daemon, Node
+
+from proxy.model.idset import CpuSet
+
+pytestmark = pytest.mark.e2e
+
+PODS, EACH = 50, 4
+"""Pods, and containers of each; the owner has one, and the first others have one more: 200 together."""
+STEP, PERIOD_S = 2, 0.5
+OWNED = CpuSet([max(online())])
+REST = online() - OWNED
+LIMIT_S = 240.0
+
+
+def settings(mode: str, **enforce: object) -> dict[str, object]:
+    return {
+        "mode": mode,
+        "enforce": {"podsPerStep": STEP, "stepPeriod": f"{round(PERIOD_S * 1000)}ms", **enforce},
+        "settle": {"perSecond": 50},
+    }
+
+
+def command(daemon: Daemon, *words: str) -> Any:
+    """Run a command of topoproxy against a daemon; returns its JSON answer."""
+    admin = f"unix://{daemon.directory / 'admin.sock'}"
+    done = subprocess.run(
+        [PROGRAM, *words, "--json", "--admin", admin], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def reconfigure(daemon: Daemon, changed: dict[str, object]) -> None:
+    """Write other settings and reload them."""
+    file = daemon.directory / "config.yaml"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    assert command(daemon, "reload")["reload"]["result"] == "applied"
+
+
+def pods_of(daemon: Daemon) -> dict[str, int]:
+    found: dict[str, int] = command(daemon, "enforce", "status")["pods"]
+    return found
+
+
+def is_done(daemon: Daemon, what: str) -> bool:
+    """Return whether all pods are enforced, or observed, and no step is under way."""
+    found = pods_of(daemon)
+    return found[what] == PODS and not found["inStep"]
+
+
+@dataclass
+class Watch:
+    """Reads all cpusets again and again.
+
+    Attributes:
+        files: Container to its file.
+        pods: Container to its pod.
+        owner: The container that owns CPUs.
+        changes: When each container had which CPUs for the first time in a row.
+        wrong: What must not be.
+    """
+
+    files: dict[str, Path]
+    pods: dict[str, str]
+    owner: str
+    changes: list[tuple[float, str, CpuSet]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    looks: int = 0
+    longest: float = 0.0
+    _last: dict[str, CpuSet] = field(default_factory=dict)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, container: str) -> CpuSet:
+        return CpuSet.parse(self.files[container].read_text().strip())
+
+    def look(self) -> None:
+        """Read all; the owner first and last, as no reading of many files is one moment."""
+        began = time.monotonic()
+        first, now = self.read(self.owner), {}
+        for container in self.files:
+            cpus = now[container] = self.read(container)
+            if not cpus:
+                self.wrong.append(f"{container[:12]} has no CPUs")
+        if first == self.read(self.owner) == OWNED:
+            there = [i[:12] for i, cpus in now.items() if i != self.owner and cpus & OWNED]
+            if there:
+                self.wrong.append(f"{len(there)} containers are on the owner's CPUs: {there[:3]}")
+        at = time.monotonic()
+        self.changes += [(at, i, cpus) for i, cpus in now.items() if self._last.get(i) != cpus]
+        self._last = now
+        self.looks += 1
+        self.longest = max(self.longest, at - began)
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            self.look()
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def since(self, began: float) -> list[tuple[float, str, CpuSet]]:
+        """Return the changes since a moment."""
+        return [change for change in self.changes if change[0] >= began]
+
+    def has(self) -> dict[str, CpuSet]:
+        return dict(self._last)
+
+
+def rate(watch: Watch, began: float, ended: float) -> float:
+    """Check that the pods that changed between two moments did so in bounded steps; returns pods a second."""
+    first: dict[str, float] = {}
+    for at, container, _ in watch.since(began):
+        if at <= ended:
+            first.setdefault(watch.pods[container], at)
+    times = sorted(first.values())
+    for i, early in enumerate(times):
+        for j in range(i, len(times)):
+            most = STEP * ((times[j] - early) / PERIOD_S + 2)  # the ends of a span may cut through two steps
+            assert j - i + 1 <= most, f"{j - i + 1} pods in {times[j] - early:.2f} s"
+    return (len(times) - STEP) / max(times[-1] - times[0], PERIOD_S)
+
+
+def monotone(watch: Watch, began: float, ended: float) -> None:
+    """Check that no container has changed more than once between two moments."""
+    seen = [container for at, container, _ in watch.since(began) if at <= ended]
+    again = {container[:12] for container in seen if seen.count(container) > 1}
+    assert not again, f"they changed to and fro: {again}"
+
+
+@pytest.fixture
+def loaded(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[tuple[Daemon, Watch]]:
+    """A daemon that observes 200 running containers, one of which is to own a CPU."""
+    daemon = proxies(**settings("observe"))
+    with daemon.client() as client:
+        node, pods = Node(bed, daemon, client), dict[str, str]()
+        sleep = {"command": ["sleep", "7200"]}
+        owner = node.run(node.pod("lse", OWNED, name="owner"), **sleep)
+        pods[owner] = "owner"
+        for at in range(PODS - 1):
+            pod = node.pod("ls", name=f"shares-{at}")
+            for each in range(EACH + (at < EACH - 1)):
+                pods[node.run(pod, f"c{each}", **sleep)] = f"shares-{at}"
+        groups = {container: cgroup_of(container) for container in pods}
+        files = {i: path / "cpuset.cpus" for i, path in groups.items() if path is not None}
+        watch = Watch(files, pods, owner)
+        watch.look()
+        thread = threading.Thread(target=watch.run)
+        thread.start()
+        try:
+            yield daemon, watch
+        finally:
+            watch.stop()
+            thread.join()
+    bed.clear()
+
+
+def test_observe_to_enforce_on_200_containers(
+    loaded: tuple[Daemon, Watch], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon, watch = loaded
+    figures: dict[str, object] = {"containers": len(watch.files), "pods": len(set(watch.pods.values()))}
+    assert len(watch.files) == 200
+    assert set(watch.has().values()) == {online()}, "in mode observe nothing is changed"
+    began = time.monotonic()
+    reconfigure(daemon, settings("enforce"))
+    # -- paused, and killed in the pause
+    wait_for("a third of the pods", lambda: pods_of(daemon)["enforced"] >= PODS // 3, limit=LIMIT_S)
+    command(daemon, "enforce", "pause")
+    wait_for("the step to end", lambda: not pods_of(daemon)["inStep"], limit=30)
+    paused, there = time.monotonic(), pods_of(daemon)
+    has = watch.has()
+    time.sleep(6 * PERIOD_S)
+    daemon.kill9()
+    daemon.start()
+    wait_for("the comparison", lambda: daemon.status()["ready"], limit=60)
+    time.sleep(6 * PERIOD_S)
+    assert watch.since(paused + 0.1) == [], "nothing changes in a pause"
+    assert watch.has() == has
+    assert pods_of(daemon) == there
+    figures["paused at"] = f"{there['enforced']} of {PODS} pods"
+    # -- resumed, and killed on the way
+    resumed = time.monotonic()
+    command(daemon, "enforce", "resume")
+    wait_for("two thirds", lambda: pods_of(daemon)["enforced"] >= 2 * PODS // 3, limit=LIMIT_S)
+    daemon.kill9()
+    daemon.start()
+    wait_for(
+        "all pods",
+        lambda: (
+            daemon.status()["ready"] and pods_of(daemon)["enforced"] == PODS and not pods_of(daemon)["inStep"]
+        ),
+        limit=LIMIT_S,
+    )
+    wait_for("the owner", lambda: watch.has()[watch.owner] == OWNED, limit=30)
+    ended = time.monotonic()
+    assert {i: cpus for i, cpus in watch.has().items() if i != watch.owner} == {
+        i: REST for i in watch.files if i != watch.owner
+    }
+    monotone(watch, began, ended)
+    last = max(at for at, container, _ in watch.since(began) if container != watch.owner)
+    own = next(at for at, container, _ in watch.since(began) if container == watch.owner)
+    assert own >= last, "the owner came before others had left its CPUs"
+    figures["enforced in"] = f"{paused - began:.1f} s + {ended - resumed:.1f} s"
+    figures["rate"] = f"{rate(watch, began, paused):.1f} and {rate(watch, resumed, ended):.1f} pods/s"
+    # -- reversed
+    back = time.monotonic()
+    reconfigure(daemon, settings("observe"))
+    wait_for("a third to be back", lambda: pods_of(daemon)["observed"] >= PODS // 3, limit=LIMIT_S)
+    daemon.kill9()
+    daemon.start()
+    wait_for(
+        "all to be back",
+        lambda: (
+            daemon.status()["ready"] and pods_of(daemon)["observed"] == PODS and not pods_of(daemon)["inStep"]
+        ),
+        limit=LIMIT_S,
+    )
+    wait_for("the last write", lambda: set(watch.has().values()) == {online()}, limit=30)
+    returned = time.monotonic()
+    monotone(watch, back, returned)
+    figures["given back in"] = f"{returned - back:.1f} s"
+    figures["rate back"] = f"{rate(watch, back, returned):.1f} pods/s"
+    figures["looks"] = f"{watch.looks}, at most {watch.longest * 1000:.0f} ms each"
+    assert watch.wrong == []
+    for container in [*list(watch.files)[:3], watch.owner]:  # an update does not undo it
+        with daemon.bed.client() as direct:
+            direct.update(container, cpu_shares=512)
+        assert watch.read(container) == online()
+    figures["overlaps, empty sets"] = "0, 0"
+    with capsys.disabled():
+        print(
+            "\nobserve -> enforce -> observe:", ", ".join(f"{key}: {value}" for key, value in figures.items())
+        )
