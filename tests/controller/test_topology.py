@@ -567,7 +567,6 @@ def test_observing_changes_nothing(live) -> None:
         assert records(w, "ns/c") == [("ns/c", False, True)]
         call = await w.begin("s-a", "c", **SIX)
         assert call.sent == call.body
-        assert w.ledger.entries["e/pods"]["mode"] == "observe"
         assert not [line for line in w.log if not line.startswith(("forward", "ledger"))]
 
     live(day, rules=BY_POD, mode=NodeMode.OBSERVE)
