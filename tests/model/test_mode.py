@@ -9,17 +9,17 @@ from proxy.model.mode import NodeMode
 
 
 @pytest.mark.parametrize(
-    ("mode", "enforces", "is_leaving", "writes"),
+    ("mode", "enforces", "is_leaving"),
     [
-        (NodeMode.PASSTHROUGH, False, False, False),
-        (NodeMode.OBSERVE, False, False, False),
-        (NodeMode.ENFORCE, True, False, True),
-        (NodeMode.RELEASING, False, True, True),
-        (NodeMode.RELEASED, False, True, True),
+        (NodeMode.PASSTHROUGH, False, False),
+        (NodeMode.OBSERVE, False, False),
+        (NodeMode.ENFORCE, True, False),
+        (NodeMode.RELEASING, False, True),
+        (NodeMode.RELEASED, False, True),
     ],
 )
-def test_what_a_mode_means(mode: NodeMode, enforces: bool, is_leaving: bool, writes: bool) -> None:
-    assert (mode.enforces, mode.is_leaving, mode.writes) == (enforces, is_leaving, writes)
+def test_what_a_mode_means(mode: NodeMode, enforces: bool, is_leaving: bool) -> None:
+    assert (mode.enforces, mode.is_leaving) == (enforces, is_leaving)
 
 
 def test_each_mode_that_can_be_configured_is_a_mode_of_the_node() -> None:
