@@ -22,6 +22,7 @@ _WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _PREFIX = re.compile(r"(?=.{1,253}/)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
 _WORDS = frozenset({"str", "int", "float", "bool"})
 _MOST = 100
+_LABEL_VALUE = {"type": ["string", "number", "boolean"], "maxLength": LONGEST_VALUE}
 _PARTS = ("matchLabels", "matchExpressions")
 _FIELDS = ("key", "operator", "values")
 
@@ -100,7 +101,31 @@ def _show_selector(selector: LabelSelector) -> dict[str, object]:
 
 
 SELECTOR = SettingKind(
-    "matchLabels and matchExpressions, as in Kubernetes", _read_selector, _show_selector, frozenset({"map"})
+    "matchLabels and matchExpressions, as in Kubernetes",
+    _read_selector,
+    _show_selector,
+    frozenset({"map"}),
+    schema={
+        "type": "object",
+        "properties": {
+            "matchLabels": {"type": "object", "additionalProperties": _LABEL_VALUE},
+            "matchExpressions": {
+                "type": "array",
+                "maxItems": _MOST,
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "key": {"type": "string"},
+                        "operator": {"enum": [each.value for each in LabelOperator]},
+                        "values": {"type": "array", "items": _LABEL_VALUE},
+                    },
+                    "required": ["key", "operator"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "additionalProperties": False,
+    },
 )
 
 
