@@ -136,8 +136,10 @@ def _held(
 
 def _is_applied(status: Mapping[str, object]) -> bool:
     """Return whether the plan is applied to any pod: else it says what would be."""
-    leaving = as_map(status.get("release")).get("stage")
-    return status.get("mode", Mode.ENFORCE) == Mode.ENFORCE and not leaving
+    if as_map(status.get("release")).get("stage"):
+        return False
+    rows = map(as_map, as_list(status.get("containers")))
+    return status.get("mode", Mode.ENFORCE) == Mode.ENFORCE or any(row.get("applied") is True for row in rows)
 
 
 def _rules(status: Mapping[str, object]) -> Iterator[str]:
