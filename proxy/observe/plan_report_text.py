@@ -53,7 +53,9 @@ def _summary(mode: str, sums: Mapping[str, int]) -> Iterable[str]:
         for key, verb, thing, more in _CHANGES
         if (n := sums.get(key))
     ]
-    step = "topoproxy release --undo" if mode in _LEAVING else "Enforcing"
+    step = (
+        "topoproxy release --undo" if mode in _LEAVING else "Enforcing all pods" if applied else "Enforcing"
+    )
     if would:
         yield f"{step} would:"
         yield from would

@@ -93,7 +93,7 @@ def test_all_containers_are_listed_where_that_is_asked_for() -> None:
             "Nothing would change: all containers have the planned CPUs",
         ),
         (page("enforce", containers=2, applied=2, drift=1), "1 container of these without the planned CPUs"),
-        (page("enforce", containers=2, applied=1), "Enforcing would change nothing."),
+        (page("enforce", containers=2, applied=1), "Enforcing all pods would change nothing."),
         (page("released", containers=2, moves=2), "topoproxy release --undo would:\n  move    2 containers"),
         (page(containers=2, rejections=2), "  reject  2 creates like those below"),
         ({**page(), "kernel": {"not_read": 3}}, "The cpusets of 3 containers could not be read."),
