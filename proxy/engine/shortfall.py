@@ -4,8 +4,8 @@ Where the NUMA nodes were the reason, only single ones are considered, as operat
 those that could hold the request if they were empty. Of these the one with the smallest shortfall is
 reported: the fewest resources, then the fewest CPUs.
 
-Where the CPUs of the machine did not suffice, whatever the policy, they are counted as a whole, with those
-that must stay in the shared pool. The answer names what has the missing CPUs.
+Where that says nothing, and where the CPUs of the machine did not suffice, whatever the policy, they are
+counted as a whole, with those that must stay in the shared pool. The answer names what has the missing CPUs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple
         context: What was to be decided.
         reason: The reason of the verdict.
     """
-    if reason == TOPOLOGY_AFFINITY:
-        return tuple(with_holders(state, lack, context.request.pod) for lack in _on_one_node(context))
-    provider = _cpu_provider(context)
-    if reason != UNEXPECTED or provider is None:
+    request, provider = context.request, _cpu_provider(context)
+    if reason == TOPOLOGY_AFFINITY and (found := _on_one_node(context)):
+        return tuple(with_holders(state, lack, request.pod) for lack in found)
+    if reason not in (TOPOLOGY_AFFINITY, UNEXPECTED) or provider is None:
         return ()
-    request = context.request
     return on_machine(state, request.pod, provider.wanted(request), provider.free(request))
 
 

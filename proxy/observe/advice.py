@@ -103,7 +103,7 @@ def against(record: Explanation) -> tuple[str, ...]:
 def help_for(record: Explanation) -> tuple[str, ...]:
     """Say what would have let a refused request in."""
     least = _least(record.shortfalls)
-    exact = _fitting(least)
+    exact = _fitting(least, aligned=record.verdict.reason == TOPOLOGY_AFFINITY)
     reason = record.verdict.reason
     texts = [exact, _holding(least), _BY_REASON.get(reason, "")]
     if reason not in _BY_REASON and not exact:
@@ -159,8 +159,11 @@ def _least(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
     return min(grouped.values(), key=gap, default=[])
 
 
-def _fitting(missing: list[Shortfall]) -> str:
-    """Say what would have to be free."""
+def _fitting(missing: list[Shortfall], *, aligned: bool) -> str:
+    """Say what would have to be free.
+
+    Where resources must be aligned (``aligned``), more CPUs anywhere on the machine may not be enough.
+    """
     if not missing:
         return ""
     first = missing[0]
@@ -175,7 +178,10 @@ def _fitting(missing: list[Shortfall]) -> str:
         f"{f', and {lack.kept} must stay in the shared pool' if lack.kept else ''}"
         for lack in missing
     )
-    return f"It would fit if {holder} had {both([_more(lack) for lack in missing])} ({known})"
+    more = both([_more(lack) for lack in missing])
+    if aligned and first.most is not None:
+        return f"It needs at least {more} ({known})"
+    return f"It would fit if {holder} had {more} ({known})"
 
 
 def _holding(missing: list[Shortfall]) -> str:

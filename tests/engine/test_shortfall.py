@@ -199,3 +199,9 @@ def test_only_the_holders_of_the_node_are_named() -> None:
     assert plan.explanation is not None
     (lack,) = plan.explanation.shortfalls
     assert [(holder.ref, str(holder.cpus)) for holder in lack.holders] == [("ns/x", "4-6")]
+
+
+def test_under_restricted_what_no_node_holds_is_counted_on_the_machine() -> None:
+    state = taken("0-1,4-7", policy=TopologyPolicy.RESTRICTED)
+    assert lacks(state, whole(12)) == (Shortfall("cpu", None, 12, 10, kept=1, most=15),)
+    assert lacks(state, whole(16)) == (Shortfall("cpu", None, 16, 10, kept=1, most=15),)

@@ -616,3 +616,10 @@ def test_what_would_help_has_numbers_and_names(lack: Shortfall, text: str) -> No
         shortfalls=(lack,),
     )
     assert " ".join(section(reported, "What would help")).startswith(f"{text} Another node")
+
+
+def test_more_on_the_machine_may_not_be_enough_where_nodes_are_aligned() -> None:
+    lack = Shortfall("cpu", None, 12, 8, most=15, holders=HELD)
+    reported = replace(record("refused_single"), shortfalls=(lack,))
+    words = "It needs at least 4 more free CPUs (of 12 asked for, 8 were free)."
+    assert section(reported, "What would help")[0] == words

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -29,6 +30,7 @@ from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.topology.build import described
+from tests.testkit.answers import check
 
 MACHINE = described(2, 1, 4, 2)
 """Two sockets with one NUMA node each, 4 cores of 2 threads: 16 CPUs."""
@@ -121,6 +123,8 @@ def temporary_node(make: Callable[[Path], AnyNode] = DaemonNode) -> Iterator[Any
 def run(daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, synced: bool = False) -> None:
     """Start the daemon, run the scenario, and stop the daemon whatever happened.
 
+    At the end of the scenario, the status is what its JSON Schema says.
+
     Args:
         daemon: What :meth:`DaemonNode.daemon` returned.
         scenario: A coroutine function without arguments.
@@ -134,6 +138,8 @@ def run(daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, syn
                 async with asyncio.timeout(LIMIT_S):
                     await daemon.controller.synced.wait()
             await scenario()
+            if daemon.pages is not None:
+                check(json.loads(json.dumps(daemon.pages.status(), default=str)))
         finally:
             await daemon.stop()
 

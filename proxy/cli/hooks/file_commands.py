@@ -72,7 +72,7 @@ MASK = Path("/dev/null")
 SOON = "a daemon that runs follows within a second: topoproxy hooks list"
 
 
-@click.command(short_help="Let a hook run.")
+@click.command(short_help="Enable a hook.")
 @click.argument("name")
 @config_option
 def enable(name: str, file: Path | None) -> None:
