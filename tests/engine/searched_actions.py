@@ -1,0 +1,180 @@
+"""What may happen on a searched node, as a list of actions."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from proxy.engine.movable import why_not_movable
+from proxy.engine.reservation_state import Reservation, ReservationKind
+from proxy.model.idset import CpuSet
+from tests.engine.searched_clients import (
+    answered,
+    at_runtime,
+    late,
+    lost,
+    may_run,
+    outcome,
+    run,
+    send,
+    update,
+)
+from tests.engine.searched_comparison import PASSES, Listing, compared
+from tests.engine.searched_node import (
+    SearchedNode,
+)
+
+Action = tuple[str, ...]
+
+
+def actions(node: SearchedNode) -> Iterator[Action]:
+    """Give what may happen now."""
+    may_fail = node.faults > 0
+    for pod, left in node.left.items():
+        call = node.calls.get(pod)
+        if call is None:
+            if left and (pod in node.ids or left[0] == "Create"):
+                yield ("client", pod)
+            continue
+        if call.stage == "answer":
+            yield ("answer", pod)
+            if may_fail and outcome(node, call) is not None:
+                yield ("twice", pod)
+        elif at_runtime(call):
+            if may_run(node, call):
+                yield ("do", pod)
+            if may_fail:
+                yield ("fail", pod)
+                yield ("lie", pod)
+        if may_fail:
+            yield ("lose", pod)
+    if node.may_move:
+        yield ("move",)
+    if node.ghosts and may_run(node, node.ghosts[0]) and not (node.hangs and not node.synced):
+        yield ("late",)
+    yield from daemon(node, may_fail=may_fail)
+
+
+def daemon(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
+    """Give what may happen to the daemon."""
+    if node.jobs:
+        yield ("kernel",)
+        if may_fail and node.jobs[0].kind in ("sharers", "owners", "write", "report", "all"):
+            yield from (("kernel", str(number)) for number in (errno.EACCES, errno.EBUSY))
+    if node.queue:
+        yield ("ledger",)
+        if may_fail and any(task.waits == "ledger" for task in node.tasks.values()):
+            yield ("full",)
+    for at, request in enumerate(node.requests):
+        yield ("request" if request.answered is None else "response", str(at))
+        if may_fail:
+            yield ("refuse", str(at))
+            if request.flight is not None:
+                yield ("deadline", str(at))
+    yield from (("time", task.name) for task in node.sleepers())
+    if node.listing is not None:
+        yield ("compare",)
+    elif node.lists or (
+        node.passes
+        and not (node.jobs or node.queue or node.tasks)
+        and (node.passes == PASSES or not node.ghosts)
+    ):
+        yield ("list",)
+
+
+FAULTS = ("twice", "fail", "lie", "lose", "full", "refuse", "deadline")
+
+
+def act(before: SearchedNode, action: Action) -> SearchedNode:
+    """Return the node after something has happened."""
+    node = before.copied()
+    what, *which = action
+    node.faults -= what in FAULTS or (what == "kernel" and bool(which))
+    ACTIONS[what](node, *which)
+    node.go_on()
+    return node
+
+
+def _do(node: SearchedNode, pod: str) -> None:
+    node.calls = {**node.calls, pod: run(node, node.calls[pod])}
+
+
+def _fail(node: SearchedNode, pod: str) -> None:
+    call = node.calls[pod]
+    if call.stage in ("made", "set"):
+        node.groups = {i: cpus for i, cpus in node.groups.items() if i != call.target}
+    node.calls = {**node.calls, pod: replace(call, stage="answer", failed=True)}
+
+
+def _lie(node: SearchedNode, pod: str) -> None:
+    call = node.calls[pod]
+    while call.stage != "answer":
+        while call.stage == "set" and node.jobs:
+            node.work()
+            node.go_on()
+        call = run(node, call)
+    node.calls = {**node.calls, pod: replace(call, failed=True)}
+
+
+def _twice(node: SearchedNode, pod: str) -> None:
+    event = outcome(node, node.calls[pod])
+    assert event is not None
+    answered(node, pod)
+    node.ghosts = (*node.ghosts, event)
+
+
+def _kernel(node: SearchedNode, denied: str = "0") -> None:
+    node.work(int(denied))
+
+
+def _request(node: SearchedNode, at: str) -> None:
+    request = node.requests[int(at)]
+    if request.flight is not None:
+        update(node, request.target, request.flight.carries)
+    done = replace(request, answered=node.specs[request.target])
+    node.requests = (*node.requests[: int(at)], done, *node.requests[int(at) + 1 :])
+
+
+def _list(node: SearchedNode) -> None:
+    if node.passes:
+        node.clock += 3.0 if node.passes < PASSES else 0.0
+        node.passes -= 1
+    else:
+        node.lists -= 1
+    changes, known = node.state.runtime.changes, frozenset(node.state.containers)
+    node.listing = Listing(tuple(sorted(node.phases.items())), changes.number, node.clock, known)
+
+
+def _move(node: SearchedNode) -> None:
+    node.may_move = False
+    owner = node.state.containers["b-1"]
+    target = CpuSet(list(node.state.pools.shared)[-1:])
+    if why_not_movable(node.state, owner.owner, target):
+        return
+    own = owner.placement.exclusive
+    one = Reservation(ReservationKind.MOVE, (owner.id,), target, ref="b", previous=own)
+    node.reserve("move b", owner.id, one, "m-1")
+
+
+ACTIONS: dict[str, Callable[..., None]] = {
+    "client": send,
+    "do": _do,
+    "fail": _fail,
+    "lie": _lie,
+    "answer": answered,
+    "twice": _twice,
+    "lose": lost,
+    "late": late,
+    "move": _move,
+    "kernel": _kernel,
+    "ledger": SearchedNode.flush,
+    "full": SearchedNode.is_full,
+    "request": _request,
+    "response": lambda node, at: node.answered(int(at), ok=True),
+    "refuse": lambda node, at: node.answered(int(at), ok=False),
+    "deadline": lambda node, at: node.unanswered(int(at)),
+    "time": lambda node, name: node.later(node.tasks[name]),
+    "list": _list,
+    "compare": compared,
+}

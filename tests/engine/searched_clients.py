@@ -1,0 +1,171 @@
+"""Clients and the runtime of a searched node: what they do, and how their calls end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.engine import events as seen
+from proxy.engine import reservation as reservations
+from proxy.engine.node_effects import PlanDecided
+from proxy.engine.node_events import (
+    CallStrayed,
+    ContainerCreated,
+    CreateFailed,
+    CreateLost,
+    CreateRequested,
+    NodeEvent,
+    PhaseChanged,
+    StartEnded,
+    StartRefused,
+    StartRequested,
+    UpdateEnded,
+    UpdateRequested,
+)
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
+from tests.engine.searched_node import (
+    ALL,
+    ClientCall,
+    RuntimeRequest,
+    SearchedNode,
+)
+
+WHOLE = Request(1024, 100_000, 100_000)
+PODS = {
+    "a": Pod("s-a", "a", "ns", "a", qos=QosClass.LS, kube_qos=KubeQos.BURSTABLE),
+    "chosen": Pod("s-b", "b", "ns", "b", kube_qos=KubeQos.GUARANTEED),
+    "named": Pod(
+        "s-b", "b", "ns", "b", qos=QosClass.LSE, kube_qos=KubeQos.GUARANTEED, cpuset=CpuSet.parse("1")
+    ),
+}
+
+
+def b_of(node: SearchedNode) -> Pod:
+    return node.state.pods["s-b"]
+
+
+def pod_of(node: SearchedNode, container_id: str) -> Pod:
+    return PODS["a"] if container_id.startswith("a") else b_of(node)
+
+
+def send(node: SearchedNode, pod: str) -> None:
+    """A client makes its next call."""
+    method, *left = node.left[pod]
+    node.left = {**node.left, pod: tuple(left)}
+    if method == "Create":
+        node.number += 1
+        token, of = f"t-{node.number}", PODS["a"] if pod == "a" else b_of(node)
+        request = Request() if pod == "a" else WHOLE
+        *_, decided = node.handle(CreateRequested(of, "c", 0, request, token))
+        assert type(decided) is PlanDecided
+        node.forward(ClientCall(pod, method, "daemon", token), decided.answer)
+        return
+    call = ClientCall(pod, method, "daemon", node.ids[pod])
+    node.calls = {**node.calls, pod: call}
+    if method == "Start":
+        node.forward(call, node.handle(StartRequested(call.target))[-1])
+    elif method == "Update":
+        node.forward(call, node.handle(UpdateRequested(call.target, "", "", 0))[-1])
+    else:
+        node.calls = {**node.calls, pod: replace(call, stage="runtime")}
+
+
+def at_runtime(call: ClientCall) -> bool:
+    return call.stage in ("runtime", "made", "set")
+
+
+def run(node: SearchedNode, call: ClientCall) -> ClientCall:
+    """The runtime goes on with a call, to its end; a start that hangs goes one step on."""
+    there = node.ids.get(call.pod, "")
+    if node.hangs and call.pod == "a" and call.method == "Start" and call.stage != "set":
+        node.groups = {**node.groups, there: node.specs[there]}
+        node.reported(there)
+        return replace(call, stage="set" if call.stage == "made" else "made")
+    if call.method == "Create":
+        there = f"{call.pod}-1"
+        node.ids = {**node.ids, call.pod: there}
+        node.specs = {**node.specs, there: call.cpus or ALL}
+        node.phases = {**node.phases, there: Phase.CREATED}
+    elif call.method == "Start":
+        if call.stage != "set":
+            node.groups = {**node.groups, there: node.specs[there]}
+        node.phases = {**node.phases, there: Phase.RUNNING}
+        node.begun |= call.pod == "a"
+        node.owner = node.groups[there] if call.pod == "b" else node.owner
+    elif call.method == "Stop":
+        node.groups = {i: cpus for i, cpus in node.groups.items() if i != there}
+        node.phases = {**node.phases, there: Phase.EXITED}
+        node.owner = CpuSet() if call.pod == "b" else node.owner
+    else:
+        update(node, there, call.cpus or ALL)
+    return replace(call, stage="answer")
+
+
+def update(node: SearchedNode, target: str, cpus: CpuSet) -> None:
+    """The runtime saves a cpuset, and writes it where there is a cgroup."""
+    node.specs = {**node.specs, target: cpus}
+    if target in node.groups:
+        node.groups = {**node.groups, target: cpus}
+
+
+def outcome(node: SearchedNode, call: ClientCall) -> NodeEvent | None:
+    """Return what the engine learns from the answer to a call."""
+    ok, flight = not call.failed, call.flight
+    if call.method == "Create":
+        return ContainerCreated(call.target, f"{call.pod}-1", call.cpus) if ok else CreateFailed(call.target)
+    if flight is None:
+        stopped = call.method == "Stop" and ok
+        return PhaseChanged(call.target, Phase.EXITED) if stopped else None
+    if call.method == "Update":
+        return UpdateEnded(flight, flight.carries if ok else None)
+    if ok:
+        return StartEnded(flight, Phase.RUNNING)
+    container = node.state.containers.get(call.target)
+    if container is None or container.phase is not Phase.STARTING:
+        return StartEnded(flight, None)
+    return StartRefused(flight, node.clock)
+
+
+def answered(node: SearchedNode, pod: str) -> None:
+    """The answer to a call arrives."""
+    call = node.calls[pod]
+    node.over(call)
+    if call.failed:
+        node.left = {**node.left, pod: ()}
+    if (event := outcome(node, call)) is not None:
+        node.handle(event)
+
+
+def lost(node: SearchedNode, pod: str) -> None:
+    """A client goes away; the runtime does not know, and may do what it was asked."""
+    call = node.calls[pod]
+    node.over(call)
+    node.left = {**node.left, pod: ()}
+    if call.method == "Create":
+        node.handle(CreateLost(call.target, node.clock))
+        task = node.tasks.get(f"create {pod}")
+        if task is not None and task.reservation is not None:
+            node.put(replace(task, reservation=reservations.step(task.reservation, seen.ClientGone())[0]))
+    elif call.flight is not None:
+        node.handle(CallStrayed(call.flight, node.clock))
+    if at_runtime(call):
+        node.ghosts = (*node.ghosts, replace(call, gone=True))
+
+
+def late(node: SearchedNode) -> None:
+    """What nobody waits for any more happens."""
+    first, node.ghosts = node.ghosts[0], node.ghosts[1:]
+    if isinstance(first, ClientCall):
+        after = run(node, first)
+        if after.stage != "answer":
+            node.ghosts = (after, *node.ghosts)
+    elif isinstance(first, RuntimeRequest):
+        assert first.flight is not None
+        update(node, first.target, first.flight.carries)
+    else:
+        node.handle(first)
+
+
+def may_run(node: SearchedNode, call: object) -> bool:
+    """Return whether the runtime may go on: a program waits for the daemon's answers to reports."""
+    return not (isinstance(call, ClientCall) and call.stage == "set") or (not node.jobs and node.synced)

@@ -1,0 +1,208 @@
+"""Comparisons with the runtime's lists on a searched node, and what a crash leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node_events import (
+    CallConfined,
+    CallDeparted,
+    ContainerCreated,
+    ContainerFound,
+    ContainerIsBack,
+    ContainersRemoved,
+    ContainersUnsettled,
+    CreateFailed,
+    LedgerRead,
+    PhaseChanged,
+    StrayListed,
+)
+from proxy.engine.state import NodeState
+from proxy.model.workload import Phase, Pod, Request
+from tests.engine.searched_clients import WHOLE, at_runtime, pod_of
+from tests.engine.searched_node import (
+    ALL,
+    NODE,
+    ClientCall,
+    KernelJob,
+    RuntimeRequest,
+    SearchedNode,
+)
+from tests.testkit.changed_copy import changed_copy
+
+PASSES = 3
+"""Comparisons of a daemon that starts after a crash; the time between two lets strays end."""
+GRACE_S = 2.0
+BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the runtime has listed.
+
+    Attributes:
+        phases: Containers by id.
+        began: The newest change when it was asked.
+        asked: When that was.
+        known: The containers that were known then.
+    """
+
+    phases: tuple[tuple[str, Phase], ...]
+    began: int
+    asked: float
+    known: frozenset[str]
+
+
+def compared(node: SearchedNode) -> None:
+    """The runtime's lists are compared with what is known; then the kernel is."""
+    listing = node.listing
+    assert isinstance(listing, Listing)
+    node.listing, phases = None, dict(listing.phases)
+    resolve(node, listing)
+    end_strays(node, listing)
+    for container_id in sorted(listing.known - phases.keys()):
+        ours = node.state.containers.get(container_id)
+        if ours is not None and ours.phase is not Phase.CREATING and is_news(node, container_id, listing):
+            node.handle(ContainersRemoved((container_id,)))
+    for container_id, phase in phases.items():
+        if is_news(node, container_id, listing):
+            entered(node, container_id, phase)
+    adopt(node, listing)
+    if not node.synced:
+        suspect(node)
+    recall(node)
+    node.jobs = (*node.jobs, KernelJob("all"))
+    if not node.synced:
+        in_step(node)
+
+
+def is_news(node: SearchedNode, container_id: str, listing: Listing) -> bool:
+    """Return whether a list says something about a container: nothing has happened to it since."""
+    return node.state.runtime.changes.is_unchanged(container_id, listing.began)
+
+
+def end_strays(node: SearchedNode, listing: Listing) -> None:
+    """End calls without a waiting client that are over."""
+    phases = dict(listing.phases)
+    for call in node.state.inflight.strays():
+        there = call.container_id
+        phase = phases.get(there) if is_news(node, there, listing) else None
+        current = node.state.inflight.current(call)
+        held = call.is_start and current is not None and current.confined and there in node.groups
+        node.handle(StrayListed(call, phase, listing.asked, node.clock, held))
+
+
+def entered(node: SearchedNode, container_id: str, phase: Phase) -> None:
+    """Take in the phase that a list shows for a container."""
+    ours = node.state.containers.get(container_id)
+    if ours is None or node.state.inflight.of(container_id):
+        return
+    if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
+        node.handle(ContainersRemoved((container_id,)))
+        node.handle(ContainerIsBack(container_id))
+    elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
+        node.handle(PhaseChanged(container_id, phase))
+
+
+def adopt(node: SearchedNode, listing: Listing) -> None:
+    """Take in containers that are not known."""
+    creating = {c.pod.sandbox_id for c in node.state.containers.values() if c.phase is Phase.CREATING}
+    for container_id, phase in listing.phases:
+        pod = pod_of(node, container_id)
+        is_new = container_id not in node.state.containers and is_news(node, container_id, listing)
+        if is_new and phase is not Phase.EXITED and pod.sandbox_id not in creating:
+            cpus = node.specs[container_id]
+            request = changed_copy(Request() if pod.uid == "a" else WHOLE, cpuset_cpus=str(cpus))
+            node.handle(ContainerFound(container_id, pod, "c", 0, request, phase, cpus))
+
+
+def resolve(node: SearchedNode, listing: Listing) -> None:
+    """Find out how creates ended that lost their answers."""
+    there = {pod_of(node, i).sandbox_id: i for i, _ in listing.phases}
+    for token, since in node.state.runtime.lost.items():
+        container = node.state.containers.get(token)
+        if container is None:
+            node.handle(CreateFailed(token))
+            continue
+        found = there.get(container.pod.sandbox_id)
+        if found is not None and not is_news(node, found, listing):
+            continue
+        if found is not None and found not in node.state.containers:
+            node.handle(ContainerCreated(token, found))
+        elif node.clock - since > GRACE_S:
+            node.handle(CreateFailed(token))
+
+
+def suspect(node: SearchedNode) -> None:
+    """Assume calls of an earlier daemon."""
+    for container in list(node.state.containers.values()):
+        if container.phase not in (*BEFORE_IT_RUNS, Phase.RUNNING) or node.state.inflight.of(container.id):
+            continue
+        for is_start in (False, True) if container.phase is not Phase.RUNNING else (False,):
+            node.number += 1
+            call = InflightCall(
+                node.number,
+                container.id,
+                ALL,
+                is_start,
+                node.clock,
+                stray_since=node.clock,
+                resend=False,
+                suspected=True,
+            )
+            node.handle(CallDeparted(call))
+
+
+def recall(node: SearchedNode) -> None:
+    """Confine created containers that have a cgroup, and may have a start that hangs."""
+    starts = [
+        call
+        for call in node.state.inflight.strays()
+        if call.is_start and not call.confined and call.container_id in node.groups
+        if node.state.containers[call.container_id].phase in BEFORE_IT_RUNS
+    ]
+    for call in starts:
+        node.handle(CallConfined(call, confined=True))
+    if starts:
+        node.jobs = (*node.jobs, KernelJob("narrow", tuple(call.container_id for call in starts)))
+
+
+def in_step(node: SearchedNode) -> None:
+    """All running containers are known: what was put off is done."""
+    node.synced = True
+    node.write_later([i for i in sorted(node.put_off) if i in node.state.containers])
+    node.put_off = frozenset()
+    for token, one in node.restorations()[2]:
+        if any(i in node.state.containers for i in one.containers):
+            node.reserve("move b", one.containers[0], one, token)
+    running = tuple(c.id for c in node.state.containers.values() if c.phase is Phase.RUNNING)
+    node.handle(ContainersUnsettled(running))
+
+
+def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:
+    """Return the node with the next daemon on it.
+
+    Args:
+        before: The node with a daemon that is killed.
+        done: Whether the runtime does what it was at.
+    """
+    node, calls = before.copied(), before.calls.values()
+    waiting = (
+        *(replace(call, gone=True) for call in calls if at_runtime(call)),
+        *(ghost for ghost in before.ghosts if isinstance(ghost, ClientCall | RuntimeRequest)),
+        *(replace(r, task="") for r in before.requests if r.flight is not None and r.answered is None),
+    )
+    node.ghosts = waiting if done else ()
+    node.calls, node.tasks, node.jobs, node.queue, node.requests = {}, {}, (), (), ()
+    node.left, node.listing, node.put_off, node.silent = {"a": (), "b": ()}, None, frozenset(), frozenset()
+    node.synced = node.may_move = False
+    node.faults, node.crashes, node.lists, node.passes = 0, before.crashes - 1, 0, PASSES
+    node.state = NodeState.empty(NODE)
+    holds, containers, _ = node.restorations()
+    pods = tuple(record for record in node.durable.values() if type(record) is Pod)
+    tokens = tuple(key[2:] for key in node.durable if key.startswith("i/"))
+    node.handle(LedgerRead(pods, tuple(containers), holds, tokens, node.clock))
+    node.jobs = ()
+    suspect(node)
+    return node

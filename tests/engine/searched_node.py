@@ -1,0 +1,659 @@
+"""A node with its daemon as one value: what the engine knows, what the daemon waits for, what the node holds.
+
+The state is the engine's, and every step of it is taken by ``proxy.engine``: ``handle``, the reservations,
+and the steps of starts and of settling. Around it are plain values: calls of clients, tasks of the daemon
+with what they wait for, jobs of the kernel worker, what the ledger is to write and has written, requests of
+the daemon that are at the runtime, cgroups, and what the runtime has saved.
+
+A node is copied before it is changed; whatever a field holds is replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.controller.reservation_records import MOVE, MoveRecord, records_of
+from proxy.engine import effects as to_do
+from proxy.engine import events as seen
+from proxy.engine.call_answers import Forward, ForwardStart, PrepareStart, ReserveFirst
+from proxy.engine.handle import handle
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node import Node
+from proxy.engine.node_effects import (
+    Change,
+    CompareCpusets,
+    Follow,
+    NodeEffects,
+    PlanDecided,
+    PutRecord,
+    Record,
+    StrayOver,
+    WriteCpusets,
+)
+from proxy.engine.node_events import (
+    CallConfined,
+    CallDeparted,
+    CallStrayed,
+    ContainersUnsettled,
+    CpusGiven,
+    CpusHeld,
+    CpusNotFreed,
+    CreateFailed,
+    CreateResumed,
+    NodeEvent,
+    ResendWanted,
+    SavedCpusLearned,
+    SettlingBegan,
+    StartRequested,
+    StrayEnded,
+    UpdateEnded,
+)
+from proxy.engine.owners import CpuHold
+from proxy.engine.reservation import step as reservation_step
+from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
+from proxy.engine.settling import SettleStep, settle_step
+from proxy.engine.start import StartStep, start_step
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Phase, Pool
+from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
+
+MACHINE = described(1, 1, 3, 1)
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+ALL = MACHINE.online
+NONE = CpuSet()
+LIVE = (Phase.STARTING, Phase.RUNNING)
+LOOKS = 2
+"""How often a create looks whether a start that hangs can be confined."""
+KIND = ReservationKind
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCall:
+    """A call of a client.
+
+    Attributes:
+        pod: The pod that it is for.
+        method: The method, in short.
+        stage: ``daemon``: it is held; ``runtime``: it has been forwarded; ``made`` and ``set``: a start that
+            hangs has made the cgroup, and has written it for the last time; ``answer``: the runtime has done
+            it.
+        target: The container, or its token.
+        cpus: What it brings to the runtime.
+        flight: The call as the engine knows it, where it may write a cpuset.
+        failed: The runtime reports an error.
+        gone: Its client has gone.
+    """
+
+    pod: str
+    method: str
+    stage: str
+    target: str
+    cpus: CpuSet | None = None
+    flight: InflightCall | None = None
+    failed: bool = False
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonTask:
+    """What the daemon does for a call, or by itself, and what it waits for.
+
+    Attributes:
+        name: ``create``, ``start``, ``settle`` or ``move``, and the pod.
+        target: The container, or its token.
+        waits: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due`` where ``event`` goes on.
+        event: What goes on next.
+        calls: The numbers of the calls that are waited for.
+        cpus: The CPUs that those calls must not bring.
+        reservation: The reservation that is carried out.
+        effect: The effect of it that has an outstanding result.
+        looks: How often it has looked at a start that hangs.
+        token: The name of the reservation.
+    """
+
+    name: str
+    target: str
+    waits: str = "due"
+    event: seen.Event | None = None
+    calls: tuple[int, ...] = ()
+    cpus: CpuSet = NONE
+    reservation: Reservation | None = None
+    effect: to_do.Effect | None = None
+    looks: int = 0
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelJob:
+    """A job of the kernel worker: which containers it is about, and the task that waits for it."""
+
+    kind: str
+    ids: tuple[str, ...] = ()
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeRequest:
+    """A request of the daemon to the runtime, for a container: an update, or a question.
+
+    Attributes:
+        flight: The update as the engine knows it; None for a question.
+        answered: What the runtime has saved, once it has done it.
+        task: The task that waits for it; empty where none does any more.
+    """
+
+    target: str
+    task: str
+    flight: InflightCall | None = None
+    answered: CpuSet | None = None
+
+
+class SearchedNode:
+    """The node."""
+
+    __slots__ = (
+        "begun",
+        "calls",
+        "clock",
+        "crashes",
+        "durable",
+        "faults",
+        "ghosts",
+        "groups",
+        "hangs",
+        "ids",
+        "jobs",
+        "left",
+        "listing",
+        "lists",
+        "may_move",
+        "number",
+        "owner",
+        "passes",
+        "phases",
+        "put_off",
+        "queue",
+        "requests",
+        "settles",
+        "silent",
+        "specs",
+        "state",
+        "synced",
+        "tasks",
+    )
+
+    def __init__(self, left: Mapping[str, tuple[str, ...]], day: str) -> None:
+        self.state = NodeState.empty(NODE)
+        self.calls: Mapping[str, ClientCall] = {}
+        self.tasks: Mapping[str, DaemonTask] = {}
+        self.jobs: tuple[KernelJob, ...] = ()
+        self.queue: tuple[tuple[str, Record | None], ...] = ()
+        self.requests: tuple[RuntimeRequest, ...] = ()
+        self.ghosts: tuple[ClientCall | RuntimeRequest | NodeEvent, ...] = ()
+        self.durable: Mapping[str, Record] = {}
+        self.groups: Mapping[str, CpuSet] = {}
+        self.specs: Mapping[str, CpuSet] = {}
+        self.phases: Mapping[str, Phase] = {}
+        self.ids: Mapping[str, str] = {}
+        self.left = left
+        self.listing: object = None
+        self.put_off: frozenset[str] = frozenset()
+        self.silent: frozenset[str] = frozenset()
+        self.synced, self.begun = True, False
+        self.hangs, self.settles, self.may_move = day == "hang", day == "settle", day == "move"
+        self.owner = CpuSet()
+        self.faults = self.crashes = self.lists = self.passes = self.number = 0
+        self.clock = 1000.0
+
+    def copied(self) -> SearchedNode:
+        return copy.copy(self)
+
+    # -- the engine and what it wants done ----------------------------------------------------------------
+
+    def handle(self, event: NodeEvent) -> NodeEffects:
+        """Let the engine know of an event, and do what follows at once."""
+        self.state, effects = handle(self.state, event)
+        for effect in effects:
+            kind = type(effect)
+            if type(effect) is PutRecord:
+                self.queue = (*self.queue, (effect.key, effect.record))
+            elif type(effect) is Change:
+                if effect.follow is Follow.ALL:
+                    self.write_later(effect.after.containers)
+                elif effect.follow is Follow.MOVED:
+                    self.write_later(effect.moved)
+            elif kind in (WriteCpusets, CompareCpusets):
+                self.write_later(effect.ids)  # type: ignore[union-attr]
+            elif type(effect) is StrayOver:
+                self.handle(StrayEnded(effect.call, effect.phase))
+        return effects
+
+    def write_later(self, ids: Collection[str]) -> None:
+        """Have the kernel worker write some containers, unless a call would undo it."""
+        if not self.synced:
+            self.put_off |= frozenset(ids)
+            return
+        inflight = self.state.inflight
+        some = tuple(i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i))
+        if some:
+            self.jobs = (*self.jobs, KernelJob("write", some))
+
+    def depart(self, target: str, carries: CpuSet, *, is_start: bool = False) -> InflightCall:
+        self.number += 1
+        call = InflightCall(self.number, target, carries, is_start, self.clock)
+        self.handle(CallDeparted(call))
+        return call
+
+    def in_flight(self) -> set[int]:
+        return {call.number for calls in self.state.inflight.calls.values() for call in calls}
+
+    # -- tasks --------------------------------------------------------------------------------------------
+
+    def put(self, task: DaemonTask) -> None:
+        self.tasks = {**self.tasks, task.name: task}
+
+    def without(self, task: DaemonTask) -> None:
+        self.tasks = {name: other for name, other in self.tasks.items() if name != task.name}
+
+    def go_on(self) -> None:
+        """Have every task go on that can, and the settler begin what is due."""
+        while True:
+            there = self.in_flight()
+            ready = next(
+                (
+                    task
+                    for task in self.tasks.values()
+                    if task.waits == "due" or (task.waits == "calls" and there.isdisjoint(task.calls))
+                ),
+                None,
+            )
+            if ready is not None:
+                self.resume(ready, ready.event if ready.waits == "due" else seen.InflightLanded())
+            elif not self.settle():
+                return
+
+    def resume(self, task: DaemonTask, event: seen.Event | None) -> None:
+        if task.reservation is None:
+            self.prepare(task)
+        else:
+            assert event is not None
+            self.give(task, event)
+
+    def reserve(self, name: str, target: str, one: Reservation, token: str) -> None:
+        """Begin a reservation."""
+        self.give(DaemonTask(name, target, reservation=one, token=token), seen.ReservationRequested())
+
+    def give(self, task: DaemonTask, event: seen.Event) -> None:
+        """Let a reservation know of an event, and perform its effects."""
+        assert task.reservation is not None
+        one, effects = reservation_step(task.reservation, event)
+        task = replace(task, reservation=one, waits="", event=None, calls=())
+        for effect in effects:
+            task = self.perform(task, one, effect)
+        if one.is_over:
+            self.without(task)
+            self.ended(task, one)
+        else:
+            assert task.waits, f"{one.phase} waits for nothing"
+            self.put(task)
+
+    def perform(self, task: DaemonTask, one: Reservation, effect: to_do.Effect) -> DaemonTask:
+        """Perform an effect of a reservation, or begin to wait for it; returns the task then."""
+        match effect:
+            case to_do.WithdrawPlacement():
+                self.handle(CreateFailed(one.containers[0]))
+            case to_do.RecordSoon():
+                self.queue = (*self.queue, *self.records(task, one, CpuSet()).items())
+            case to_do.HoldCpus(cpus):
+                self.handle(CpusHeld(task.token, CpuHold(self.owner_of(one), cpus), "held"))
+            case to_do.ReleaseHold():
+                self.handle(CpusHeld(task.token, None, "released"))
+            case to_do.AssignOwn(cpus, hold):
+                placed = tuple(
+                    changed_copy(c, placement=changed_copy(c.placement, exclusive=cpus))
+                    for c in self.containers(one)
+                )
+                self.handle(CpusHeld(task.token, CpuHold(self.owner_of(one), hold), "placed", placed))
+            case _ if isinstance(effect, to_do.WAITED):
+                return replace(self.awaited(task, one, effect), effect=effect)
+        return task
+
+    def awaited(self, task: DaemonTask, one: Reservation, effect: to_do.Effect) -> DaemonTask:
+        """Begin to wait for an effect."""
+        state = self.state
+        match effect:
+            case to_do.AppendLedger(may_run_on):
+                self.queue = (*self.queue, *self.records(task, one, may_run_on).items())
+                return replace(task, waits="ledger")
+            case to_do.AwaitInflight(cpus):
+                limits = ((c.id, state.wanted(c)) for c in state.containers.values() if state.shares(c))
+                return self.awaiting(task, state.inflight.beyond(limits, cpus), cpus)
+            case to_do.AwaitOwnInflight(cpus):
+                own = (call for i in one.containers for call in state.inflight.of(i))
+                return self.awaiting(task, [call for call in own if not call.carries <= cpus], CpuSet())
+            case to_do.Pause():
+                return replace(task, waits="pause")
+            case to_do.PlaceElsewhere(reason):
+                return replace(task, event=self.elsewhere(task, one, reason), waits="due")
+            case to_do.ReadCpusets(ids):
+                return self.job(task, "read", ids or one.containers)
+            case to_do.WriteOwners():
+                return self.job(task, "owners", one.containers)
+        assert isinstance(effect, to_do.WriteSharers)
+        return self.job(task, "sharers")
+
+    def awaiting(self, task: DaemonTask, calls: list[InflightCall], cpus: CpuSet) -> DaemonTask:
+        """Wait for calls in flight."""
+        return replace(task, waits="calls", calls=tuple(call.number for call in calls), cpus=cpus, looks=0)
+
+    def job(self, task: DaemonTask, kind: str, ids: tuple[str, ...] = ()) -> DaemonTask:
+        self.jobs = (*self.jobs, KernelJob(kind, ids, task.name))
+        return replace(task, waits="kernel")
+
+    def owner_of(self, one: Reservation) -> str:
+        return self.state.containers[one.containers[0]].owner
+
+    def containers(self, one: Reservation) -> list[Container]:
+        return [c for i in one.containers if (c := self.state.containers.get(i)) is not None]
+
+    def records(self, task: DaemonTask, one: Reservation, may_run_on: CpuSet) -> dict[str, Record | None]:
+        return records_of(one, {c.id: c for c in self.containers(one)}, task.token, may_run_on)
+
+    def elsewhere(self, task: DaemonTask, one: Reservation, reason: to_do.AbortReason) -> seen.Event:
+        """Place a create on other CPUs."""
+        self.number += 1
+        effects = self.handle(CpusNotFreed(one.containers[0], reason, f"t-{self.number}"))
+        decided = effects[-1] if effects else None
+        if type(decided) is not PlanDecided or decided.plan.container is None:
+            return seen.NoOtherPlacement()
+        new, pod = decided.plan.container, task.name[-1]
+        if pod in self.calls:
+            self.calls = {**self.calls, pod: replace(self.calls[pod], target=new.id)}
+        return seen.PlacedElsewhere(new.id, new.placement.exclusive)
+
+    def ended(self, task: DaemonTask, one: Reservation) -> None:
+        """Go on after a reservation."""
+        if one.kind is KIND.MOVE:
+            self.handle(ContainersUnsettled(one.containers))
+            self.handle(CpusGiven(one.containers))
+        elif one.kind is KIND.START:
+            self.started(task, "" if one.is_committed else "its CPUs are not free")
+        elif (call := self.calls.get("b")) is not None and call.method == "Create" and not call.gone:
+            there = self.state.containers.get(one.containers[0])
+            if one.is_committed and there is not None:
+                self.forward(call, self.handle(CreateResumed(there, is_reserved=True))[-1])
+            else:
+                self.over(call)
+
+    def forward(self, call: ClientCall, answer: object) -> None:
+        """Do with a call what the engine has answered."""
+        if type(answer) is Forward:
+            call = replace(call, stage="runtime", cpus=answer.sent)
+            if call.method == "Update":
+                call = replace(call, flight=self.depart(call.target, answer.sent))
+        elif type(answer) is ForwardStart:
+            flight = self.depart(call.target, answer.carries, is_start=True)
+            call = replace(call, stage="runtime", cpus=answer.carries, flight=flight)
+        elif type(answer) is ReserveFirst:
+            cpus = answer.container.placement.exclusive
+            one = Reservation(KIND.CREATE, (call.target,), cpus, ref="b")
+            self.calls = {**self.calls, call.pod: call}
+            self.reserve(f"create {call.pod}", call.target, one, call.target)
+            return
+        elif type(answer) is PrepareStart:
+            self.put(DaemonTask(f"start {call.pod}", call.target))
+        else:
+            self.over(call)  # refused
+            return
+        self.calls = {**self.calls, call.pod: call}
+
+    def over(self, call: ClientCall) -> None:
+        """End a call; what its client would do next is not done after an error."""
+        self.calls = {pod: other for pod, other in self.calls.items() if pod != call.pod}
+
+    # -- starts -------------------------------------------------------------------------------------------
+
+    def prepare(self, task: DaemonTask) -> None:
+        """Take the next step before a start."""
+        state, target = self.state, task.target
+        step = start_step(state, target)
+        if step is StartStep.READY:
+            self.without(task)
+            self.started(task, "")
+            return
+        container = state.containers[target]
+        if step is StartStep.SEND:
+            flight = self.depart(target, state.wanted(container))
+            self.requests = (*self.requests, RuntimeRequest(target, task.name, flight))
+            self.put(replace(task, waits="runtime"))
+        elif step is StartStep.CLEAR:
+            one = Reservation(KIND.START, (target,), container.placement.exclusive, ref="b")
+            self.reserve(task.name, target, one, "")
+        else:
+            keep = state.wanted(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
+            calls = tuple(call.number for call in state.inflight.others(target, keep))
+            self.put(replace(task, waits="calls", calls=calls))
+
+    def started(self, task: DaemonTask, obstacle: str) -> None:
+        """Let a start that was prepared go on, or refuse it."""
+        call = self.calls.get(task.name[-1])
+        if call is not None and call.method == "Start" and call.stage == "daemon":
+            event = StartRequested(task.target, is_prepared=not obstacle, obstacle=obstacle)
+            self.forward(call, self.handle(event)[-1])
+
+    # -- making sets last ---------------------------------------------------------------------------------
+
+    def settle(self) -> bool:
+        """Begin to settle a container that is due; returns whether anything was done."""
+        if not (self.settles and self.synced and "settle" not in self.tasks):
+            return False
+        target = next(iter(self.state.runtime.unsettled), None)
+        if target is None:
+            return False
+        self.handle(SettlingBegan(target))
+        self.settle_one(target)
+        return True
+
+    def settle_one(self, target: str) -> None:
+        step = settle_step(self.state, target)
+        if step is SettleStep.AWAIT:
+            self.handle(ResendWanted(target))
+        if step in (SettleStep.AWAIT, SettleStep.NOTHING) or target in self.silent:
+            return
+        flight = None
+        if step is SettleStep.SEND:
+            flight = self.depart(target, self.state.wanted(self.state.containers[target]))
+        self.requests = (*self.requests, RuntimeRequest(target, "settle", flight))
+        self.put(DaemonTask("settle", target, "runtime"))
+
+    # -- requests of the daemon to the runtime ------------------------------------------------------------
+
+    def answered(self, at: int, *, ok: bool) -> None:
+        """The answer to a request of the daemon arrives."""
+        request = self.requests[at]
+        self.requests = (*self.requests[:at], *self.requests[at + 1 :])
+        task, target = self.tasks[request.task], request.target
+        if request.flight is not None:
+            self.handle(UpdateEnded(request.flight, request.flight.carries if ok else None))
+            if task.name == "settle":
+                self.silent = self.silent if ok else self.silent | {target}
+                self.without(task)
+            elif ok:
+                self.put(replace(task, waits="due"))
+            else:
+                self.without(task)
+                self.started(task, "the runtime refuses")
+            return
+        self.without(task)
+        is_new = target not in self.state.runtime.saved and not self.state.inflight.of(target)
+        if ok and request.answered and is_new and target in self.state.containers:
+            self.handle(SavedCpusLearned(target, request.answered))
+            self.settle_one(target)
+
+    def unanswered(self, at: int) -> None:
+        """The daemon does not wait for the answer to an update any more; the runtime may do it later."""
+        request = self.requests[at]
+        self.requests = (*self.requests[:at], *self.requests[at + 1 :])
+        task = self.tasks[request.task]
+        self.without(task)
+        assert request.flight is not None
+        self.handle(CallStrayed(request.flight, self.clock))
+        if request.answered is None:
+            self.ghosts = (*self.ghosts, replace(request, task=""))
+        if task.name != "settle":
+            self.started(task, "the runtime does not answer")
+        else:
+            self.silent |= {task.target}
+
+    # -- the kernel worker and the ledger -----------------------------------------------------------------
+
+    def work(self, denied: int = 0) -> None:
+        """Do the next job of the kernel worker.
+
+        Args:
+            denied: The number of the error that writes get; 0 for none.
+        """
+        job, self.jobs = self.jobs[0], self.jobs[1:]
+        there = self.state.containers
+        if job.kind in ("look", "narrow"):
+            self.confine(job)
+            return
+        if job.kind in ("sharers", "all"):
+            everything = job.kind == "all"
+            some = [c for c in there.values() if everything or c.placement.pool is not Pool.OWN]
+            some.sort(key=lambda c: c.placement.pool is Pool.OWN)
+        else:
+            some = [c for i in job.ids if (c := there.get(i)) is not None]
+        if job.kind == "read":
+            found = [
+                seen.CpusInEffect(c.id, self.groups[c.id], self.state.wanted(c))
+                for c in some
+                if c.id in self.groups
+            ]
+            self.finished(job, seen.CpusetsRead(tuple(found)))
+            return
+        written, refused = self.write(some, denied)
+        if written:
+            self.handle(ContainersUnsettled(tuple(written)))
+        if refused and job.kind == "report":
+            self.jobs = (job, *self.jobs)  # until it succeeds, what the runtime has written stays in effect
+        self.finished(job, seen.CpusetsWritten(tuple(refused), tuple(each.text for each in refused)))
+
+    def write(self, some: list[Container], denied: int) -> tuple[list[str], list[seen.RefusedWrite]]:
+        """Write the cpusets that containers are to have; returns what was written, and what was refused."""
+        written, refused = list[str](), list[seen.RefusedWrite]()
+        for container in some:
+            container_id, want = container.id, self.state.wanted(container)
+            confined = container.phase is Phase.CREATED and self.state.inflight.is_confined(container_id)
+            if container_id not in self.groups or not (container.phase in LIVE or confined):
+                continue
+            if self.groups[container_id] != want:
+                if denied:
+                    refused.append(seen.RefusedWrite(container_id, denied, os.strerror(denied)))
+                    continue
+                self.groups = {**self.groups, container_id: want}
+                written.append(container_id)
+        return written, refused
+
+    def finished(self, job: KernelJob, event: seen.Event) -> None:
+        """Have the task that waits for a job go on."""
+        task = self.tasks.get(job.task)
+        if task is not None and task.waits == "kernel":
+            self.put(replace(task, waits="due", event=event))
+
+    def confine(self, job: KernelJob) -> None:
+        """Narrow the cgroups of starts that hang; those that have one are in the way no more."""
+        task = self.tasks.get(job.task)
+        starts = [c for i in job.ids for c in self.state.inflight.of(i) if c.is_start]
+        with_group = [call for call in starts if call.container_id in self.groups]
+        if job.kind == "look":
+            for call in starts:
+                self.handle(CallConfined(call, call in with_group))
+            ids = tuple(call.container_id for call in with_group)
+            self.jobs = (*self.jobs, *([KernelJob("narrow", ids, job.task)] if ids else ()))
+            return
+        self.write([c for i in job.ids if (c := self.state.containers.get(i)) is not None], 0)
+        if task is not None and task.waits == "calls":
+            passed = {call.number for call in with_group}
+            self.put(replace(task, calls=tuple(n for n in task.calls if n not in passed)))
+
+    def reported(self, target: str) -> None:
+        """The kernel reports that the runtime has written a cpuset."""
+        if self.state.inflight.is_confined(target):
+            self.jobs = (*self.jobs, KernelJob("report", (target,)))
+
+    def flush(self) -> None:
+        """Have everything become durable that the ledger is to write."""
+        durable = dict(self.durable)
+        for key, record in self.queue:
+            if record is None:
+                durable.pop(key, None)
+            else:
+                durable[key] = record
+        self.durable, self.queue = durable, ()
+        for task in self.tasks.values():
+            if task.waits == "ledger":
+                self.put(replace(task, waits="due", event=seen.LedgerWritten()))
+
+    def is_full(self) -> None:
+        """The ledger cannot be written in time; what it is to write stays."""
+        for task in self.tasks.values():
+            if task.waits == "ledger":
+                self.put(replace(task, waits="due", event=seen.LedgerLate("no space left")))
+
+    # -- time ---------------------------------------------------------------------------------------------
+
+    def sleepers(self) -> list[DaemonTask]:
+        """Return the tasks that the passing of time has go on; nothing else is at work then."""
+        if self.jobs or self.queue or any(request.task for request in self.requests):
+            return []
+        return [task for task in self.tasks.values() if task.waits in ("pause", "calls")]
+
+    def later(self, task: DaemonTask) -> None:
+        """Let time pass for a task."""
+        if task.waits == "pause":
+            self.put(replace(task, waits="due", event=seen.PauseOver()))
+            return
+        there = [c for calls in self.state.inflight.calls.values() for c in calls if c.number in task.calls]
+        if task.reservation is None:
+            self.without(task)
+            self.started(task, "the runtime is busy")
+            return
+        starts = tuple(call.container_id for call in there if call.is_start)
+        if isinstance(task.effect, to_do.AwaitInflight) and starts and task.looks < LOOKS:
+            self.put(replace(task, looks=task.looks + 1))
+            self.jobs = (*self.jobs, KernelJob("look", starts, task.name))
+            return
+        carried = CpuSet.from_bits(union(c.carries.bits for c in there))
+        self.put(replace(task, waits="due", event=seen.InflightLate("busy", "", carried)))
+
+    # -- a crash ------------------------------------------------------------------------------------------
+
+    def restorations(self) -> tuple[dict[str, CpuHold], list[Container], list[tuple[str, Reservation]]]:
+        """Read what the ledger has of moves: what they hold, the containers, and what puts these back."""
+        containers = [
+            r for key, r in self.durable.items() if key.startswith(("c/", "i/")) and type(r) is Container
+        ]
+        holds, back = dict[str, CpuHold](), list[tuple[str, Reservation]]()
+        for key, value in self.durable.items():
+            if not key.startswith(MOVE) or not isinstance(value, Mapping):
+                continue
+            record = MoveRecord.load(value, ALL)
+            assert record is not None
+            containers = [
+                changed_copy(c, placement=changed_copy(c.placement, exclusive=record.previous))
+                if c.id in record.containers
+                else c
+                for c in containers
+            ]
+            token = key.removeprefix(MOVE)
+            owner = next((c.owner for c in containers if c.id in record.containers), "")
+            holds[token] = CpuHold(owner, record.cpus)
+            back.append((token, restoration(record.containers, record.previous, record.cpus, "b")))
+        return holds, containers, back

@@ -1,0 +1,417 @@
+"""Every order of a small day: two pods, three CPUs, and all that can come between.
+
+A search over plain values (``searched_node``). What may happen next (a client's call, a job of the kernel
+worker, a write of the ledger, the runtime doing what it was asked, its answer, a timer, a comparison, a
+fault) is a list of actions, and each of them is followed from each node that is reached. Two nodes are one
+when everything that the future depends on is alike.
+
+Pod ``a`` shares CPUs: its container is started or updated. Pod ``b`` gets a container with a CPU of its own,
+which is started, or stopped; or cpusets are made lasting meanwhile; or it is moved. A list of the runtime is
+asked for at some moment, and used at some later one. On each way some faults may happen: a kernel write is
+refused, the ledger cannot be written, a call fails at the runtime, or fails and is done all the same, a
+client goes away and the runtime does it later, an update of the daemon is given up and carried out later, an
+answer comes twice. From every node the daemon crashes, which is a crash after every effect: what the runtime
+was at is done later or never, and a new daemon starts on what is left, with everything in any order again.
+
+A start that hangs is a day of its own: the runtime makes the container's group with the set that the start
+carries, writes that set again later, which the kernel reports, and executes the program last. What is not
+promised is modelled as docs/applying.md has it: between the runtime's write and the daemon's answer to the
+report only the runtime's own init is in the group, so a program is not executed before a living daemon has
+answered, and only a container that has begun its program can be on an owner's CPUs.
+
+What must hold in every node: no other container is on the CPU of a running owner, and no container is without
+CPUs; in the end no owner is lost, and each container is where it belongs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from proxy.engine import effects as to_do
+from proxy.engine import events as seen
+from proxy.engine import handle as engine
+from proxy.engine import reservation as reservations
+from proxy.engine.change_sequence import ChangeSequence
+from proxy.engine.inflight import InflightCall, InflightCalls
+from proxy.engine.invariants import violations
+from proxy.engine.node_events import (
+    CallLanded,
+    CallStrayed,
+    PodLearned,
+)
+from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
+from proxy.engine.start import StartStep
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase
+from tests.engine import searched_comparison, searched_node
+from tests.engine.searched_actions import ACTIONS, Action, act, actions
+from tests.engine.searched_clients import PODS, send
+from tests.engine.searched_comparison import Listing, crashed
+from tests.engine.searched_node import (
+    ClientCall,
+    DaemonTask,
+    RuntimeRequest,
+    SearchedNode,
+)
+from tests.testkit.changed_copy import changed_copy
+
+DAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "start": (("Start",), ("Create", "Start")),
+    "update": (("Start", "|", "Update"), ("Create", "Start")),
+    "stop": (("Start",), ("Create", "Start", "|", "Stop")),
+    "settle": (("Start", "|"), ("Create", "Start", "Stop")),
+    "hang": (("Start",), ("Create", "Start")),
+    "move": (("Start", "|"), ("Create", "Start", "|", "Update")),
+}
+"""What the two clients do, each by itself; what stands before a bar is done when the day begins."""
+LIMIT = 400_000
+"""More nodes than there are."""
+
+# -- what must hold -----------------------------------------------------------------------------------------
+
+
+def check(node: SearchedNode, *, moves: bool) -> None:
+    """Check what must hold in every node."""
+    assert violations(node.state) == []
+    assert all(node.groups.values()), "a container has no CPU"
+    owner = node.groups.get("b-1", CpuSet()) if moves else node.owner
+    if owner and node.begun and "a-1" in node.groups:
+        assert node.groups["a-1"].isdisjoint(owner), f"a runs on {node.groups['a-1']}, b owns {owner}"
+
+
+def check_end(node: SearchedNode, *, moves: bool) -> None:
+    """Check a node on which nothing is left to do after a crash: each container is where it belongs."""
+    state = node.state
+    if node.phases.get("b-1") in (Phase.CREATED, Phase.RUNNING):
+        own = node.groups["b-1"] if moves else node.specs["b-1"]
+        assert [owner.cpus for owner in state.owners.values()] == [own], "an owner is lost"
+    else:
+        assert not state.owners
+    for container_id, cpus in node.groups.items():
+        assert cpus == state.wanted(state.containers[container_id]), f"{container_id} runs on {cpus}"
+    assert not [key for key in node.durable if key.startswith(("i/", "m/"))]
+    assert not state.holds
+
+
+def check_rest(node: SearchedNode, *, is_disturbed: bool) -> None:
+    """Check a node on which nothing is left to do.
+
+    Args:
+        node: The node.
+        is_disturbed: Whether there was a fault: what is not known then, the next comparisons find out.
+    """
+    state = node.state
+    creating = {c.id for c in state.containers.values() if c.phase is Phase.CREATING}
+    assert creating <= state.runtime.lost.keys(), "a create is over, and its container is not"
+    assert not state.holds
+    if not is_disturbed:
+        assert {c.id: c.phase for c in state.containers.values()} == node.phases
+        assert not state.inflight.calls
+        assert all(cpus == state.wanted(state.containers[i]) for i, cpus in node.groups.items())
+
+
+# -- the search ---------------------------------------------------------------------------------------------
+
+
+def container_key(c: Container) -> tuple[object, ...]:
+    return c.id, c.phase, c.placement.pool, c.placement.exclusive.bits
+
+
+def key_of(node: SearchedNode) -> int:
+    """Return a key of all that the future depends on."""
+    state, listing = node.state, node.listing
+    numbers = {n: at for at, n in enumerate(sorted(node.in_flight()))}
+
+    def flight_key(call: InflightCall | None) -> object:
+        return None if call is None else (numbers.get(call.number, -1), call.carries.bits)
+
+    def call_key(call: object) -> object:
+        if isinstance(call, ClientCall):
+            return (
+                *(call.pod, call.method, call.stage, call.target, call.cpus),
+                flight_key(call.flight),
+                call.failed,
+            )
+        if isinstance(call, RuntimeRequest):
+            return call.target, call.task, flight_key(call.flight), call.answered
+        return type(call).__name__, flight_key(getattr(call, "call", None))
+
+    flights = [
+        (
+            *(numbers[c.number], c.container_id, c.carries.bits, c.is_start, c.overlapped),
+            *(c.stray_since is None, c.seen is None, c.refused, c.resend, c.suspected, c.confined),
+        )
+        for calls in state.inflight.calls.values()
+        for c in calls
+    ]
+    tasks = [
+        (*(t.name, t.target, t.waits, t.looks, t.reservation), tuple(numbers.get(n, -1) for n in t.calls))
+        for t in node.tasks.values()
+    ]
+    runtime = state.runtime
+    return hash(
+        (
+            tuple(sorted(container_key(c) for c in state.containers.values())),
+            tuple(sorted(flights)),
+            repr(sorted(tasks, key=str)),
+            tuple(sorted((i, cpus.bits) for i, cpus in runtime.saved.items())),
+            (tuple(runtime.unsettled), tuple(runtime.lost), tuple(runtime.failed), repr(state.holds)),
+            tuple(map(call_key, node.calls.values())),
+            tuple(map(call_key, node.ghosts)),
+            tuple(map(call_key, node.requests)),
+            (node.jobs, tuple((k, r and (type(r) is Container and container_key(r))) for k, r in node.queue)),
+            tuple(sorted((k, type(r) is Container and container_key(r)) for k, r in node.durable.items())),
+            (tuple(sorted(node.groups.items(), key=str)), tuple(sorted(node.specs.items(), key=str))),
+            (tuple(node.phases.items()), tuple(node.left.items()), node.owner.bits, node.begun),
+            (node.synced, node.faults, node.crashes, node.lists, node.passes),
+            (node.may_move, node.put_off, node.silent),
+            None
+            if not isinstance(listing, Listing)
+            else (
+                listing.phases,
+                listing.known,
+                tuple(runtime.changes.is_unchanged(i, listing.began) for i in ("a-1", "b-1")),
+            ),
+        )
+    )
+
+
+def begun(kind: str, day: str) -> SearchedNode:
+    """Return a node with two pods, on which a day begins."""
+    node = SearchedNode(dict(zip("ab", DAYS[day], strict=True)), day)
+    for pod in (PODS["a"], PODS[kind]):
+        node.handle(PodLearned(pod, "sandbox running"))
+    node.left = {"a": ("Create", *node.left["a"]), "b": node.left["b"]}
+    done = {"a": ("Create", *DAYS[day][0])[: 1 + _before_bar(DAYS[day][0])], "b": DAYS[day][1]}
+    done["b"] = done["b"][: _before_bar(DAYS[day][1])]
+    for pod, methods in done.items():
+        node.left = {**node.left, pod: tuple(m for m in node.left[pod] if m != "|")}
+        for _ in methods:
+            send(node, pod)
+            quiet(node)
+    return node
+
+
+def _before_bar(methods: tuple[str, ...]) -> int:
+    return methods.index("|") if "|" in methods else 0
+
+
+def quiet(node: SearchedNode) -> None:
+    """Have everything done that is under way."""
+    node.go_on()
+    while True:
+        if node.jobs:
+            node.work()
+        elif node.queue:
+            node.flush()
+        elif node.requests:
+            ACTIONS["request" if node.requests[0].answered is None else "response"](node, "0")
+        elif call := next(iter(node.calls.values()), None):
+            ACTIONS["answer" if call.stage == "answer" else "do"](node, call.pod)
+        else:
+            return
+        node.go_on()
+
+
+@dataclass(slots=True)
+class Found:
+    """What a search has found."""
+
+    nodes: int = 0
+    steps: int = 0
+    crashes: int = 0
+
+
+Way = tuple["Way", Action] | None
+
+
+def words(way: Way) -> str:
+    steps = []
+    while way is not None:
+        way, action = way
+        steps.append("/".join(action))
+    return " ".join(reversed(steps))
+
+
+def search(kind: str, day: str, faults: int, *, crashes: bool) -> Found:
+    """Follow every action from every node."""
+    first = begun(kind, day)
+    first.faults, first.crashes, first.lists = faults, int(crashes), int(faults < 2)
+    known, found, moves = set[int](), Found(), day == "move"
+    ahead: list[tuple[SearchedNode, Way]] = [(first, None)]
+    while ahead:
+        node, way = ahead.pop()
+        key = key_of(node)
+        if key in known:
+            continue
+        known.add(key)
+        assert len(known) < LIMIT
+        try:
+            check(node, moves=moves)
+            choices = list(actions(node))
+            if not choices and node.synced:
+                if node.crashes < crashes:
+                    check_end(node, moves=moves)
+                check_rest(node, is_disturbed=node.faults < faults or node.crashes < crashes)
+            ahead += [(act(node, action), (way, action)) for action in choices]
+            found.steps += len(choices)
+            if node.crashes:
+                outcomes = (False, True) if node.ghosts or node.calls or node.requests else (False,)
+                ahead += [(crashed(node, done=done), (way, ("crash", str(done)))) for done in outcomes]
+                found.crashes += len(outcomes)
+        except Exception as error:
+            raise AssertionError(f"after {words(way)}: {error!r}") from error
+    found.nodes = len(known)
+    return found
+
+
+# CPUs that an annotation names are not moved.
+KINDS = tuple((kind, day) for kind in ("named", "chosen") for day in DAYS if (kind, day) != ("named", "move"))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("kind", "day"), KINDS)
+def test_every_interleaving(kind: str, day: str) -> None:
+    """With ``TOPOPROXY_EXPLORE=1`` there are two faults on each way, which takes some minutes."""
+    # What follows from a decision is alike for CPUs that are named and CPUs that are chosen.
+    faults = 1 if kind == "named" or day == "move" else 0
+    found = search(kind, day, 2 if os.environ.get("TOPOPROXY_EXPLORE") else faults, crashes=True)
+    print(f"{kind}, {day}: {found.nodes} nodes, {found.steps} steps, {found.crashes} crashes")
+    assert found.nodes > 1_000
+    assert found.crashes > 500
+
+
+# -- faults that are planted --------------------------------------------------------------------------------
+
+After = tuple[Reservation, tuple[to_do.Effect, ...]]
+
+
+def _no_barrier(patch: pytest.MonkeyPatch) -> None:
+    """Other containers are not moved before an owner is created or started."""
+
+    def commit(one: Reservation, event: object) -> After:
+        return changed_copy(one, phase=ReservationPhase.COMMITTED), (to_do.Commit(),)
+
+    at = ReservationPhase.WAITING, seen.InflightLanded
+    patch.setitem(reservations._TRANSITIONS, at, commit)
+
+
+def _no_wait(patch: pytest.MonkeyPatch) -> None:
+    """Calls in flight that carry an owner's CPUs to others are not waited for."""
+    patch.setattr(InflightCalls, "beyond", lambda *_: [])
+
+
+def _no_wait_in_a_move(patch: pytest.MonkeyPatch) -> None:
+    """Calls in flight that carry the old CPUs to an owner that is moved are not waited for."""
+    wait = SearchedNode.awaiting
+
+    def short(self: SearchedNode, task: DaemonTask, calls: list[InflightCall], cpus: CpuSet) -> DaemonTask:
+        return wait(self, task, calls if cpus else [], cpus)
+
+    patch.setattr(SearchedNode, "awaiting", short)
+
+
+def _clients_end_calls(patch: pytest.MonkeyPatch) -> None:
+    """A client that goes away ends the wait for its call."""
+
+    def landed(state: NodeState, event: CallStrayed) -> engine.Handled:
+        return engine.handle(state, CallLanded(event.call))
+
+    patch.setitem(engine._RULES, CallStrayed, landed)
+
+
+def _held_too_short(patch: pytest.MonkeyPatch) -> None:
+    """The old CPUs of an owner that is moved are free before it has left them."""
+    at = ReservationPhase.SHRINKING, seen.CpusetsWritten
+    shrunk = reservations._TRANSITIONS[at]
+
+    def early(one: Reservation, event: seen.Event) -> After:
+        after, effects = shrunk(one, event)
+        return after, tuple(
+            to_do.AssignOwn(each.cpus, CpuSet()) if isinstance(each, to_do.AssignOwn) else each
+            for each in effects
+        )
+
+    patch.setitem(reservations._TRANSITIONS, at, early)
+
+
+def _unrecorded(patch: pytest.MonkeyPatch) -> None:
+    """The barrier begins before the ledger has the placement."""
+
+    def waiting(one: Reservation, event: object) -> After:
+        hold = (to_do.HoldCpus(one.cpus),) if one.kind is ReservationKind.MOVE else ()
+        wanted = (*hold, to_do.AwaitInflight(one.cpus))
+        return changed_copy(one, phase=ReservationPhase.WAITING), wanted
+
+    at = ReservationPhase.REQUESTED, seen.ReservationRequested
+    patch.setitem(reservations._TRANSITIONS, at, waiting)
+
+
+def _refusals_ignored(patch: pytest.MonkeyPatch) -> None:
+    """What the kernel has refused to write is not read."""
+    at = ReservationPhase.SHRINKING, seen.CpusetsWritten
+    patch.setitem(reservations._TRANSITIONS, at, lambda one, _: reservations._free(one))
+
+
+def _placements_stay(patch: pytest.MonkeyPatch) -> None:
+    """A create that is given up keeps its CPUs."""
+
+    def kept(one: Reservation) -> After:
+        return changed_copy(one, phase=ReservationPhase.ABORTED), (to_do.Abort(one.reason),)
+
+    patch.setattr(reservations, "_abort", kept)
+
+
+def _nothing_suspected(patch: pytest.MonkeyPatch) -> None:
+    """A daemon does not expect calls that an earlier one has sent."""
+    patch.setattr(searched_comparison, "suspect", lambda _: None)
+
+
+def _old_specs(patch: pytest.MonkeyPatch) -> None:
+    """A container is started with what the runtime has saved, whatever that is."""
+    step = searched_node.start_step
+
+    def unsent(state: NodeState, container_id: str) -> StartStep:
+        found = step(state, container_id)
+        return StartStep.READY if found is StartStep.SEND else found
+
+    patch.setattr(searched_node, "start_step", unsent)
+
+
+def _old_lists(patch: pytest.MonkeyPatch) -> None:
+    """A list counts for containers to which something has happened since."""
+    patch.setattr(ChangeSequence, "is_unchanged", lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "day", "faults"),
+    [
+        (_no_barrier, "named", "start", 0),
+        (_no_wait, "named", "start", 0),
+        (_no_wait, "named", "hang", 0),
+        (_no_wait_in_a_move, "chosen", "move", 0),
+        (_clients_end_calls, "named", "start", 1),
+        (_held_too_short, "chosen", "move", 0),
+        (_unrecorded, "chosen", "move", 0),
+        (_refusals_ignored, "chosen", "move", 1),
+        (_placements_stay, "named", "start", 1),
+        (_nothing_suspected, "named", "hang", 0),
+        (_old_specs, "named", "start", 0),
+        (_old_lists, "named", "stop", 0),
+    ],
+)
+def test_a_planted_fault_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    kind: str,
+    day: str,
+    faults: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=r"^after "):
+        search(kind, day, faults, crashes=True)
