@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from proxy.release.lazy import LazyRelease
     from proxy.reload.service import Reload
     from proxy.sockets.unix_socket import Listener
+    from proxy.staging.lazy import LazyStaging
     from proxy.takeover.lazy import LazyTakeover
 
 
@@ -50,6 +51,7 @@ class Pages:
         leaving: LazyRelease | None,
         hooking: Hooking | None = None,
         reload: Reload | None = None,
+        staging: LazyStaging | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
@@ -61,7 +63,13 @@ class Pages:
         self._leaving = leaving
         self._hooking = hooking
         self._reload = reload
+        self._staging = staging
         self._started = time.time()
+
+    @property
+    def _mode(self) -> str:
+        """The mode in effect."""
+        return (self._config if self._controller is None else self._controller.state).mode.value
 
     def show_hooks(self, hooking: Hooking) -> None:
         """Show hooks from now on: a daemon that starts in mode observe has them later."""
@@ -125,7 +133,7 @@ class Pages:
         page: dict[str, object] = {
             "schema": schema_ids.STATUS,
             "version": __version__,
-            "mode": config.mode.value,
+            "mode": self._mode,
             "pid": os.getpid(),
             "listen": str(self._listener.path if self._listener else config.listen),
             "clients": self._front.connections if self._front else 0,
@@ -154,6 +162,8 @@ class Pages:
                 from proxy.controller.be.page import suppression_page
 
                 page["beSuppress"] = suppression_page(doing.known, doing.settings, self._controller.state)
+            if self._staging is not None:
+                page["enforcement"] = self._staging.page()
             if self._takeover is not None:
                 page.update(self._takeover.page())
             if self._leaving is not None:
@@ -165,11 +175,7 @@ class Pages:
     def hooks(self) -> dict[str, object]:
         """Give what ``topoproxy hooks list`` shows."""
         if self._hooking is None:
-            why = (
-                "hooks are off (hooks.enabled)"
-                if self._config.mode is Mode.ENFORCE
-                else "hooks need mode enforce"
-            )
+            why = "hooks are off (hooks.enabled)" if self._mode == Mode.ENFORCE else "hooks need mode enforce"
             return {"schema": schema_ids.HOOKS_LIST, "hooks": [], "note": why}
         return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._hooking.page()}
 

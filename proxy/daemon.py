@@ -310,6 +310,7 @@ class Daemon:
             self._leaving,
             self.hooking,
             self.reload,
+            staging=self._staging,
         )
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
         actions = {**takeover.actions(), **leaving.actions()}

@@ -28,7 +28,7 @@ def metrics(status: Mapping[str, object], registry: Registry | None = None) -> s
         status: What ``/status`` answers.
         registry: The values of counters and histograms; None where nothing is counted.
     """
-    parts = (_process, _config, _workers, _node, _rules, _suppression, _memory, hook_metrics)
+    parts = (_process, _config, _enforcement, _workers, _node, _rules, _suppression, _memory, hook_metrics)
     gauges = "".join(text for part in parts for text in part(status))
     return gauges if registry is None else f"{gauges}{registry.text()}"
 
@@ -48,6 +48,17 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
             (named.CLIENTS, status.get("clients")),
         )
     )
+
+
+def _enforcement(status: Mapping[str, object]) -> Iterator[str]:
+    found = as_map(status.get("enforcement"))
+    if not found:
+        return
+    pods = as_map(found.get("pods"))
+    yield family(
+        named.ENFORCEMENT_PODS, [({"state": state}, n) for state, n in pods.items() if isinstance(n, int)]
+    )
+    yield from _plain(((named.ENFORCEMENT_PAUSED, int(found.get("paused") is True)),))
 
 
 def _config(status: Mapping[str, object]) -> Iterator[str]:

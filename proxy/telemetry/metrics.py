@@ -276,6 +276,12 @@ CONFIG_RELOADS = Counter(
     ("result",),
     status_key="config_reloads_{result}",
 )
+ENFORCEMENT_PODS = Gauge(
+    "enforcement_pods",
+    "Pods by how the plan is applied: enforced, observed; of these toEnforce, toGiveBack, inStep.",
+    ("state",),
+)
+ENFORCEMENT_PAUSED = Gauge("enforcement_paused", "Whether steps of staged enforcement are paused.")
 CONFIG_LAST_RELOAD_SUCCESSFUL = Gauge(
     "config_last_reload_successful",
     "Whether the last reload of the configuration was accepted; also 1 before the first one.",

@@ -190,6 +190,7 @@ def test_every_declared_gauge_of_the_node_is_exported() -> None:
         "shortfalls": [{"missing": 1}],
         "workers": {"kernel": {"stuck_s": 0, "waiting": 0}},
         "config": {"since": 1.5, "restart": [], "reload": {}},
+        "enforcement": {"paused": True, "pods": {"enforced": 3, "observed": 1}},
         "hooks": {"hooks": [hook]},
     }
     pages = metrics(full, Registry()) + metrics({**full, "mode": "observe"})
