@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from proxy.controller.adoption import PHASES, Adoption
 from proxy.controller.cgroup_locator import CgroupLocator
@@ -45,11 +45,12 @@ from proxy.controller.worker_health import STUCK_S
 from proxy.engine.adoption import overcommitted_memory
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
-from proxy.engine.node_events import ContainerIsBack, EnforcementRead, LedgerRead, RuntimeListed
+from proxy.engine.node_events import ContainerIsBack, EnforcementRead, LedgerRead, PodLearned, RuntimeListed
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import kept_labels
 from proxy.model.workload import Container, Phase, Pod
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
@@ -281,6 +282,7 @@ class Sync:
         await self.adoption.adopt(foreign, listing, began)
         await turns.now()
         if not context.synced.is_set():
+            self._learn_labels(listing)
             await turns.through(self._start_update.suspect())
         await turns.turn()
         self._parts.runtime_events.caught_up()
@@ -301,6 +303,17 @@ class Sync:
                 owners=len(context.state.owners) if applied else None,
                 sharedPool=context.state.pools.shared if applied else None,
             )
+
+    def _learn_labels(self, listing: Listing) -> None:
+        """Learn the labels of pods that a ledger without labels has."""
+        context = self._context
+        for sandbox_id, seen in listing.pods.items():
+            pod = context.state.pods.get(sandbox_id)
+            if pod is not None and not pod.labels and (labels := kept_labels(seen.labels)):
+                context.store.handle(
+                    PodLearned(structs.replace(pod, labels=labels), "labels of a pod listed")
+                )
+        context.to_step.set()
 
     def _settle_all(self) -> None:
         """Settle each running container once: the runtime and systemd may hold older sets than the kernel."""

@@ -24,6 +24,7 @@ from proxy.engine.node_events import (
     SandboxRunning,
     SandboxStopped,
 )
+from proxy.engine.staging import labels_learned
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
 
@@ -43,7 +44,11 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
     """Take in a sandbox, or what is new about its pod."""
     pod, after = event.pod, state.with_pod(event.pod)
-    records = (PutRecord(f"p/{pod.sandbox_id}", pod),) if event.recorded else ()
+    records: NodeEffects = (PutRecord(f"p/{pod.sandbox_id}", pod),) if event.recorded else ()
+    known = state.pods.get(pod.sandbox_id)
+    if known is not None and known.labels != pod.labels:
+        after, more = labels_learned(state, after, known, pod)
+        records = (*records, *more)
     return after, (*records, *followed(state, after, event.reason))
 
 

@@ -80,6 +80,16 @@ def enforcement_paused(state: NodeState, event: EnforcementPaused) -> Handled:
     return after, _recorded(state, after)
 
 
+def labels_learned(before: NodeState, after: NodeState, known: Pod, pod: Pod) -> Handled:
+    """Return the state in which other labels of a pod are known: a running pod is taken up by a step, too."""
+    key, now = pod.key, after.enforcement
+    if key not in live_pods(after) or was_applied_to(before, known) is was_applied_to(after, pod):
+        return after, ()
+    changed = structs.replace(now, lagging=now.lagging ^ {key}, moving=now.moving - {key})
+    after = structs.replace(after, enforcement=plain(changed))
+    return after, _recorded(before, after)
+
+
 def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Handled:
     """Return the state with other targets: the pods that are treated otherwise than these say lag."""
     nothing = structs.replace(changed, lagging=frozenset())

@@ -23,6 +23,7 @@ from proxy.engine.node_events import (
     EnforcementStepFailed,
     ModeChanged,
     PhaseChanged,
+    PodLearned,
 )
 from proxy.engine.state import NodeState
 from proxy.model.admission import Namespaces
@@ -138,6 +139,25 @@ def test_labels_of_the_pod_count_where_a_container_lacks_them() -> None:
     assert not applies_to(state, LS)
     assert applies_to(state.with_pod(labelled), LS)
     assert applies_to(state, labelled)
+
+
+def test_labels_that_are_learned_late_move_nothing_at_once() -> None:
+    """A ledger of an earlier version has no labels."""
+    selection = PodSelection(labels=LabelSelector((("app", "a"),)))
+    state = structs.replace(OWNED, enforcement=Enforcement(selection))
+    story = Playbook(state, handle)
+    labelled = structs.replace(LS, labels=(("app", "a"),))
+    (
+        story
+        >> PodLearned(labelled, "listed")
+        << PutRecord("p/s-ls", labelled)
+        << recorded(ENFORCE, selection, "ls")
+    )
+    assert not applies_to(story.state, LS)
+    assert (
+        story >> EnforcementStepDue(1) << recorded(ENFORCE, selection, "", "ls") << EnforcementStep(("ls",))
+    )
+    assert applies_to(story.state, LS)
 
 
 def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
