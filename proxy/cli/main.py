@@ -108,8 +108,7 @@ def cli() -> None:
 
     It stands between kubelet and the container runtime on the CRI socket. Every call passes unchanged, except
     the few that place a container: there it chooses CPUs and memory nodes, and moves the containers that
-        share
-    CPUs out of the way first.
+    share CPUs out of the way first.
 
     \b
     First steps

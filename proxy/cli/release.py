@@ -31,16 +31,15 @@ RELEASED = "released"
 def release(
     file: Path | None, undo: bool, offline: bool, as_json: bool, timeout: float, **words: str | None
 ) -> None:
-    """Return every container back the cpuset that it would have had without topoproxy.
+    """Give every container back the cpuset that it would have had without topoproxy.
 
     That is what kubelet's CPU manager gave it, under its policy static; else what its request names; else
     what the group above it has. CFS quotas that were lifted are restored, and so is what BE suppression
     took. The kernel's cpusets grow at once; then the runtime is updated, so that it lasts.
 
     From then on the daemon only relays: no call is held and no container is moved, also after a restart,
-        until
-    topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start places
-    containers again. docs/release.md says more.
+    until topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start
+    places containers again. docs/release.md says more.
 
     Ends with 0 on success, also where there is nothing to release; 1 when the time is over before (the
     daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline

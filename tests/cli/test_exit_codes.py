@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,14 @@ def test_each_help_names_its_codes_and_the_page(name: str) -> None:
     for sentence in re.findall(r"(?:[Ee]nds? with|Exit codes) .*", prose):
         for code in re.findall(r"\b(?:[012]|6[4-9]|7[0-9])\b(?! (?:s|CPUs)\b)", sentence):
             assert int(code) in codes_of(name), sentence
+
+
+@pytest.mark.parametrize("name", ["", *EACH])
+def test_the_prose_of_each_help_has_no_stray_blanks(name: str) -> None:
+    command = EACH[name] if name else cli
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        if not paragraph.startswith("\b"):
+            assert [line for line in paragraph.splitlines() if line.startswith(" ")] == []
 
 
 def test_the_help_of_the_groups_leads_to_the_page() -> None:

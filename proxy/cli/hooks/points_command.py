@@ -29,8 +29,7 @@ def points(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     """Show what hooks receive at each point, and what they may answer.
 
     Without a NAME: all points in one line each. NAME is a point (pre_create_container), or a class of an
-        event
-    or an answer (Decision, Adjustment).
+    event or an answer (Decision, Adjustment).
     """
     from proxy.hooks.reference import reference
 
