@@ -42,6 +42,8 @@ def _lines(part: Any, indent: str, comments: bool) -> Iterator[str]:
             doc = item.metadata["doc"] if setting is None else setting.doc
             if setting is not None and setting.kind.bounded:
                 doc += f" ({setting.kind.wants})"
+            if setting is not None and not setting.live:
+                doc += " Needs a restart."
             yield from textwrap.wrap(doc, 96, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         if setting is None:
             yield f"{indent}{key}:"
