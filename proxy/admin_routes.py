@@ -158,7 +158,8 @@ class Pages:
                 "events": self._controller.runtime_events.events_state.value,
                 "reconcile_s": self._controller.options.reconcile_period,
             }
-            if (doing := self._suppression()) is not None:
+            doing, observed = self._suppression(), self._controller.state.mode is NodeMode.OBSERVE
+            if doing is not None and not observed:
                 from proxy.controller.be.page import suppression_page
 
                 page["beSuppress"] = suppression_page(doing.known, doing.settings, self._controller.state)
