@@ -14,6 +14,7 @@ from proxy.config.enums import Mode
 from proxy.config.schema import Config
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
+from proxy.model.mode import NodeMode
 
 if TYPE_CHECKING:
     from pathlib import Path
