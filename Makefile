@@ -36,7 +36,7 @@ CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points metrics configuration lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points golden metrics configuration lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -200,6 +200,9 @@ proto: venv ## generate proxy/api/ from proto/*/*.proto
 
 hook-points: venv ## generate docs/hook-points.md from the dataclasses of hooks
 	@$(BIN)/topoproxy hooks points --markdown > docs/hook-points.md.new && mv docs/hook-points.md.new docs/hook-points.md
+
+golden: venv ## write the status pages of tests/admin/golden again; look at the difference
+	@UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/admin/test_golden_pages.py
 
 metrics: venv ## write docs/metrics.md from the declarations of metrics
 	@$(BIN)/python -m proxy.telemetry.reference > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md

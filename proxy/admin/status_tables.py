@@ -35,6 +35,7 @@ def exclusive(data: Mapping[str, object]) -> Iterable[str]:
         rows.append(
             (cpus(entry.get("cpus")), desired, would, name or one_line(entry.get("owner")), borrow, others)
         )
+    rows.sort(key=lambda row: row[3])
     yield ""
     yield "Exclusive CPUs"
     yield from table(_filled(("CPUS", "DESIRED", "WOULD BE", "OWNER", "BE CAN BORROW", "ALSO USED BY"), rows))
@@ -85,12 +86,11 @@ def _beside(data: Mapping[str, object], entry: Mapping[str, object], pool: Seque
     planned, mems = one_line(entry.get("desired_cpus")), one_line(entry.get("desired_mems"))
     if not planned:
         return "", ""
+    other_mems = f"mems {mems}" if mems and mems != one_line(entry.get("mems")) else ""
     if not _is_applied(data, entry):
-        return "", " ".join(t for t in (*pool, planned, f"mems {mems}" if mems else "") if t)
-    differs = [planned] if planned != one_line(entry.get("cpus")) else []
-    if mems and mems != one_line(entry.get("mems")):
-        differs.append(f"mems {mems}")
-    return " ".join(differs), ""
+        return "", " ".join(words for words in (*pool, planned, other_mems) if words)
+    cpus_differ = planned != one_line(entry.get("cpus"))
+    return " ".join(words for words in (planned if cpus_differ else "", other_mems) if words), ""
 
 
 def _filled(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[list[str]]:

@@ -6,6 +6,7 @@ may be missing or be something else than expected; then it is left out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 from proxy.admin.status_sections import (
@@ -76,6 +77,7 @@ def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
         ("cpusets", _reading(as_map(data.get("kernel")))),
         ("mode", "observe: nothing is applied" if data.get("mode") == "observe" else ""),
         ("release", release(as_map(data.get("release")))),
+        ("config", _config(as_map(data.get("config")))),
         ("rules", "; ".join(_rules(data))),
     ]
     return [row for row in rows if row[1]] or [("", "")]
@@ -85,7 +87,7 @@ def _clients(data: Mapping[str, object]) -> str:
     count, calls = data.get("clients"), as_map(data.get("calls"))
     if not isinstance(count, int):
         return ""
-    words = [f"{count} connected" if count else "NONE CONNECTED"]
+    words = [f"{count} connected" if count else "none connected"]
     if "last_s" in calls:
         last = calls["last_s"]
         words.append(f"last call {length(last)} ago" if isinstance(last, int | float) else "no call yet")
@@ -118,6 +120,20 @@ def _cgroups(groups: Mapping[str, object]) -> Iterable[tuple[str, str]]:
     there = as_map(groups.get("systemd")).get("connected")
     if isinstance(there, bool):
         yield "systemd", "connected" if there else "NOT CONNECTED"
+
+
+def _config(config: Mapping[str, object]) -> str:
+    """Name the file, and say what of it is not in effect."""
+    reload, restart = as_map(config.get("reload")), [as_map(row) for row in as_list(config.get("restart"))]
+    words = [one_line(config.get("source"))] if config.get("source") else []
+    if reload.get("result") == "refused":
+        at = reload.get("at")
+        ago = f" {length(max(0.0, time.time() - at))} ago" if isinstance(at, int | float) else ""
+        words.append(f"RELOAD REFUSED{ago}: what was in effect before stays")
+    if restart:
+        keys = ", ".join(one_line(row.get("key")) for row in restart)
+        words.append(f"takes effect at the next restart: {keys}")
+    return "; ".join(words)
 
 
 def _reading(kernel: Mapping[str, object]) -> str:

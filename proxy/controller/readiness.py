@@ -52,7 +52,7 @@ def other_checks(page: Mapping[str, object]) -> Iterator[Check]:
         page: The status of the node as plain data (``status_data``).
     """
     rows = _rows(page.get("containers"))
-    off = [str(row["ref"]) for row in rows if row["differs"] and row["applied"]]
+    off = [str(row["ref"]) for row in rows if row["differs"]]
     yield Check(
         "cpusets", f"{counted(len(off), 'container')} without the desired cpuset: {_few(off)}" if off else ""
     )

@@ -140,7 +140,11 @@ def _container(controller: NodeController, container: Container) -> dict[str, ob
         "mems": "" if has is None else str(has.effective_mems),
         "desired_mems": mems,
         "applied": applied,
-        "differs": not busy and has is not None and bool(cpus) and cpus != str(has.effective_cpus),
+        "differs": applied
+        and not busy
+        and has is not None
+        and bool(cpus)
+        and cpus != str(has.effective_cpus),
         "cfs_quota": "off" if controller.quotas.off(container) else "",
         "phase": container.phase.value,
         "reason": "" if mode.is_leaving else "; ".join(container.placement.reasons),
