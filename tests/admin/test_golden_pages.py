@@ -107,7 +107,7 @@ def compare(name: str, answer: Any, directory: Path, monkeypatch: pytest.MonkeyP
     file = PAGES / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(page)
-    assert page == file.read_text(), f"{file}: make golden writes it anew"
+    assert page == file.read_text(), f"{file}: make golden writes it again"
     return page
 
 
@@ -194,7 +194,7 @@ def test_drifting(node: GoldenNode, golden: Callable[..., None]) -> None:
         await working
         return answer
 
-    golden("drifting", day)
+    golden("drifting", day, "settle: {enabled: false}\n")
 
 
 def test_rejected(node: GoldenNode, golden: Callable[..., None]) -> None:
