@@ -91,6 +91,7 @@ class Node:
         distances: The distance table where ``closest`` is on and the machine reports it.
         nodes: All NUMA nodes.
         floors: CPUs of the shared pool that no owner may take.
+        most_ownable: How many CPUs can have owners at the same time: the floors stay in the shared pool.
     """
 
     machine: Machine
@@ -121,6 +122,7 @@ class Node:
     distances: Distances | None = field(init=False, compare=False, repr=False)
     nodes: Mask = field(init=False, compare=False, repr=False)
     floors: Floors = field(init=False, compare=False, repr=False)
+    most_ownable: int = field(init=False, compare=False, repr=False)
     providers: tuple[Provider, ...] = field(init=False, compare=False, repr=False)
     serves_all: bool = field(init=False, compare=False, repr=False)
     serves_guaranteed: bool = field(init=False, compare=False, repr=False)
@@ -139,7 +141,12 @@ class Node:
         found("shareable", shareable or machine.online)
         found("nodes", Mask(node.id for node in machine.nodes))
         found("distances", Distances.of(machine) if self.closest else None)
-        found("floors", floors_of(self.admission, machine, self.shareable))
+        floors = floors_of(self.admission, machine, self.shareable)
+        found("floors", floors)
+        ownable = machine.online - reserved
+        kept = floors.kept(self.shareable, machine, reserved) if floors else CpuSet()
+        # Without a floor the shared pool must not be empty all the same.
+        found("most_ownable", len(ownable - kept) - (not floors and self.shareable <= ownable))
         counted = self.reserved_memory is not None
         found("memory", initial(node_memory(machine), self.reserved_memory or {}) if counted else None)
         providers = tuple(provider for make in self.factories if (provider := make(self)) is not None)

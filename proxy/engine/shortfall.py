@@ -56,8 +56,7 @@ def on_machine(state: NodeState, pod: Pod, wanted: int, free: CpuSet | None = No
         wanted: How many.
         free: Those that it may get; worked out if None.
     """
-    ownable = ownable_cpus(state.node)
-    most = most_ownable(state.node)
+    ownable, most = ownable_cpus(state.node), state.node.most_ownable
     count = len(spare_shared_cpus(state, pod) & ownable if free is None else free)
     lack = Shortfall(CPU, None, wanted, count, len(ownable) - most, most)
     return (with_holders(state, lack, pod),) if wanted and lack.missing else ()
@@ -66,14 +65,6 @@ def on_machine(state: NodeState, pod: Pod, wanted: int, free: CpuSet | None = No
 def ownable_cpus(node: Node) -> CpuSet:
     """Return the CPUs that can have an owner."""
     return node.machine.online - node.cpu.reserved
-
-
-def most_ownable(node: Node) -> int:
-    """Return how many CPUs of a node can have owners at the same time: some stay in the shared pool."""
-    ownable = ownable_cpus(node)
-    if node.floors:
-        return len(ownable - node.floors.kept(node.shareable, node.machine, node.cpu.reserved))
-    return len(ownable) - (node.shareable <= ownable)  # the pool must not be empty
 
 
 def with_holders(state: NodeState, lack: Shortfall, pod: Pod) -> Shortfall:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from proxy.allocation.cpu_request import pod_cpus
-from proxy.engine.shortfall import most_ownable
 from proxy.model.phrases import counted
 from proxy.observe.value_text import clean
 from proxy.simulate.cluster import Fate
@@ -28,10 +27,9 @@ def too_small(rehearsal: Rehearsal) -> Iterator[str]:
             refused[host.name, pod_cpus(asks)] += 1
     for (name, wanted), count in refused.items():
         node = hosts[name].node
-        most = most_ownable(node)
-        if wanted > most:
+        if wanted > node.most_ownable:
             yield (
                 f"{clean(name)} is too small for {counted(count, 'pod')} that asked for {wanted} CPUs of"
                 f" {'its' if count == 1 else 'their'} own: of its {counted(len(node.machine.online), 'CPU')},"
-                f" {most} can be owned"
+                f" {node.most_ownable} can be owned"
             )
