@@ -15,6 +15,7 @@ from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
+from proxy.telemetry.metrics import BE_SUPPRESS_ROUNDS
 from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
 
 PERIOD_S = 0.1
@@ -151,10 +152,15 @@ def test_without_any_counters(node: Node) -> None:
 
 
 def test_observe_mode_suppresses_nothing(node: Node) -> None:
-    daemon = node.daemon("mode: observe\nbeSuppress: {mode: cpuset}\n")
+    daemon = node.daemon("mode: observe\nbeSuppress: {mode: cpuset, period: 100ms, threshold: 1}\n")
 
     async def day() -> None:
-        assert "beSuppress" not in daemon.pages.status()
+        assert daemon.controller is not None
+        container = await node.launch(DemoPod("be", "BE", KubeQos.BEST_EFFORT))
+        await asyncio.sleep(0.5)
+        assert node.cpus(container) == str(MACHINE.online)
+        assert daemon.controller.state.be_limit is None
+        assert daemon.controller.telemetry.value(BE_SUPPRESS_ROUNDS) == 0
 
     run(daemon, day)
 
