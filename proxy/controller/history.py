@@ -114,6 +114,24 @@ class History:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
         entries[-1] = (number, when, structs.replace(explanation, reasons=reasons), cpus)
 
+    def treated(self, container_id: str, words: str = "", *, applied: bool) -> None:
+        """Note that the plan is applied to a living container from now on, or is not any more.
+
+        Args:
+            container_id: The container.
+            words: What has happened, added to the reasons; nothing is added where they are empty.
+            applied: Whether the plan is applied.
+        """
+        if words:
+            self.amend(container_id, words)
+        entries = self._living.get(container_id)
+        if not entries:
+            return
+        number, when, _, cpus = entries[-1]
+        explanation = _explanation(entries[-1])
+        if explanation.verdict.admitted:  # else it says that the container would have been refused
+            entries[-1] = number, when, structs.replace(explanation, applied=applied), cpus
+
     def refused(self, token: str, verdict: Verdict) -> None:
         """Note that a container was refused elsewhere after it was placed here: the placement is void."""
         entries = self._living.get(token)

@@ -160,6 +160,8 @@ class Sync:
             )
         for container in context.state.containers.values():
             context.history.note_simple(context.wall(), container, context.state.wanted(container))
+            if not applies_to(context.state, container.pod):
+                context.history.treated(container.id, applied=False)
             yield
         self._parts.cgroup_locator.recall()
 

@@ -17,6 +17,7 @@ The record of a step is durable before anything is written for it. Steps begin `
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable
 
 from proxy.controller.controller import NodeController
@@ -98,8 +99,19 @@ class StagedEnforcement:
         back = [c for c in self._containers(keys) if c.pod.key not in applied]
         left = await self._give_back(back)
         controller.store.handle(EnforcementStepDone(frozenset(keys) - left))
-        self._report(applied, {c.pod.key for c in back} - left - failed.keys())
+        given = {c.pod.key for c in back} - left - failed.keys()
+        self._remember(applied, given)
+        self._report(applied, given)
         return keys
+
+    def _remember(self, applied: Collection[str], given: Collection[str]) -> None:
+        """Note for ``explain`` what is in effect for the containers of pods from now on."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._controller.wall()))
+        history = self._controller.history
+        for container in self._containers(applied):
+            history.treated(container.id, f"the plan is applied since {at}", applied=True)
+        for container in self._containers(given):
+            history.treated(container.id, f"given back at {at}: the pod is only observed", applied=False)
 
     def _containers(self, keys: Collection[str]) -> list[Container]:
         """Return the containers of some pods that have not exited."""

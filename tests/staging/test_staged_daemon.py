@@ -114,6 +114,13 @@ def page(daemon: Daemon) -> dict[str, int]:
     return pods
 
 
+def explained(daemon: Daemon, container_id: str) -> tuple[bool, int]:
+    """Return whether explain says that the plan is applied, and how often that has changed."""
+    assert daemon.controller is not None
+    why = daemon.controller.history.find(container_id)[-1].explanation
+    return why.applied, sum("applied since" in reason or "given back at" in reason for reason in why.reasons)
+
+
 def world(node: FileNode, ids: dict[str, str]) -> dict[str, str]:
     return {name: cpus(node, container_id) for name, container_id in ids.items()}
 
@@ -140,9 +147,11 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
             daemon._staging._pause(paused=False)
             await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
             assert world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS}
+            assert [explained(daemon, ids[name]) for name in ("lse-0", "ls-0")] == [(True, 1), (True, 1)]
             await node.reload(daemon, OBSERVE)
             await until(lambda: page(daemon)["observed"] == len(ids) and not page(daemon)["inStep"])
             assert set(world(node, ids).values()) == {ALL}
+            assert [explained(daemon, ids[name]) for name in ("lse-0", "ls-0")] == [(False, 2), (False, 2)]
         assert watch.wrong == []
         assert watch.most == 1, "more than podsPerStep pods changed together"
         assert watch.looks > 20
