@@ -23,7 +23,7 @@ from daemon import PROGRAM, Daemon, Node
 
 from proxy.model.idset import CpuSet
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PODS, EACH = 50, 4
 """Pods, and containers of each; the owner has one, and the first others have one more: 200 together."""
