@@ -20,7 +20,7 @@ from proxy.calls.pod_calls import PodCalls
 from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
-from proxy.engine.enforcement import applies_to
+from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
@@ -191,4 +191,6 @@ class CallFlow:
         if not applies_to(state, None):
             return False
         pod = call.pod_of(state.pods, state.node.machine.bounds)
-        return applies_to(state, pod) and (always or pod is None or state.node.refuses_unplaced(pod))
+        if pod is None:
+            return is_applied_to_all(state)  # else it may be one that is observed
+        return applies_to(state, pod) and (always or state.node.refuses_unplaced(pod))

@@ -293,6 +293,8 @@ class Sync:
         if applies_to(context.state, None):
             await self._parts.confinement.recall()
             await self._repair(listing, began)
+        else:
+            await self._also(self._parts.quotas.once())  # those of pods that were enforced
         context.telemetry.count(metrics.RECONCILES)
         if not context.synced.is_set():
             self._in_step()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.config.schema import Config
-from proxy.engine.enforcement import applies_to
 from proxy.model import schema_ids
 from proxy.model.errors import InputError
 from proxy.release.record import KEY
@@ -57,7 +56,7 @@ class LazyRelease:
         if self._controller is None:
             return self._config.mode.value
         state = self._controller.state
-        return "" if state.mode.is_leaving or applies_to(state, None) else state.mode.value
+        return "" if state.mode.is_leaving or state.mode.enforces else state.mode.value
 
     def get(self) -> Release:
         """Return the release of a daemon that moves containers."""

@@ -209,6 +209,8 @@ class StagedEnforcement:
             return set()
         keys = {c.pod.key for c in containers}
         controller.enforcer.forget({c.id for c in containers})
+        for container in containers:
+            controller.drift.watch.drop(container.id)
         await controller.kubelet_cpus.refresh(self._worker)
         await controller.quotas.once()
         if controller.partitions is not None:

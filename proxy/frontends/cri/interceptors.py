@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from proxy.api.cri import api_pb2 as pb
 from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import HeldCall
-from proxy.engine.enforcement import applies_to
+from proxy.engine.enforcement import is_applied_to_all
 from proxy.model.grpc_status import GrpcStatus
 from proxy.relay.events import Unusual
 from proxy.telemetry import metrics
@@ -33,8 +33,8 @@ class Interceptors(CallFlow):
         controller.attention.set()
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
-        if not applies_to(controller.state, None):
-            return None
+        if not is_applied_to_all(controller.state):
+            return None  # the pod may be one that is observed
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
     def response(self, call: HeldCall, message: bytes) -> None:

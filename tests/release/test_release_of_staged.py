@@ -1,0 +1,57 @@
+"""A release of a node on which some pods are only observed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.daemon import Daemon
+from proxy.demo.client import DemoPod
+from proxy.model.idset import CpuSet
+from tests.reload.node import FileNode
+from tests.staging.test_staged_daemon import ALL, CHOSEN, ENFORCE, OBSERVE, cpus
+from tests.testkit.daemon import run, temporary_node, until
+
+STAGED = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
+
+
+def stage(daemon: Daemon) -> object:
+    assert daemon._leaving is not None
+    return daemon._leaving.answer()["stage"]
+
+
+def test_observed_pods_are_left_as_they_are() -> None:
+    with temporary_node(FileNode) as node:
+        daemon = node.from_file(STAGED)
+        ids: dict[str, str] = {}
+
+        async def day() -> None:
+            assert daemon._leaving is not None
+            ids["enforced"] = await node.launch(DemoPod("enforced", "LSE", cpuset="2-3", labels=CHOSEN))
+            ids["observed"] = await node.launch(DemoPod("observed", "LS"))
+            group = node.cgroups.find("", ids["observed"])
+            assert group is not None
+            node.cgroups.write(group, CpuSet((2, 4)), None)
+            await daemon._leaving.actions()["/release/start"]()
+            await until(
+                lambda: daemon._leaving is not None and daemon._leaving.answer()["stage"] == "released"
+            )
+            assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
+            await daemon._leaving.actions()["/release/undo"]()
+            await until(lambda: cpus(node, ids["enforced"]) == "2-3")
+            await asyncio.sleep(0.5)
+            assert cpus(node, ids["observed"]) == "2,4"
+            await daemon._leaving.actions()["/release/start"]()
+            await until(
+                lambda: daemon._leaving is not None and daemon._leaving.answer()["stage"] == "released"
+            )
+
+        run(daemon, day, synced=True)
+        later = node.from_file(OBSERVE)
+
+        async def observed() -> None:
+            assert later._leaving is not None
+            await asyncio.sleep(0.7)
+            assert "nothing" in later._leaving.answer()  # a mode that was configured is not left by a release
+            assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
+
+        run(later, observed, synced=True)
