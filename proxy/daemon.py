@@ -242,13 +242,14 @@ class Daemon:
 
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
         from proxy.reload.service import Reload
-        from proxy.reload.steps import common_steps, controller_steps, suppression_step
+        from proxy.reload.steps import common_steps, controller_steps, hooks_step, suppression_step
 
         steps, controller = common_steps(), self.controller
         if controller is None:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
         steps += controller_steps(controller, self._hook)
         steps.append(suppression_step(lambda: self._suppression, self._suppress))
+        steps.append(hooks_step(lambda: self.hooking))
         return Reload(self._config, steps, lambda: controller.state.node.machine, telemetry, self._notifier)
 
     def _client_watch(self, controller: NodeController, front: Front) -> ClientWatch:

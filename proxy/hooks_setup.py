@@ -107,6 +107,12 @@ class Hooking:
         """What became of the files of hooks; None as long as there are none."""
         return None if self._parts is None else self._parts.library
 
+    def reconfigure(self, config: HooksConfig) -> None:
+        """Go by other directories and settings from now on."""
+        self.config = config
+        if self._parts is not None:
+            self._parts.library.reconfigure(config)
+
     # -- run ----------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:

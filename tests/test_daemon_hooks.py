@@ -218,3 +218,65 @@ def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
         command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+LABELS = """
+from dataclasses import dataclass
+
+from proxy.hooks.api import Adjustment, CpuSet
+
+API_VERSION = 1
+
+@dataclass
+class Settings:
+    cpus: str = "0-3"
+
+def configure(event):
+    global CPUS
+    CPUS = CpuSet.parse(event.settings.cpus)
+
+def pre_create_container(event):
+    return Adjustment(cpus=CPUS)
+"""
+
+
+def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
+    file = node.directory / "config.yaml"
+
+    def write(settings: str, folder: Path) -> str:
+        text = (
+            f"hooks: {{folder: {folder}, vendorFolder: {node.directory}/vendor, "
+            f"serverFolder: {node.directory}/servers{settings}}}\n"
+        )
+        file.write_text(node.configuration(text))
+        return text
+
+    node.write("10-narrow.py", LABELS)
+    daemon = node.daemon(write("", node.hooks), file=file)
+
+    async def reload(settings: str, folder: Path | None = None) -> None:
+        write(settings, folder or node.hooks)
+        page = await daemon.reload.action()
+        assert page["reload"]["result"] == "applied", page
+
+    def entry() -> str:
+        rows = daemon.pages.hooks()["hooks"]
+        return " ".join(f"{row['state']} {row.get('timeout')} {row['error']}" for row in rows).strip()
+
+    async def day() -> None:
+        await until(lambda: entry() == "running 0.5")
+        assert await node.placed("before") == "0-3"
+        await reload(", settings: {10-narrow: {timeout: 2s, config: {cpus: 4-5}}}")
+        await until(lambda: entry() == "running 2.0")
+        assert await node.placed("after") == "4-5"
+        await reload(", settings: {10-narrow: {config: {cpus: 7}}}")
+        await until(lambda: "hooks.settings.10-narrow.config.cpus" in entry())
+        assert await node.placed("wrong") == "4-5", "the version before goes on answering"
+        await reload(", timeout: 3s, settings: {10-narrow: {config: {cpus: 6-7}}}")
+        await until(lambda: entry() == "running 3.0")
+        assert await node.placed("right") == "6-7"
+        await reload("", node.directory / "elsewhere")
+        await until(lambda: entry() == "")
+        assert await node.placed("without") == "0-15"
+
+    run(daemon, day, synced=True)

@@ -169,7 +169,9 @@ class HooksConfig:
     enabled: bool = field(default=True, metadata=key("enabled", TRUTH, "Look for hooks, and ask them."))
     directory: Path = field(
         default=Path("/etc/topoproxy/hooks.d"),
-        metadata=key("folder", DIRECTORY, "Where hook files NN-name.py are; goes before vendorFolder."),
+        metadata=key(
+            "folder", DIRECTORY, "Where hook files NN-name.py are; goes before vendorFolder.", live=True
+        ),
     )
     vendor_directory: Path = field(
         default=Path("/usr/lib/topoproxy/hooks.d"),
@@ -177,6 +179,7 @@ class HooksConfig:
             "vendorFolder",
             DIRECTORY,
             "Where packages put hook files; a file of the same name in directory is taken instead.",
+            live=True,
         ),
     )
     server_directory: Path | None = field(
@@ -185,6 +188,7 @@ class HooksConfig:
             "serverFolder",
             OPTIONAL_FILE,
             "Where hook servers are named, in Koordinator's JSON files. Empty: none are asked.",
+            live=True,
         ),
     )
     server_users: tuple[int, ...] = field(
@@ -194,11 +198,12 @@ class HooksConfig:
             USERS,
             "User ids whose processes may answer as hook servers, beside root. The directories of "
             "the socket may belong to them, too.",
+            live=True,
         ),
     )
     timeout: float = field(
         default=0.5,
-        metadata=key("timeout", TIMEOUT, "Longest that a hook may take for one answer."),
+        metadata=key("timeout", TIMEOUT, "Longest that a hook may take for one answer.", live=True),
     )
     policy: FailurePolicy = field(
         default=FailurePolicy.IGNORE,
@@ -207,6 +212,7 @@ class HooksConfig:
             POLICY,
             "A hook that fails: its answer is left out, or the call is refused. The file of a server says it "
             "for itself.",
+            live=True,
         ),
     )
     skip_label: str = field(
@@ -216,6 +222,7 @@ class HooksConfig:
             LABEL,
             "Servers are not asked about pods with this label; the pods of the servers themselves have it. "
             "Empty: they are asked about all.",
+            live=True,
         ),
     )
     skip_namespaces: Namespaces = field(
@@ -224,6 +231,7 @@ class HooksConfig:
             "skipLabelNamespaces",
             NAMESPACES,
             "Namespaces in which skipLabel counts: a pod of another one cannot hide from a server.",
+            live=True,
         ),
     )
     owned_cpus: bool = field(
@@ -245,5 +253,6 @@ class HooksConfig:
             SETTINGS,
             "What is set for single hooks, by name: {10-quota: {timeout: 1s, failurePolicy: Fail, config: "
             "{...}}}. The hook defines what config may hold.",
+            live=True,
         ),
     )

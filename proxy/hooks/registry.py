@@ -54,6 +54,7 @@ class _Known:
     """The state of a file at the last scan; ``again``: when it is tried again."""
 
     candidate: Candidate
+    config: HooksConfig
     state: State = State.WAITING
     error: str = ""
     unsettled: float | None = None
@@ -113,6 +114,12 @@ class HookRegistry:
         ]
         return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))
 
+    def reconfigure(self, config: HooksConfig) -> None:
+        """Go by other directories and settings: what they concern is loaded again, as a changed file is."""
+        self._config = self._maker.config = config
+        self._reported.clear()
+        self._wake.set()
+
     async def run(self) -> None:
         """Look again and again, until it is cancelled."""
         while True:
@@ -170,6 +177,7 @@ class HookRegistry:
                     known is None
                     or known.unsettled is not None
                     or known.candidate.signature != candidate.signature
+                    or known.config is not self._config
                     or (known.again is not None and known.again <= self._clock())
                 ):
                     self._begin(name, self._bring_in_turn(name, candidate))
@@ -203,7 +211,8 @@ class HookRegistry:
     async def _bring(self, name: str, candidate: Candidate) -> None:
         """Bring what is in a file now into use."""
         before = self._known.get(name)
-        known = self._known[name] = _Known(candidate, before.state if before else State.WAITING)
+        state = before.state if before else State.WAITING
+        known = self._known[name] = _Known(candidate, self._config, state)
         old, passing = self._in_use.get(name), False
         try:
             new = await self._maker.make(name, candidate, old)

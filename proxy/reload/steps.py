@@ -17,6 +17,7 @@ from proxy.reload.step import Commit, LiveStep
 if TYPE_CHECKING:
     from proxy.controller.be.suppression import Suppression
     from proxy.controller.controller import NodeController
+    from proxy.hooks_setup import Hooking
 
 PLACEMENT = (
     "cpuManagerPolicyOptions",
@@ -108,6 +109,23 @@ def suppression_step(current: Callable[[], Suppression | None], begin: Callable[
         return lambda: doing.reconfigure(settings, usage, groups)
 
     return LiveStep(("beSuppress",), prepare)
+
+
+def hooks_step(current: Callable[[], Hooking | None]) -> LiveStep:
+    """Return the step of hooks.
+
+    Args:
+        current: Returns what has hooks called; None where nothing does.
+    """
+
+    def prepare(before: Config, after: Config) -> Commit:
+        def change() -> None:
+            if (doing := current()) is not None:  # the same reload may have begun it
+                doing.reconfigure(after.hooks)
+
+        return change
+
+    return LiveStep(("hooks",), prepare)
 
 
 def _log(before: Config, after: Config) -> Commit:

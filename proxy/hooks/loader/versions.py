@@ -35,10 +35,14 @@ class Version:
 
 
 class Maker:
-    """Makes versions; what blocks is done by the worker, and what a hook does by a thread for each."""
+    """Makes versions; what blocks is done by the worker, and what a hook does by a thread for each.
+
+    Attributes:
+        config: What is configured for hooks.
+    """
 
     def __init__(self, config: HooksConfig, worker: Worker, complain: Report, trials: Trials) -> None:
-        self._config = config
+        self.config = config
         self._trials = trials
         self._worker = worker
         self._complain = complain
@@ -66,16 +70,23 @@ class Maker:
         if candidate.cause:
             raise HookError(f"cannot read {what} {path}: {candidate.cause}")
         content = await self._worker.run(read, path, what)
-        if old is not None and (old.path, old.content) == (path, content.version):
+        version = (*content.version, *self._settings(name))
+        if old is not None and (old.path, old.content) == (path, version):
             return old
         if candidate.server:
             loop = asyncio.get_running_loop()
             hook = await self._worker.run(self._server, name, path, content.data, loop)
-            return None if hook is None else Version(Loaded(hook), path, content.version)
+            return None if hook is None else Version(Loaded(hook), path, version)
         if not content.data:
             return None
         await self._worker.run(self._trials.begin, name, path, content.data)
-        return Version(await self._load(name, path, content.data), path, content.version)
+        return Version(await self._load(name, path, content.data), path, version)
+
+    def _settings(self, name: str) -> tuple[object, ...]:
+        """Return what the configuration says about a hook; where that changes, it is another version."""
+        config = self.config
+        users, label, where = config.server_users, config.skip_label, config.skip_namespaces
+        return config.settings.get(name), config.timeout, config.policy, users, label, where
 
     def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook | None:
         from proxy.hooks.remote.servers import OurselvesError, server_of
@@ -85,12 +96,12 @@ class Maker:
                 loop.call_soon_threadsafe(partial(self._complain, message, **keys))
 
         try:
-            return server_of(name, path, data, self._config, report)
+            return server_of(name, path, data, self.config, report)
         except OurselvesError:
             return None
 
     async def _load(self, name: str, path: Path, data: bytes) -> Loaded:
-        attempt = Attempt(name, path, data, self._config)
+        attempt = Attempt(name, path, data, self.config)
         attempt.start()
         try:
             async with asyncio.timeout(LOAD_S):
