@@ -20,8 +20,8 @@ from proxy.calls.pod_calls import PodCalls
 from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
-from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
 

@@ -12,8 +12,8 @@ from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
 from proxy.controller.start_update import StartUpdate
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
+from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
-from proxy.engine.node_events import StartRequested, UpdateRequested
 from proxy.engine.pod_fence import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus

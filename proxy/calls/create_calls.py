@@ -12,7 +12,8 @@ from proxy.controller.ports import DeviceFacts
 from proxy.controller.reservations import CreateClient
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardUnchanged, ReserveFirst
-from proxy.engine.node_events import CreateNotReserved, CreateResumed, PodLearned
+from proxy.engine.container_events import CreateNotReserved, CreateResumed
+from proxy.engine.pod_events import PodLearned
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool
 

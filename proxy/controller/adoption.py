@@ -22,9 +22,10 @@ from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, Runt
 from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.engine.admission import sum_requests
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
-from proxy.engine.node_events import ContainerFound, PodLearned
+from proxy.engine.pod_events import PodLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet

@@ -20,7 +20,7 @@ from proxy.controller.kernel_ports import GroupLocator, Located
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import ContainersUpdated
+from proxy.engine.container_events import ContainersUpdated
 from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics

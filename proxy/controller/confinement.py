@@ -46,8 +46,8 @@ from proxy.controller.context import NodeContext
 from proxy.controller.drift.detection import Drift
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.systemd.fencing import Fencing
+from proxy.engine.call_events import CallConfined
 from proxy.engine.enforcement import applies_to
-from proxy.engine.node_events import CallConfined
 from proxy.engine.write_errors import PAUSE_S, TRIES
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Phase

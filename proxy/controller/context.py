@@ -25,15 +25,10 @@ from proxy.controller.store import NodeStore
 from proxy.controller.tasks import BackgroundTasks
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S, Health
+from proxy.engine.call_events import ContainersUnsettled
 from proxy.engine.enforcement_state import Enforcement, plain
 from proxy.engine.node import Node
-from proxy.engine.node_events import (
-    ContainersUnsettled,
-    EnforcementChanged,
-    EnforcementPaused,
-    FactsLearned,
-    ModeChanged,
-)
+from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, FactsLearned, ModeChanged
 from proxy.engine.state import NodeState
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import PodSelection

@@ -24,11 +24,11 @@ from msgspec import structs
 from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
 from proxy.controller.delegated_creates import DelegatedCreates
+from proxy.engine.container_events import CreateRequested
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.explain_record import explain_pooled
 from proxy.engine.node_effects import PlanDecided
-from proxy.engine.node_events import CreateRequested
 from proxy.model.defects import InputDefect
 from proxy.model.workload import Pod, Pool, Request
 from proxy.telemetry import metrics

@@ -11,10 +11,10 @@ from proxy.controller.context import NodeContext
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.observer import Observer
 from proxy.engine.admit import EVENT
+from proxy.engine.container_events import ContainersUpdated, CpusGiven
 from proxy.engine.explain_record import explain
 from proxy.engine.narrowing import Narrowing, lost, narrowed, within_its_own
 from proxy.engine.node_effects import Change
-from proxy.engine.node_events import ContainersUpdated, CpusGiven
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pod, Request, Verdict

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from proxy.engine.call_events import CallDeparted, CallLanded
 from proxy.engine.inflight import InflightCall
-from proxy.engine.node_events import CallDeparted, CallLanded
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:

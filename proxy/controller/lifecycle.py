@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.controller.context import NodeContext
-from proxy.engine.node_events import (
+from proxy.engine.container_events import (
     ContainerCreated,
     ContainersRemoved,
     CreateFailed,

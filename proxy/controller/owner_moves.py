@@ -12,9 +12,9 @@ from msgspec import structs
 from proxy.controller.context import NodeContext
 from proxy.controller.reservation_records import MOVE, MoveRecord
 from proxy.controller.reservations import ReservationRun, Reservations
+from proxy.engine.container_events import CpusGiven
 from proxy.engine.enforcement import applies_to
 from proxy.engine.movable import containers_of, why_not_movable
-from proxy.engine.node_events import CpusGiven
 from proxy.engine.owners import CpuHold
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
 from proxy.model.idset import CpuSet

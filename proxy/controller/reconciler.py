@@ -43,9 +43,11 @@ from proxy.controller.time_slices import TimeSlices
 from proxy.controller.worker import Worker
 from proxy.controller.worker_health import STUCK_S
 from proxy.engine.adoption import overcommitted_memory
+from proxy.engine.container_events import ContainerIsBack
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
-from proxy.engine.node_events import ContainerIsBack, EnforcementRead, LedgerRead, PodLearned, RuntimeListed
+from proxy.engine.node_events import EnforcementRead, LedgerRead, RuntimeListed
+from proxy.engine.pod_events import PodLearned
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus

@@ -23,11 +23,12 @@ from proxy.controller.lifecycle import Lifecycle
 from proxy.controller.reservation_records import records_of
 from proxy.engine import effects as to_do
 from proxy.engine import events as seen
+from proxy.engine.container_events import CpusNotFreed
 from proxy.engine.effects import WAITED, AbortReason, Effect
 from proxy.engine.enforcement import applies_to
 from proxy.engine.events import Event
 from proxy.engine.node_effects import Record
-from proxy.engine.node_events import CpusHeld, CpusNotFreed
+from proxy.engine.node_events import CpusHeld
 from proxy.engine.owners import CpuHold
 from proxy.engine.reservation import step
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase

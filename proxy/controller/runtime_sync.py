@@ -19,7 +19,7 @@ from proxy.controller.quotas.quotas import OwnerQuotas
 from proxy.controller.start_update import StartUpdate
 from proxy.controller.systemd.unit_properties import UnitProperties
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import ResendWanted, SavedCpusLearned, SettlingBegan
+from proxy.engine.call_events import ResendWanted, SavedCpusLearned, SettlingBegan
 from proxy.engine.settling import SettleStep, settle_step
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError

@@ -14,7 +14,7 @@ from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.lifecycle import Lifecycle
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PodDecided
-from proxy.engine.node_events import (
+from proxy.engine.pod_events import (
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,

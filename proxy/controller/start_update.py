@@ -20,10 +20,7 @@ from proxy.controller.reservations import Reservations
 from proxy.controller.systemd.fencing import Fencing
 from proxy.controller.worker import Worker
 from proxy.engine.call_answers import public_reason
-from proxy.engine.enforcement import applies_to
-from proxy.engine.inflight import InflightCall
-from proxy.engine.node_effects import StrayOver
-from proxy.engine.node_events import (
+from proxy.engine.call_events import (
     CallStrayed,
     StartEnded,
     StartRefused,
@@ -31,6 +28,9 @@ from proxy.engine.node_events import (
     StrayListed,
     UpdateEnded,
 )
+from proxy.engine.enforcement import applies_to
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node_effects import StrayOver
 from proxy.engine.pod_fence import Fence
 from proxy.engine.start import StartStep, is_below_class, start_step
 from proxy.model.errors import UnavailableError

@@ -30,6 +30,14 @@ from proxy.controller.journal import Journal
 from proxy.controller.observer import Observer
 from proxy.engine import node_effects as to_do
 from proxy.engine.call_answers import CallAnswer
+from proxy.engine.call_events import StartRequested, UpdateRequested
+from proxy.engine.container_events import (
+    ContainerFound,
+    CpusNotFreed,
+    CreateNotReserved,
+    CreateRequested,
+    CreateResumed,
+)
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import (
@@ -41,17 +49,8 @@ from proxy.engine.node_effects import (
     PodDecided,
     PutRecord,
 )
-from proxy.engine.node_events import (
-    ContainerFound,
-    CpusNotFreed,
-    CreateNotReserved,
-    CreateRequested,
-    CreateResumed,
-    NodeEvent,
-    SandboxRequested,
-    StartRequested,
-    UpdateRequested,
-)
+from proxy.engine.node_events import NodeEvent
+from proxy.engine.pod_events import SandboxRequested
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import DriftEffect
 from proxy.model.mode import NodeMode

@@ -10,6 +10,19 @@ from __future__ import annotations
 from msgspec import structs
 from msgspec.structs import replace
 
+from proxy.engine.call_events import (
+    CallConfined,
+    CallDeparted,
+    CallLanded,
+    CallStrayed,
+    ResendWanted,
+    StartEnded,
+    StartRefused,
+    StrayEnded,
+    StrayListed,
+    UpdateEnded,
+)
+from proxy.engine.container_events import PhaseChanged
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.lifecycle import phase_changed
 from proxy.engine.node_effects import (
@@ -21,19 +34,6 @@ from proxy.engine.node_effects import (
     SettleSoon,
     StrayOver,
     WriteCpusets,
-)
-from proxy.engine.node_events import (
-    CallConfined,
-    CallDeparted,
-    CallLanded,
-    CallStrayed,
-    PhaseChanged,
-    ResendWanted,
-    StartEnded,
-    StartRefused,
-    StrayEnded,
-    StrayListed,
-    UpdateEnded,
 )
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase

@@ -16,12 +16,8 @@ from proxy.engine.call_answers import (
     unreserved_verdict,
     update_answer,
 )
-from proxy.engine.create import place
-from proxy.engine.elsewhere import place_elsewhere
-from proxy.engine.fact_changes import facts_learned
-from proxy.engine.lifecycle import containers_updated, create_failed
-from proxy.engine.node_effects import Follow, NodeEffects, PlanDecided, PutRecord, followed
-from proxy.engine.node_events import (
+from proxy.engine.call_events import StartRequested, UpdateRequested
+from proxy.engine.container_events import (
     ContainerFound,
     ContainersUpdated,
     CpusNotFreed,
@@ -29,10 +25,13 @@ from proxy.engine.node_events import (
     CreateNotReserved,
     CreateRequested,
     CreateResumed,
-    FactsLearned,
-    StartRequested,
-    UpdateRequested,
 )
+from proxy.engine.create import place
+from proxy.engine.elsewhere import place_elsewhere
+from proxy.engine.fact_changes import facts_learned
+from proxy.engine.lifecycle import containers_updated, create_failed
+from proxy.engine.node_effects import Follow, NodeEffects, PlanDecided, PutRecord, followed
+from proxy.engine.node_events import FactsLearned
 from proxy.engine.quotas import requested_quota
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase, Pool

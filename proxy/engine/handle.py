@@ -10,8 +10,19 @@ from typing import Any
 
 from msgspec import structs
 
-from proxy.engine import call_ends, decisions, fact_changes, lifecycle, sandboxes, staging, write_conflicts
-from proxy.engine import node_events as events
+from proxy.engine import (
+    call_ends,
+    call_events,
+    container_events,
+    decisions,
+    fact_changes,
+    lifecycle,
+    node_events,
+    pod_events,
+    sandboxes,
+    staging,
+    write_conflicts,
+)
 from proxy.engine.adoption import with_unrecorded_grants
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
 from proxy.engine.node_events import NodeEvent
@@ -31,22 +42,22 @@ def handle(state: NodeState, event: NodeEvent) -> Handled:
     return _RULES[type(event)](state, event)
 
 
-def _saved_cpus_learned(state: NodeState, event: events.SavedCpusLearned) -> Handled:
+def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -> Handled:
     container = state.containers.get(event.container_id)
     if (container is None or container.phase is Phase.CREATING) and event.cpus is not None:
         return state, ()  # nothing would forget it any more
     return state.knowing(state.runtime.saving(event.container_id, event.cpus)), ()
 
 
-def _containers_unsettled(state: NodeState, event: events.ContainersUnsettled) -> Handled:
+def _containers_unsettled(state: NodeState, event: call_events.ContainersUnsettled) -> Handled:
     return state.knowing(state.runtime.unsettling(event.ids)), (SettleSoon(),)
 
 
-def _settling_began(state: NodeState, event: events.SettlingBegan) -> Handled:
+def _settling_began(state: NodeState, event: call_events.SettlingBegan) -> Handled:
     return state.knowing(state.runtime.settling(event.container_id)), ()
 
 
-def _ledger_read(state: NodeState, event: events.LedgerRead) -> Handled:
+def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
     runtime = structs.replace(state.runtime, lost=dict.fromkeys(event.lost, event.at))
     found = structs.replace(
@@ -61,33 +72,33 @@ def _ledger_read(state: NodeState, event: events.LedgerRead) -> Handled:
     return after, followed(state, after, "ledger read")
 
 
-def _runtime_listed(state: NodeState, event: events.RuntimeListed) -> Handled:
+def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handled:
     return state, (NotifyListed(*structs.astuple(event)),)
 
 
-def _node_rules_changed(state: NodeState, event: events.NodeRulesChanged) -> Handled:
+def _node_rules_changed(state: NodeState, event: node_events.NodeRulesChanged) -> Handled:
     if event.node is state.node:
         return state, ()
     after = state.under(event.node)
     return after, followed(state, after, event.reason, event.follow)
 
 
-def _machine_changed(state: NodeState, event: events.HardwareChanged) -> Handled:
+def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Handled:
     after = state.on(event.machine)
     return after, followed(state, after, "machine changed", Follow.ALL)
 
 
-def _kubelet_assigned(state: NodeState, event: events.KubeletAssigned) -> Handled:
+def _kubelet_assigned(state: NodeState, event: node_events.KubeletAssigned) -> Handled:
     after = state.with_kubelet_cpus(event.held)
     return after, followed(state, after, "kubelet's CPU manager changed")
 
 
-def _be_limited(state: NodeState, event: events.BeLimited) -> Handled:
+def _be_limited(state: NodeState, event: node_events.BeLimited) -> Handled:
     after = state.suppressing(event.cpus)
     return after, followed(state, after, "BE pool suppressed", Follow.CALLER)
 
 
-def _cpus_held(state: NodeState, event: events.CpusHeld) -> Handled:
+def _cpus_held(state: NodeState, event: node_events.CpusHeld) -> Handled:
     placed = state.changed(put=event.placed) if event.placed else state
     after = placed.holding(event.reservation, event.hold)
     # The reservation writes the kernel itself, until it holds nothing any more.
@@ -96,57 +107,57 @@ def _cpus_held(state: NodeState, event: events.CpusHeld) -> Handled:
 
 
 _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
-    events.ContainerCreated: lifecycle.container_created,
-    events.CreateFailed: lifecycle.create_failed,
-    events.CreateLost: lifecycle.create_lost,
-    events.PhaseChanged: lifecycle.phase_changed,
-    events.ContainersRemoved: lifecycle.containers_removed,
-    events.ContainerTouched: lifecycle.container_touched,
-    events.ContainerIsBack: lifecycle.container_is_back,
-    events.ContainersUpdated: lifecycle.containers_updated,
-    events.CpusGiven: lifecycle.cpus_given,
-    events.CreateRequested: decisions.create_requested,
-    events.CreateResumed: decisions.create_resumed,
-    events.CreateNotReserved: decisions.create_not_reserved,
-    events.StartRequested: decisions.start_requested,
-    events.UpdateRequested: decisions.update_requested,
-    events.CpusNotFreed: decisions.cpus_not_freed,
-    events.ContainerFound: decisions.container_found,
-    events.SandboxRequested: sandboxes.sandbox_requested,
-    events.PodLearned: sandboxes.pod_learned,
-    events.SandboxRunning: sandboxes.sandbox_running,
-    events.SandboxFailed: sandboxes.sandbox_failed,
-    events.SandboxStopped: sandboxes.sandbox_stopped,
-    events.SandboxRemoved: sandboxes.sandbox_removed,
-    events.CpusHeld: _cpus_held,
-    events.CallDeparted: call_ends.call_departed,
-    events.CallLanded: call_ends.call_landed,
-    events.CallStrayed: call_ends.call_strayed,
-    events.StartRefused: call_ends.start_refused,
-    events.StartEnded: call_ends.start_ended,
-    events.UpdateEnded: call_ends.update_ended,
-    events.ResendWanted: call_ends.resend_wanted,
-    events.CallConfined: call_ends.call_confined,
-    events.StrayListed: call_ends.stray_listed,
-    events.StrayEnded: call_ends.stray_ended,
-    events.RuntimeListed: _runtime_listed,
-    events.NodeRulesChanged: _node_rules_changed,
-    events.HardwareChanged: _machine_changed,
-    events.KubeletAssigned: _kubelet_assigned,
-    events.BeLimited: _be_limited,
-    events.SavedCpusLearned: _saved_cpus_learned,
-    events.ContainersUnsettled: _containers_unsettled,
-    events.SettlingBegan: _settling_began,
-    events.FactsLearned: fact_changes.facts_learned,
+    container_events.ContainerCreated: lifecycle.container_created,
+    container_events.CreateFailed: lifecycle.create_failed,
+    container_events.CreateLost: lifecycle.create_lost,
+    container_events.PhaseChanged: lifecycle.phase_changed,
+    container_events.ContainersRemoved: lifecycle.containers_removed,
+    container_events.ContainerTouched: lifecycle.container_touched,
+    container_events.ContainerIsBack: lifecycle.container_is_back,
+    container_events.ContainersUpdated: lifecycle.containers_updated,
+    container_events.CpusGiven: lifecycle.cpus_given,
+    container_events.CreateRequested: decisions.create_requested,
+    container_events.CreateResumed: decisions.create_resumed,
+    container_events.CreateNotReserved: decisions.create_not_reserved,
+    call_events.StartRequested: decisions.start_requested,
+    call_events.UpdateRequested: decisions.update_requested,
+    container_events.CpusNotFreed: decisions.cpus_not_freed,
+    container_events.ContainerFound: decisions.container_found,
+    pod_events.SandboxRequested: sandboxes.sandbox_requested,
+    pod_events.PodLearned: sandboxes.pod_learned,
+    pod_events.SandboxRunning: sandboxes.sandbox_running,
+    pod_events.SandboxFailed: sandboxes.sandbox_failed,
+    pod_events.SandboxStopped: sandboxes.sandbox_stopped,
+    pod_events.SandboxRemoved: sandboxes.sandbox_removed,
+    node_events.CpusHeld: _cpus_held,
+    call_events.CallDeparted: call_ends.call_departed,
+    call_events.CallLanded: call_ends.call_landed,
+    call_events.CallStrayed: call_ends.call_strayed,
+    call_events.StartRefused: call_ends.start_refused,
+    call_events.StartEnded: call_ends.start_ended,
+    call_events.UpdateEnded: call_ends.update_ended,
+    call_events.ResendWanted: call_ends.resend_wanted,
+    call_events.CallConfined: call_ends.call_confined,
+    call_events.StrayListed: call_ends.stray_listed,
+    call_events.StrayEnded: call_ends.stray_ended,
+    node_events.RuntimeListed: _runtime_listed,
+    node_events.NodeRulesChanged: _node_rules_changed,
+    node_events.HardwareChanged: _machine_changed,
+    node_events.KubeletAssigned: _kubelet_assigned,
+    node_events.BeLimited: _be_limited,
+    call_events.SavedCpusLearned: _saved_cpus_learned,
+    call_events.ContainersUnsettled: _containers_unsettled,
+    call_events.SettlingBegan: _settling_began,
+    node_events.FactsLearned: fact_changes.facts_learned,
     write_conflicts.CpusetsRepaired: fact_changes.cpusets_written,
     write_conflicts.WritersFound: fact_changes.cpusets_written,
     write_conflicts.ConflictsDue: fact_changes.cpusets_written,
-    events.ModeChanged: staging.mode_changed,
-    events.EnforcementChanged: staging.enforcement_changed,
-    events.EnforcementRead: staging.enforcement_read,
-    events.EnforcementPaused: staging.enforcement_paused,
-    events.EnforcementStepDue: staging.step_due,
-    events.EnforcementStepDone: staging.step_done,
-    events.EnforcementStepFailed: staging.step_failed,
-    events.LedgerRead: _ledger_read,
+    node_events.ModeChanged: staging.mode_changed,
+    node_events.EnforcementChanged: staging.enforcement_changed,
+    node_events.EnforcementRead: staging.enforcement_read,
+    node_events.EnforcementPaused: staging.enforcement_paused,
+    node_events.EnforcementStepDue: staging.step_due,
+    node_events.EnforcementStepDone: staging.step_done,
+    node_events.EnforcementStepFailed: staging.step_failed,
+    node_events.LedgerRead: _ledger_read,
 }

@@ -8,6 +8,17 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from proxy.engine.container_events import (
+    ContainerCreated,
+    ContainerIsBack,
+    ContainersRemoved,
+    ContainersUpdated,
+    ContainerTouched,
+    CpusGiven,
+    CreateFailed,
+    CreateLost,
+    PhaseChanged,
+)
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.node_effects import (
     NodeEffect,
@@ -19,17 +30,6 @@ from proxy.engine.node_effects import (
     NotifyGone,
     PutRecord,
     followed,
-)
-from proxy.engine.node_events import (
-    ContainerCreated,
-    ContainerIsBack,
-    ContainersRemoved,
-    ContainersUpdated,
-    ContainerTouched,
-    CpusGiven,
-    CreateFailed,
-    CreateLost,
-    PhaseChanged,
 )
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase, Pool

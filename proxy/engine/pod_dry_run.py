@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
+from proxy.engine.container_events import ContainerCreated, CreateRequested, PhaseChanged
 from proxy.engine.explain_record import explain_pooled
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import PlanDecided, PodDecided
-from proxy.engine.node_events import (
-    ContainerCreated,
-    CreateRequested,
-    PhaseChanged,
-    SandboxRequested,
-    SandboxRunning,
-)
+from proxy.engine.pod_events import SandboxRequested, SandboxRunning
 from proxy.engine.state import NodeState
 from proxy.model.explanation import Explanation
 from proxy.model.requests import ContainerKind

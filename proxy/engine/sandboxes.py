@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxy.engine.admit import admit
 from proxy.engine.call_answers import pod_answer
+from proxy.engine.container_events import ContainersRemoved, PhaseChanged
 from proxy.engine.lifecycle import NOTHING, containers_removed, phase_changed
 from proxy.engine.node_effects import (
     NodeEffect,
@@ -14,9 +15,7 @@ from proxy.engine.node_effects import (
     PutRecord,
     followed,
 )
-from proxy.engine.node_events import (
-    ContainersRemoved,
-    PhaseChanged,
+from proxy.engine.pod_events import (
     PodLearned,
     SandboxFailed,
     SandboxRemoved,

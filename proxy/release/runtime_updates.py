@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.controller.controller import NodeController
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase

@@ -10,8 +10,8 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.engine.call_events import ContainersUnsettled
 from proxy.engine.invariants import violations
-from proxy.engine.node_events import ContainersUnsettled
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.kernel_ports import MemoryUse
-from proxy.engine.node_events import ContainersUnsettled, SavedCpusLearned
+from proxy.engine.call_events import ContainersUnsettled, SavedCpusLearned
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode

@@ -7,7 +7,8 @@ from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeContainer
-from proxy.engine.node_events import BeLimited, ContainersRemoved, ModeChanged
+from proxy.engine.container_events import ContainersRemoved
+from proxy.engine.node_events import BeLimited, ModeChanged
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.events import Synchronize
 from proxy.model.idset import CpuSet

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.systemd.ports import UnitSets
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.pod_fence import Fence, StandingFence
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet, Mask

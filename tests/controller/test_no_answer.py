@@ -12,7 +12,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.enforce import Enforced
 from proxy.controller.runtime_ports import RuntimeContainer
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase

@@ -10,7 +10,7 @@ from proxy.controller.codec import dump, load_container, load_pod
 from proxy.controller.journal import Journal
 from proxy.controller.status_data import node_page
 from proxy.controller.worker import Worker
-from proxy.engine.node_events import ContainersUnsettled, SavedCpusLearned
+from proxy.engine.call_events import ContainersUnsettled, SavedCpusLearned
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.controller.runtime_ports import RuntimeDetail
 from proxy.controller.status_data import quotas_page
-from proxy.engine.node_events import PodLearned
+from proxy.engine.pod_events import PodLearned
 from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode

@@ -12,7 +12,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.controller import reconciler
 from proxy.controller.codec import dump
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.engine.node_events import ContainersRemoved
+from proxy.engine.container_events import ContainersRemoved
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.controller import tasks
 from proxy.controller.tasks import tended
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.model.backoff import Backoff
 from proxy.telemetry import metrics
 

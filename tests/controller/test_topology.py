@@ -15,7 +15,7 @@ from proxy.calls.held_call import Trip
 from proxy.controller.ports import DeviceFacts
 from proxy.controller.runtime_ports import RuntimePod
 from proxy.engine.invariants import violations
-from proxy.engine.node_events import PodLearned
+from proxy.engine.pod_events import PodLearned
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode

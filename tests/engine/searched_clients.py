@@ -6,21 +6,23 @@ from dataclasses import replace
 
 from proxy.engine import events as seen
 from proxy.engine import reservation as reservations
-from proxy.engine.node_effects import PlanDecided
-from proxy.engine.node_events import (
+from proxy.engine.call_events import (
     CallStrayed,
-    ContainerCreated,
-    CreateFailed,
-    CreateLost,
-    CreateRequested,
-    NodeEvent,
-    PhaseChanged,
     StartEnded,
     StartRefused,
     StartRequested,
     UpdateEnded,
     UpdateRequested,
 )
+from proxy.engine.container_events import (
+    ContainerCreated,
+    CreateFailed,
+    CreateLost,
+    CreateRequested,
+    PhaseChanged,
+)
+from proxy.engine.node_effects import PlanDecided
+from proxy.engine.node_events import NodeEvent
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from tests.engine.searched_node import (

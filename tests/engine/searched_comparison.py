@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from proxy.engine.inflight import InflightCall
-from proxy.engine.node_events import (
-    CallConfined,
-    CallDeparted,
+from proxy.engine.call_events import CallConfined, CallDeparted, ContainersUnsettled, StrayListed
+from proxy.engine.container_events import (
     ContainerCreated,
     ContainerFound,
     ContainerIsBack,
     ContainersRemoved,
-    ContainersUnsettled,
     CreateFailed,
-    LedgerRead,
     PhaseChanged,
-    StrayListed,
 )
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node_events import LedgerRead
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase, Pod, Request
 from tests.engine.searched_clients import WHOLE, at_runtime, pod_of

@@ -20,6 +20,19 @@ from proxy.controller.reservation_records import MOVE, MoveRecord, records_of
 from proxy.engine import effects as to_do
 from proxy.engine import events as seen
 from proxy.engine.call_answers import Forward, ForwardStart, PrepareStart, ReserveFirst
+from proxy.engine.call_events import (
+    CallConfined,
+    CallDeparted,
+    CallStrayed,
+    ContainersUnsettled,
+    ResendWanted,
+    SavedCpusLearned,
+    SettlingBegan,
+    StartRequested,
+    StrayEnded,
+    UpdateEnded,
+)
+from proxy.engine.container_events import CpusGiven, CpusNotFreed, CreateFailed, CreateResumed
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
@@ -34,24 +47,7 @@ from proxy.engine.node_effects import (
     StrayOver,
     WriteCpusets,
 )
-from proxy.engine.node_events import (
-    CallConfined,
-    CallDeparted,
-    CallStrayed,
-    ContainersUnsettled,
-    CpusGiven,
-    CpusHeld,
-    CpusNotFreed,
-    CreateFailed,
-    CreateResumed,
-    NodeEvent,
-    ResendWanted,
-    SavedCpusLearned,
-    SettlingBegan,
-    StartRequested,
-    StrayEnded,
-    UpdateEnded,
-)
+from proxy.engine.node_events import CpusHeld, NodeEvent
 from proxy.engine.owners import CpuHold
 from proxy.engine.reservation import step as reservation_step
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration

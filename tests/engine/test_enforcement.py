@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from proxy.engine.container_events import PhaseChanged
 from proxy.engine.enforcement import applies_to, counts, is_selected, observes_any, was_applied_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.handle import handle
@@ -22,9 +23,8 @@ from proxy.engine.node_events import (
     EnforcementStepDue,
     EnforcementStepFailed,
     ModeChanged,
-    PhaseChanged,
-    PodLearned,
 )
+from proxy.engine.pod_events import PodLearned
 from proxy.engine.state import NodeState
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet, Mask

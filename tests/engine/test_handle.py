@@ -10,7 +10,36 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import handle as engine
 from proxy.engine import runtime_knowledge
 from proxy.engine.call_ends import STRAY_GRACE_S
+from proxy.engine.call_events import (
+    CallConfined,
+    CallDeparted,
+    CallLanded,
+    CallStrayed,
+    ContainersUnsettled,
+    ResendWanted,
+    SavedCpusLearned,
+    SettlingBegan,
+    StartEnded,
+    StartRefused,
+    StrayEnded,
+    StrayListed,
+    UpdateEnded,
+)
 from proxy.engine.change_sequence import ChangeSequence
+from proxy.engine.container_events import (
+    ContainerCreated,
+    ContainerFound,
+    ContainerIsBack,
+    ContainersRemoved,
+    ContainersUpdated,
+    ContainerTouched,
+    CpusGiven,
+    CpusNotFreed,
+    CreateFailed,
+    CreateLost,
+    CreateRequested,
+    PhaseChanged,
+)
 from proxy.engine.effects import AbortReason, RequestReconcile
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
@@ -38,47 +67,24 @@ from proxy.engine.node_effects import (
 )
 from proxy.engine.node_events import (
     BeLimited,
-    CallConfined,
-    CallDeparted,
-    CallLanded,
-    CallStrayed,
-    ContainerCreated,
-    ContainerFound,
-    ContainerIsBack,
-    ContainersRemoved,
-    ContainersUnsettled,
-    ContainersUpdated,
-    ContainerTouched,
-    CpusGiven,
     CpusHeld,
-    CpusNotFreed,
-    CreateFailed,
-    CreateLost,
-    CreateRequested,
     HardwareChanged,
     KubeletAssigned,
     LedgerRead,
     ModeChanged,
     NodeEvent,
     NodeRulesChanged,
-    PhaseChanged,
-    PodLearned,
-    ResendWanted,
     RuntimeListed,
+)
+from proxy.engine.owners import CpuHold
+from proxy.engine.pod_events import (
+    PodLearned,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
     SandboxRunning,
     SandboxStopped,
-    SavedCpusLearned,
-    SettlingBegan,
-    StartEnded,
-    StartRefused,
-    StrayEnded,
-    StrayListed,
-    UpdateEnded,
 )
-from proxy.engine.owners import CpuHold
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode

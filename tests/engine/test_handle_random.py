@@ -8,7 +8,7 @@ import typing
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine import node_events as events
+from proxy.engine import call_events, container_events, node_events, pod_events
 from proxy.engine.effects import AbortReason, RequestReconcile
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
@@ -65,16 +65,18 @@ class Life:
         if not self.pods or dice.random() < 0.4:
             qos, kube = dice.choice(CLASSES)
             self.pods.append(Pod(f"s-{number}", f"u-{number}", "ns", f"p-{number}", qos=qos, kube_qos=kube))
-            return events.SandboxRunning(self.pods[-1])
+            return pod_events.SandboxRunning(self.pods[-1])
         pod = dice.choice(self.pods)
         return dice.choice(
             (
-                events.SandboxStopped(pod.sandbox_id),
-                events.SandboxRemoved(pod.sandbox_id),
-                events.SandboxRequested(changed_copy(pod, sandbox_id=f"token-{number}"), Request()),
-                events.SandboxFailed(f"token-{number - 1}"),
-                events.PodLearned(pod, "described"),
-                events.SandboxRunning(changed_copy(pod, sandbox_id=f"s-{number}", attempt=pod.attempt + 1)),
+                pod_events.SandboxStopped(pod.sandbox_id),
+                pod_events.SandboxRemoved(pod.sandbox_id),
+                pod_events.SandboxRequested(changed_copy(pod, sandbox_id=f"token-{number}"), Request()),
+                pod_events.SandboxFailed(f"token-{number - 1}"),
+                pod_events.PodLearned(pod, "described"),
+                pod_events.SandboxRunning(
+                    changed_copy(pod, sandbox_id=f"s-{number}", attempt=pod.attempt + 1)
+                ),
             )
         )
 
@@ -87,14 +89,14 @@ class Life:
         stuck = CpuSet((dice.randrange(16),))
         return dice.choice(
             (
-                events.CreateRequested(pod, name, attempt, request, new),
-                events.CreateRequested(pod, name, attempt, request, new),
-                events.ContainerCreated(self.known(), new, stuck),
-                events.ContainerCreated(self.known(), new),
-                events.CreateFailed(self.creating()),
-                events.CreateLost(self.creating(), self.clock),
-                events.CpusNotFreed(self.creating(), AbortReason("stuck", stuck), new),
-                events.ContainerFound(new, pod, name, attempt, request, dice.choice(PHASES), None),
+                container_events.CreateRequested(pod, name, attempt, request, new),
+                container_events.CreateRequested(pod, name, attempt, request, new),
+                container_events.ContainerCreated(self.known(), new, stuck),
+                container_events.ContainerCreated(self.known(), new),
+                container_events.CreateFailed(self.creating()),
+                container_events.CreateLost(self.creating(), self.clock),
+                container_events.CpusNotFreed(self.creating(), AbortReason("stuck", stuck), new),
+                container_events.ContainerFound(new, pod, name, attempt, request, dice.choice(PHASES), None),
             )
         )
 
@@ -110,14 +112,14 @@ class Life:
         some, other = self.known(), self.known()
         return self.dice.choice(
             (
-                events.PhaseChanged(some, self.dice.choice(PHASES)),
-                events.ContainersRemoved((some, other)),
-                events.ContainerTouched(some),
-                events.ContainerIsBack(some),
-                events.CpusGiven((some, other)),
-                events.SavedCpusLearned(some, self.dice.choice((None, CpuSet((2, 3))))),
-                events.ContainersUnsettled((some, other)),
-                events.SettlingBegan(some),
+                container_events.PhaseChanged(some, self.dice.choice(PHASES)),
+                container_events.ContainersRemoved((some, other)),
+                container_events.ContainerTouched(some),
+                container_events.ContainerIsBack(some),
+                container_events.CpusGiven((some, other)),
+                call_events.SavedCpusLearned(some, self.dice.choice((None, CpuSet((2, 3))))),
+                call_events.ContainersUnsettled((some, other)),
+                call_events.SettlingBegan(some),
             )
         )
 
@@ -129,19 +131,19 @@ class Life:
             is_start = dice.random() < 0.5
             call = InflightCall(self.count, self.made(), carries, is_start, stray_since=stray)
             self.calls.append(call)
-            return events.CallDeparted(call)
+            return call_events.CallDeparted(call)
         phase = dice.choice((None, *PHASES))
         return dice.choice(
             (
-                events.CallLanded(call),
-                events.CallStrayed(call, self.clock),
-                events.StartRefused(call, self.clock),
-                events.StartEnded(call, phase),
-                events.UpdateEnded(call, dice.choice((None, call.carries))),
-                events.ResendWanted(call.container_id),
-                events.CallConfined(call, dice.random() < 0.5),
-                events.StrayListed(call, phase, self.clock - 1, self.clock, dice.random() < 0.5),
-                events.StrayEnded(call, phase or Phase.CREATED),
+                call_events.CallLanded(call),
+                call_events.CallStrayed(call, self.clock),
+                call_events.StartRefused(call, self.clock),
+                call_events.StartEnded(call, phase),
+                call_events.UpdateEnded(call, dice.choice((None, call.carries))),
+                call_events.ResendWanted(call.container_id),
+                call_events.CallConfined(call, dice.random() < 0.5),
+                call_events.StrayListed(call, phase, self.clock - 1, self.clock, dice.random() < 0.5),
+                call_events.StrayEnded(call, phase or Phase.CREATED),
             )
         )
 
@@ -149,11 +151,11 @@ class Life:
         dice, moving = self.dice, self.state.enforcement.moving
         return dice.choice(
             (
-                events.EnforcementChanged(PodSelection(percent=dice.randrange(101))),
-                events.EnforcementPaused(dice.random() < 0.2),
-                events.EnforcementStepDue(dice.randrange(1, 4)),
-                events.EnforcementStepDone(moving),
-                events.EnforcementStepFailed(moving),
+                node_events.EnforcementChanged(PodSelection(percent=dice.randrange(101))),
+                node_events.EnforcementPaused(dice.random() < 0.2),
+                node_events.EnforcementStepDue(dice.randrange(1, 4)),
+                node_events.EnforcementStepDone(moving),
+                node_events.EnforcementStepFailed(moving),
             )
         )
 
@@ -162,14 +164,14 @@ class Life:
         cpus = CpuSet(free[: dice.randrange(1, 3)]) if len(free) > 4 else CpuSet()
         return dice.choice(
             (
-                events.HardwareChanged(dice.choice((MACHINE, SMALLER))),
-                events.ModeChanged(dice.choice(list(NodeMode))),
+                node_events.HardwareChanged(dice.choice((MACHINE, SMALLER))),
+                node_events.ModeChanged(dice.choice(list(NodeMode))),
                 self.enforcement_event(),
-                events.BeLimited(dice.choice((None, CpuSet((dice.randrange(16),))))),
-                events.CpusHeld("r", CpuHold("o", cpus, True) if cpus else None, "reserved"),
-                events.CpusHeld("r", None, "released"),
-                events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
-                events.NodeRulesChanged(self.state.node, "rules"),
+                node_events.BeLimited(dice.choice((None, CpuSet((dice.randrange(16),))))),
+                node_events.CpusHeld("r", CpuHold("o", cpus, True) if cpus else None, "reserved"),
+                node_events.CpusHeld("r", None, "released"),
+                node_events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
+                node_events.NodeRulesChanged(self.state.node, "rules"),
             )
         )
 
@@ -207,7 +209,7 @@ def test_what_must_be_true_is_true_after_each_event(seed: int) -> None:
 
 def test_all_kinds_of_effects_come_up() -> None:
     seen = set[type[object]]()
-    for seed in range(60):
+    for seed in range(200):
         life = Life(seed)
         for _ in range(LENGTH):
             life.state, effects = handle(life.state, life.event())

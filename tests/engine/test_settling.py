@@ -5,17 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from proxy.engine.call_events import CallDeparted, SavedCpusLearned
+from proxy.engine.container_events import PhaseChanged
 from proxy.engine.facts import MatterFacts
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
-from proxy.engine.node_events import (
-    BeLimited,
-    CallDeparted,
-    FactsLearned,
-    ModeChanged,
-    PhaseChanged,
-    SavedCpusLearned,
-)
+from proxy.engine.node_events import BeLimited, FactsLearned, ModeChanged
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.settling import SettleStep, is_passing, settle_step
 from proxy.engine.state import NodeState

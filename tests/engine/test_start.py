@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.engine.call_events import CallDeparted, SavedCpusLearned
+from proxy.engine.container_events import PhaseChanged
 from proxy.engine.facts import MatterFacts
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
-from proxy.engine.node_events import CallDeparted, FactsLearned, PhaseChanged, SavedCpusLearned
+from proxy.engine.node_events import FactsLearned
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.start import StartStep, is_below_class, start_step
 from proxy.engine.state import NodeState

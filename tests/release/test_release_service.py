@@ -11,7 +11,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.controller.runtime_ports import RuntimeDetail
-from proxy.engine.node_events import ContainersUnsettled
+from proxy.engine.call_events import ContainersUnsettled
 from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.idset import CpuSet

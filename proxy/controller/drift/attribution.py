@@ -15,8 +15,8 @@ from proxy.controller.context import NodeContext
 from proxy.controller.kubelet_cpu_manager import KubeletCpus
 from proxy.controller.runtime_ports import Runtime
 from proxy.controller.worker import Worker
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.likely_writer import Author, Evidence, WriterHint, hinted, kubelet_sets, likely
-from proxy.engine.node_events import SavedCpusLearned
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 

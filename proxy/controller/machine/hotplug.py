@@ -26,9 +26,11 @@ from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.kernel_writes import KernelWrites
 from proxy.controller.machine.shortage import Shortage
 from proxy.controller.reservations import Reservations
+from proxy.engine.call_events import SavedCpusLearned
+from proxy.engine.container_events import ContainersUpdated, CpusGiven
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hotplug import differences, replacements_in_use, with_other_memory, with_replacement
-from proxy.engine.node_events import ContainersUpdated, CpusGiven, HardwareChanged, SavedCpusLearned
+from proxy.engine.node_events import HardwareChanged
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
 from proxy.model.errors import CgroupError
 from proxy.model.machine import Machine

@@ -8,7 +8,7 @@ from proxy.api.koordinator import hook_pb2 as pb
 from proxy.controller.controller import NodeController
 from proxy.controller.runtime_ports import RuntimeContainer
 from proxy.controller.start_update import StartUpdate
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.frontends.hookserver.pending_calls import PendingCalls
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError

@@ -24,7 +24,7 @@ from msgspec import Struct
 from proxy.controller.controller import NodeController
 from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.controller.start_update import StartUpdate
-from proxy.engine.node_events import SavedCpusLearned
+from proxy.engine.call_events import SavedCpusLearned
 from proxy.frontends.hookserver.foreign_call import ForeignCall
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError

@@ -1,0 +1,193 @@
+"""What happens to containers, and decisions about them, as events (``proxy.engine.node_events``)."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from proxy.engine.effects import AbortReason
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase, Pod, Request
+
+
+class ContainerCreated(Struct, frozen=True):
+    """The runtime has made a container and named it.
+
+    Attributes:
+        token: The id that it has in the state.
+        container_id: Its id at the runtime.
+        sent: The CPUs that its request brought to the runtime; None where they are not known.
+    """
+
+    token: str
+    container_id: str
+    sent: CpuSet | None = None
+
+
+class CreateFailed(Struct, frozen=True):
+    """A create has failed, or is decided again.
+
+    Attributes:
+        token: The id that its container has in the state.
+    """
+
+    token: str
+
+
+class CreateLost(Struct, frozen=True):
+    """A create was cancelled under way: the runtime may have made the container or not.
+
+    Attributes:
+        token: The id that its container has in the state.
+        at: When.
+    """
+
+    token: str
+    at: float
+
+
+class PhaseChanged(Struct, frozen=True):
+    """A container has entered a phase. One that has exited stays so, and gives its CPUs back.
+
+    Attributes:
+        container_id: The container.
+        phase: The phase.
+    """
+
+    container_id: str
+    phase: Phase
+
+
+class ContainersRemoved(Struct, frozen=True):
+    """Containers, known or not, are gone.
+
+    Attributes:
+        ids: Their ids.
+    """
+
+    ids: tuple[str, ...]
+
+
+class ContainerTouched(Struct, frozen=True):
+    """Something has happened to a container: lists of the runtime from before say nothing about it.
+
+    Attributes:
+        container_id: The container.
+    """
+
+    container_id: str
+
+
+class ContainerIsBack(Struct, frozen=True):
+    """A list shows that a container is not gone after all.
+
+    Attributes:
+        container_id: The container.
+    """
+
+    container_id: str
+
+
+class ContainersUpdated(Struct, frozen=True):
+    """Containers that exist have another placement, request, cgroup or phase.
+
+    Attributes:
+        containers: The containers as they are from now on.
+        reason: What happened, in a few words.
+        recorded: Whether the ledger records them.
+    """
+
+    containers: tuple[Container, ...]
+    reason: str
+    recorded: bool = True
+
+
+class CpusGiven(Struct, frozen=True):
+    """Containers may use other CPUs than before, by a hook, a move, or in place of CPUs that are offline.
+
+    Attributes:
+        ids: The containers.
+    """
+
+    ids: tuple[str, ...]
+
+
+# -- decisions ----------------------------------------------------------------------------------------------
+# Each is answered by ``PlanDecided`` or by what becomes of the call; a placement is in the state at once.
+
+
+class CreateRequested(Struct, frozen=True):
+    """A container is to be created.
+
+    Attributes:
+        pod: Its pod.
+        name: Its name.
+        attempt: Its attempt.
+        request: What it asks for.
+        token: Its id until the runtime has assigned one.
+    """
+
+    pod: Pod
+    name: str
+    attempt: int
+    request: Request
+    token: str
+
+
+class CreateResumed(Struct, frozen=True):
+    """Hooks have been asked about a container that is to be created, or its reservation was carried out.
+
+    Attributes:
+        container: The container as it was placed.
+        is_reserved: Whether its reservation has been carried out.
+    """
+
+    container: Container
+    is_reserved: bool = False
+
+
+class CreateNotReserved(Struct, frozen=True):
+    """The reservation of a create was given up, and its placement withdrawn.
+
+    Attributes:
+        container: The container as it was placed.
+        reason: Why.
+    """
+
+    container: Container
+    reason: AbortReason
+
+
+class CpusNotFreed(Struct, frozen=True):
+    """The CPUs of a create cannot be freed: it is to be placed elsewhere.
+
+    Attributes:
+        token: The id that its container has in the state.
+        reason: The CPUs, and why they cannot be freed.
+        new_token: Its id from now on.
+    """
+
+    token: str
+    reason: AbortReason
+    new_token: str
+
+
+class ContainerFound(Struct, frozen=True):
+    """The runtime has a container that is not known: it keeps what it runs on, where it may.
+
+    Attributes:
+        container_id: Its id.
+        pod: Its pod.
+        name: Its name.
+        attempt: Its attempt.
+        request: What it asked for, with the CPUs that it has.
+        phase: Its phase.
+        saved: The CPUs that the runtime has saved for it; None where they are not known.
+    """
+
+    container_id: str
+    pod: Pod
+    name: str
+    attempt: int
+    request: Request
+    phase: Phase
+    saved: CpuSet | None

@@ -1,0 +1,75 @@
+"""What happens to pods and their sandboxes, as events (``proxy.engine.node_events``)."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from proxy.model.workload import Pod, Request
+
+
+class SandboxRequested(Struct, frozen=True):
+    """A sandbox is to be created.
+
+    Attributes:
+        pod: Its pod; ``sandbox_id`` is a token until the runtime has named it.
+        total: What the pod asks for as a whole.
+    """
+
+    pod: Pod
+    total: Request
+
+
+class PodLearned(Struct, frozen=True):
+    """A sandbox exists, or more is known about its pod.
+
+    Attributes:
+        pod: The pod.
+        reason: What happened, in a few words.
+        recorded: Whether the ledger records it.
+    """
+
+    pod: Pod
+    reason: str
+    recorded: bool = True
+
+
+class SandboxRunning(Struct, frozen=True):
+    """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
+
+    Attributes:
+        pod: The pod with the sandbox's id.
+        token: What it was admitted under; empty where nothing was set aside for it.
+    """
+
+    pod: Pod
+    token: str = ""
+
+
+class SandboxFailed(Struct, frozen=True):
+    """A sandbox has failed: what was set aside for it is free again.
+
+    Attributes:
+        token: What it was admitted under.
+    """
+
+    token: str
+
+
+class SandboxStopped(Struct, frozen=True):
+    """A sandbox has been stopped: nothing in it runs any more.
+
+    Attributes:
+        sandbox_id: Its id.
+    """
+
+    sandbox_id: str
+
+
+class SandboxRemoved(Struct, frozen=True):
+    """A sandbox is gone, and its containers with it.
+
+    Attributes:
+        sandbox_id: Its id.
+    """
+
+    sandbox_id: str
