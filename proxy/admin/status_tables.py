@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from proxy.admin.status_sections import trouble
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
+SHOWN = 2
+"""How many containers that use the CPUs of an owner are named in a row."""
 _RELEASED = "released"
 _LEAVING = ("releasing", _RELEASED)
 
@@ -30,7 +32,7 @@ def exclusive(data: Mapping[str, object]) -> Iterable[str]:
     for entry in owners:
         name = "/".join(t for t in (one_line(entry.get("pod")), one_line(entry.get("container"))) if t)
         borrow = {True: "no", False: "yes"}.get(bool(entry.get("hard")), "") if "hard" in entry else ""
-        others = ", ".join(one_line(ref) for ref in as_list(entry.get("also_used_by")))
+        others = _users(entry)
         desired, would = _beside(data, entry, ("",))
         rows.append(
             (cpus(entry.get("cpus")), desired, would, name or one_line(entry.get("owner")), borrow, others)
@@ -39,6 +41,13 @@ def exclusive(data: Mapping[str, object]) -> Iterable[str]:
     yield ""
     yield "Exclusive CPUs"
     yield from table(_filled(("CPUS", "DESIRED", "WOULD BE", "OWNER", "BE CAN BORROW", "ALSO USED BY"), rows))
+
+
+def _users(entry: Mapping[str, object]) -> str:
+    """Name the others that can use an owner's CPUs."""
+    refs, count = as_list(entry.get("also_used_by")), entry.get("also_used")
+    more = count - len(refs[:SHOWN]) if isinstance(count, int) else 0
+    return ", ".join(map(one_line, refs[:SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 def containers(data: Mapping[str, object], width: int) -> Iterable[str]:
@@ -110,6 +119,8 @@ def problems(data: Mapping[str, object], width: int) -> Iterable[str]:
     lines += [
         f"hook {one_line(entry.get('name')) or '?'}: {words}" for entry in hooks if (words := trouble(entry))
     ]
+    for entry in map(as_map, as_list(as_map(data.get("enforcement")).get("problems"))):
+        lines.append(f"cannot change pod {one_line(entry.get('pod'))}: {one_line(entry.get('reason'))}")
     for entry in map(as_map, as_list(data.get("problems"))):
         times = entry.get("count")
         notes = [f"{times} times" if isinstance(times, int) and times > 1 else "", _when(entry.get("last"))]

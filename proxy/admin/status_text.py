@@ -75,7 +75,7 @@ def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
         *_runtime(as_map(data.get("runtime"))),
         *_cgroups(as_map(data.get("cgroups"))),
         ("cpusets", _reading(as_map(data.get("kernel")))),
-        ("mode", "observe: nothing is applied" if data.get("mode") == "observe" else ""),
+        ("applied to", _applied_to(data)),
         ("release", release(as_map(data.get("release")))),
         ("config", _config(as_map(data.get("config")))),
         ("rules", "; ".join(_rules(data))),
@@ -133,6 +133,24 @@ def _config(config: Mapping[str, object]) -> str:
     if restart:
         keys = ", ".join(one_line(row.get("key")) for row in restart)
         words.append(f"takes effect at the next restart: {keys}")
+    return "; ".join(words)
+
+
+def _applied_to(data: Mapping[str, object]) -> str:
+    """Say to how many pods the plan is applied, where that is not all of them."""
+    page, users = as_map(data.get("enforcement")), data.get("observedOnExclusive")
+    pods = {name: n for name, n in as_map(page.get("pods")).items() if isinstance(n, int) and n > 0}
+    if data.get("mode") == "observe" and "enforced" not in pods:
+        return "no pod: mode observe"
+    others = [name for name in ("observed", "toEnforce", "toGiveBack") if name in pods]
+    if data.get("mode") not in ("observe", "enforce") or not (others or page.get("paused")):
+        return ""
+    words = [f"{counted(pods.get('enforced', 0), 'pod')}, {pods.get('observed', 0)} observed"]
+    words += [f"{pods['toEnforce']} to be enforced"] if "toEnforce" in pods else []
+    words += [f"{pods['toGiveBack']} to be given back"] if "toGiveBack" in pods else []
+    words += ["paused"] if page.get("paused") else []
+    if isinstance(users, int) and users:
+        words.append(f"{counted(users, 'observed container')} can use exclusive CPUs")
     return "; ".join(words)
 
 

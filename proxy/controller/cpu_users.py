@@ -43,8 +43,8 @@ class CpuUsers:
             self._contested |= once & bits
             once |= bits
 
-    def others(self, owner: str, cpus: CpuSet, *, hard: bool) -> list[str]:
-        """Return the containers of others that may run on some of an owner's CPUs, sorted.
+    def others(self, owner: str, cpus: CpuSet, *, hard: bool) -> list[Container]:
+        """Return the containers of others that may run on some of an owner's CPUs, sorted by name.
 
         Args:
             owner: The owner's key.
@@ -54,8 +54,9 @@ class CpuUsers:
         mine = cpus.bits
         if not mine & (self._sharers | self._contested | (self._be if hard else 0)):
             return []
-        return sorted(
-            container.ref
+        found = (
+            container
             for container, bits in self._each
             if bits & mine and container.owner != owner and (hard or container.placement.pool is not Pool.BE)
         )
+        return sorted(found, key=lambda container: container.ref)

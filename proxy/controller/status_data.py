@@ -20,6 +20,10 @@ FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "rese
 """Keys that were renamed; the former ones are given for one more release."""
 
 
+NAMED = 10
+"""How many containers that use the CPUs of an owner are named."""
+
+
 def node_page(controller: NodeController) -> dict[str, object]:
     """Give pools, owners, containers and problems; what the kernel has is that of the last reading."""
     state = controller.state
@@ -27,10 +31,12 @@ def node_page(controller: NodeController) -> dict[str, object]:
     containers = [
         _container(controller, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
     ]
+    exclusive, observed = _exclusive(controller)
     page: dict[str, object] = {
         "ready": not any(check.reason for check in checks),
         "pools": _pools(state, containers),
-        "exclusive": _exclusive(controller),
+        "exclusive": exclusive,
+        "observedOnExclusive": observed,
         "containers": containers,
         "kernel": _reading(controller),
         "quotas": quotas_page(controller),
@@ -88,13 +94,18 @@ def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, o
     }
 
 
-def _exclusive(controller: NodeController) -> list[dict[str, object]]:
-    """Give the owners of CPUs: what they have by the kernel, and what they are to have. Released: none."""
+def _exclusive(controller: NodeController) -> tuple[list[dict[str, object]], int]:
+    """Give the owners of CPUs: what they have by the kernel, and what they are to have. Released: none.
+
+    Returns:
+        The owners; and how many observed containers can use some of their CPUs.
+    """
     state, read = controller.state, controller.kernel_view.last.cpusets
     if controller.store.mode is NodeMode.RELEASED:
-        return []
+        return [], 0
     users = CpuUsers(state, read)
     rows: list[dict[str, object]] = []
+    observed: set[str] = set()
     for key, owner in sorted(state.owners.items()):
         holders = _holders(controller, key)
         applied = all(applies_to(state, c.pod) for c in holders) if holders else state.mode.enforces
@@ -104,20 +115,22 @@ def _exclusive(controller: NodeController) -> list[dict[str, object]]:
         others = users.others(key, has or owner.cpus, hard=owner.hard) if applied else []
         if applied and not (has or others) and controller.kernel_view.age is not None:
             has = owner.cpus  # none of its containers has a cgroup yet; all others have left the CPUs
+        observed.update(c.id for c in others if not applies_to(state, c.pod))
         rows.append(
             {
                 "owner": key,
                 "cpus": str(has),
                 "desired_cpus": "" if controller.store.mode.is_leaving else str(owner.cpus),
                 "applied": applied,
-                "also_used_by": others,
+                "also_used_by": [c.ref for c in others[:NAMED]],
+                "also_used": len(others),
                 "hard": owner.hard,
                 "resource_status": status_text(owner.cpus),
                 "pod": next((c.pod.ref for c in holders), ""),
                 "container": ",".join(sorted({c.name for c in holders})),
             }
         )
-    return rows
+    return rows, len(observed)
 
 
 def _container(controller: NodeController, container: Container) -> dict[str, object]:

@@ -166,6 +166,13 @@ def test_observing(node: GoldenNode, golden: Callable[..., None]) -> None:
     golden("observing", day, "mode: observe\n")
 
 
+def test_staged(node: GoldenNode, golden: Callable[..., None]) -> None:
+    async def day(daemon: Daemon) -> None:
+        await node.pods()
+
+    golden("staged", day, "enforce: {podSelector: {matchLabels: {koordinator.sh/qosClass: LSE}}}\n")
+
+
 def test_released(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def day(daemon: Daemon) -> None:
         await node.pods()

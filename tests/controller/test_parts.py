@@ -283,6 +283,7 @@ def test_the_page_shows_the_sandboxes(live) -> None:
                 "desired_cpus": "0-3",
                 "applied": True,
                 "also_used_by": [],
+                "also_used": 0,
                 "hard": True,
                 "resource_status": '{"cpuset":"0-3"}',
                 "pod": "ns/lse",
