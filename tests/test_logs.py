@@ -47,6 +47,23 @@ def open_as(log: Log, fmt: str, level: str = "info") -> io.StringIO:
     return stream
 
 
+def test_level_and_form_change_while_records_are_written(log: Log) -> None:
+    out = open_as(log, "text")
+    log.info("first")
+    log.change("error", "json")
+    log.warning("left out")
+    log.error("second")
+    logging.getLogger("asyncio").warning("left out too")
+    log.change("debug", "klog")
+    log.debug("third")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith("INFO    first")
+    assert json.loads(lines[1])["msg"] == "second"
+    assert lines[2].endswith('] "third"')
+    assert log.enabled("debug")
+
+
 def test_text(log: Log) -> None:
     out = open_as(log, "text")
     log.info("container placed", pod="ns/web", cpus="0-3", count=2, hard=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,10 @@ def test_state_lines(ear) -> None:
     assert listening.recv(200) == b"STATUS=upstream down"
     notifier.ping()
     assert listening.recv(200) == b"WATCHDOG=1"
+    notifier.reloading()
+    first, second = listening.recv(200).decode().split("\n")
+    assert first == "RELOADING=1"
+    assert 0 <= time.monotonic() - int(second.removeprefix("MONOTONIC_USEC=")) / 1e6 < 5
     notifier.stopping("draining")
     assert listening.recv(200) == b"STOPPING=1\nSTATUS=draining"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from proxy.config.schema import Config
 from proxy.config.transfer import from_plain
 from proxy.model.errors import ConfigError
 
-LIMIT_S = 30.0
+LIMIT_S, END_S = 30.0, 1.0
 _START = "import sys; sys.path[:] = sys.argv[1:]; from proxy.config.child import main; main()"
 """Modules are found where the daemon has found its own, and nowhere else."""
 _CANNOT = "cannot read the configuration again"
@@ -61,6 +62,9 @@ async def _ask(request: bytes) -> dict[str, Any]:
     finally:
         if child.returncode is None:
             child.kill()
+            with contextlib.suppress(TimeoutError):  # one that waits for a disk ends later
+                async with asyncio.timeout(END_S):
+                    await child.communicate()
     try:
         answer: dict[str, Any] = json.loads(output)
     except ValueError as error:

@@ -57,6 +57,19 @@ def test_what_is_there_stays_and_of_the_rest_the_newest() -> None:
     assert history.size == 13
 
 
+def test_another_limit_keeps_the_newest() -> None:
+    history = History(limit=5)
+    for i in range(5):
+        history.note(i, decision(f"ns/q{i}/c", REFUSED))
+    history.resize(2)
+    assert [line.pod for line in history.pods()] == ["ns/q3", "ns/q4"]
+    history.resize(3)
+    history.note(5, decision("ns/q5/c", REFUSED))
+    assert history.size == 3
+    history.resize(0)
+    assert history.size == 0
+
+
 def test_the_last_container_to_go_is_remembered_longest() -> None:
     history = History(limit=1)
     history.note(1, decision("ns/old/c"), "old")

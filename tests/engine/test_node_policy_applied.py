@@ -5,10 +5,16 @@ import json
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.node_policy import AppliedPolicy, NodePolicy, apply_node_policy, read_node_policy
+from proxy.engine.node_policy import (
+    AppliedPolicy,
+    NodePolicy,
+    PolicyValue,
+    apply_node_policy,
+    read_node_policy,
+)
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import NodeBindPolicy
+from proxy.model.koordinator import KeepQuota, NodeBindPolicy
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
@@ -147,3 +153,21 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
     state = there(node=changed_copy(NODE, machine=blind, scope=Scope.POD))
     done = enacted(state, rules(state, labels={NUMA_POLICY[0]: "Restricted"}), TopologyOptions(True))
     assert "distances" in done.policy.policy.problem
+
+
+def test_rules_that_no_policy_has_follow_too() -> None:
+    state = there(container("a", "0,4"), container("b"))
+    strict = changed_copy(NODE, options=CpuOptions(strict_cpu_reservation=True), keep_quota=KeepQuota.ALWAYS)
+    told = changed_copy(rules(state), reserved=PolicyValue(CpuSet.parse("2"), "a test"))
+    done = apply_node_policy(state, told, rules(state), CALM, strict)
+    assert str(done.state.pools.shared) == "1,3,5-7"
+    assert str(done.state.owners["a/c"].cpus) == "0,4"
+    assert (done.state.node.keep_quota, done.kept) == (KeepQuota.ALWAYS, ())
+    assert violations(done.state) == []
+
+
+def test_what_keeps_its_previous_value_is_said_apart() -> None:
+    state = there(container("a", "0-3"))
+    assert enacted(state, rules(state, "0-1")).kept == ()
+    (words,) = enacted(state, rules(state, "4-7")).kept
+    assert words.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
