@@ -19,6 +19,13 @@ from proxy.telemetry.port import Telemetry
 FORGET_S = 600.0
 LIMIT = 100
 """How many are remembered; the oldest are forgotten first."""
+_MESSAGES = {
+    ("container", True): "refused a container",
+    ("pod", True): "refused a pod",
+    ("container", False): "would refuse a container",
+    ("pod", False): "would refuse a pod",
+}
+"""The messages of problems, by what is rejected and whether the plan is applied to it."""
 
 
 @dataclass(slots=True)
@@ -59,8 +66,7 @@ class Rejections(Observer):
             why: The reason.
             applied: Whether the plan is applied to the pod; else it goes on all the same.
         """
-        done = "refused" if applied else "would refuse"
-        message = f"{done} a container" if name else f"{done} a pod"
+        message = _MESSAGES["container" if name else "pod", applied]
         known = self._open.get((pod.ref, name))
         if known is not None and known.message != message:
             self._end((pod.ref, name))
