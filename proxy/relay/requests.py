@@ -24,11 +24,12 @@ class Requests(Direction):
 
     Attributes:
         follower: The request header table.
+        last: The highest stream that the client has opened.
         announced: For each SETTINGS of the client that is not yet acknowledged, the header table size in it
             or None.
     """
 
-    __slots__ = ("_client_settings", "_intercepts", "_last", "announced", "follower", "streams")
+    __slots__ = ("_client_settings", "_intercepts", "announced", "follower", "last", "streams")
 
     streams: Streams
     _client_settings: Callable[[int, int], None]
@@ -36,7 +37,7 @@ class Requests(Direction):
     def __init__(self, intercepts: Callable[[str], bool]) -> None:
         super().__init__(frames.PREFACE)
         self._intercepts = intercepts
-        self._last = 0
+        self.last = 0
         self.follower = HpackTracker(b":path", {4: "/", 5: "/index.html"})
         self.announced: deque[int | None] = deque()
 
@@ -108,9 +109,9 @@ class Requests(Direction):
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Begin to track the stream of an intercepted method."""
         path = self.follower.feed(block)
-        if stream <= self._last:
+        if stream <= self.last:
             return
-        self._last = stream
+        self.last = stream
         streams = self.streams
         if stream > streams.goaway:
             streams.bury(stream, refused=False)
@@ -156,11 +157,6 @@ class Requests(Direction):
         self.announced.append(sizes[-1] if sizes else None)
         for key, value in pairs:
             self._client_settings(key, value)
-
-    @property
-    def last(self) -> int:
-        """The highest stream that the client has opened."""
-        return self._last
 
     def on_goaway(self, last: int) -> None:
         """Nothing of ours depends on it: the client goes on with the streams that it has."""
