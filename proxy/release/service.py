@@ -43,6 +43,7 @@ def enter(controller: NodeController, mode: NodeMode) -> None:
     """Have a controller hold no call and move no container, or place again."""
     controller.store.handle(ModeChanged(mode))
     controller.enforcer.forget()
+    controller.to_step.set()  # the steps of staged enforcement wait for the end of a release
     controller.learn(mems=controller.mems.known.forgotten())
 
 

@@ -8,7 +8,7 @@ from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
 from tests.reload.node import FileNode
-from tests.staging.test_staged_daemon import ALL, CHOSEN, ENFORCE, OBSERVE, cpus
+from tests.staging.test_staged_daemon import ALL, CHOSEN, ENFORCE, OBSERVE, OWNERS, cpus, load, page, world
 from tests.testkit.daemon import run, temporary_node, until
 
 STAGED = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
@@ -55,3 +55,24 @@ def test_observed_pods_are_left_as_they_are() -> None:
             assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
 
         run(later, observed, synced=True)
+
+
+def test_steps_go_on_after_a_release_that_came_between_them() -> None:
+    with temporary_node(FileNode) as node:
+        daemon = node.from_file(OBSERVE)
+
+        async def day() -> None:
+            assert daemon._leaving is not None
+            ids = await load(node, 3)
+            await node.reload(daemon, ENFORCE)
+            await until(lambda: page(daemon)["enforced"] >= 1)
+            await daemon._leaving.actions()["/release/start"]()
+            await until(lambda: stage(daemon) == "released")
+            assert set(world(node, ids).values()) == {ALL}
+            await asyncio.sleep(0.3)
+            assert set(world(node, ids).values()) == {ALL}
+            await daemon._leaving.actions()["/release/undo"]()
+            await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
+            await until(lambda: world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS})
+
+        run(daemon, day, synced=True)
