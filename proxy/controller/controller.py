@@ -19,7 +19,6 @@ from proxy.controller.confinement import Confinement
 from proxy.controller.context import NodeContext
 from proxy.controller.cpuset_mems import CpusetMems
 from proxy.controller.creates import Creates
-from proxy.controller.delegated_creates import DelegatedCreates
 from proxy.controller.drift.detection import Drift
 from proxy.controller.fact_lookup import FactLookup
 from proxy.controller.hook_overrides import HookOverrides
@@ -144,8 +143,7 @@ class NodeController(NodeContext):
         self.lifecycle = lifecycle = Lifecycle(self)
         self.fact_lookup = FactLookup(others.kubelet, others.devices, self.broken)
         self.health.watch(self.fact_lookup.worker)
-        self.delegated = DelegatedCreates(self, lifecycle)
-        self.creates = creates = Creates(self, self.delegated)
+        self.creates = creates = Creates(self)
         self.sandboxes = Sandboxes(self, lifecycle, writes)
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
         self.node_policy = NodePolicySync(

@@ -23,7 +23,6 @@ from msgspec import structs
 
 from proxy.controller.bad_input import NOT_AS_ASKED
 from proxy.controller.context import NodeContext
-from proxy.controller.delegated_creates import DelegatedCreates
 from proxy.engine.container_events import CreateRequested
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
@@ -38,18 +37,18 @@ from proxy.telemetry.port import subject
 class Creates:
     """Decides creates."""
 
-    def __init__(self, context: NodeContext, delegated: DelegatedCreates) -> None:
+    def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self._delegated = delegated
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
         """Decide a create and take the CPUs; a reservation must follow where the answer is one."""
         context = self._context
-        request, again = self._delegated.back(pod, name, attempt, request)
         began = time.perf_counter()
         decided = context.store.decide(CreateRequested(pod, name, attempt, request, context.token("call")))
         assert decided is not None
         plan = decided.plan
+        if decided.withdrawn:
+            context.history.gone(decided.withdrawn)
         context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
         if plan.problem or pod.defects or plan.container is None:
             plan = self._judged(plan, pod, name)
@@ -60,7 +59,7 @@ class Creates:
         if not applied:
             context.telemetry.count(metrics.CREATES_WOULD_PLACE)
             context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
-        elif not again:  # else it was placed, and counted, before
+        elif not decided.withdrawn:  # else it was placed, and counted, before
             context.telemetry.count(metrics.CREATES_PLACED)
         self.report(plan, applied=applied)
         return decided

@@ -38,11 +38,11 @@ class Lifecycle:
         self._context.history.renamed(token, container_id)
         self._store.handle(ContainerCreated(token, container_id, sent))
 
-    def failed(self, token: str, *, again: bool = False) -> None:
-        """Note that the create failed, or is decided ``again``: the containers that moved for it go back."""
+    def failed(self, token: str) -> None:
+        """Note that the create failed: the containers that moved for it go back."""
         context = self._context
         context.history.gone(token)
-        if not again and token in context.state.containers:
+        if token in context.state.containers:
             context.telemetry.count(metrics.CREATES_FAILED)
         self._store.handle(CreateFailed(token))
 

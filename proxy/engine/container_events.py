@@ -145,6 +145,21 @@ class CreateResumed(Struct, frozen=True):
     is_reserved: bool = False
 
 
+class CreateDelegated(Struct, frozen=True):
+    """The decision about a create was returned to a caller, which sends it to the runtime.
+
+    Attributes:
+        token: The id that its container has in the state.
+        cpus, mems: The sets of the request, as they were returned.
+        quota: Its CFS quota, as it was returned.
+    """
+
+    token: str
+    cpus: str
+    mems: str
+    quota: int
+
+
 class CreateNotReserved(Struct, frozen=True):
     """The reservation of a create was given up, and its placement withdrawn.
 

@@ -21,12 +21,14 @@ from proxy.engine.container_events import (
     ContainerFound,
     ContainersUpdated,
     CpusNotFreed,
+    CreateDelegated,
     CreateFailed,
     CreateNotReserved,
     CreateRequested,
     CreateResumed,
 )
 from proxy.engine.create import place
+from proxy.engine.delegated_creates import DelegatedCreate, clients_request
 from proxy.engine.elsewhere import place_elsewhere
 from proxy.engine.fact_changes import facts_learned
 from proxy.engine.lifecycle import containers_updated, create_failed
@@ -38,17 +40,53 @@ from proxy.model.workload import Phase, Pool
 
 
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
-    """Place a container, or refuse it."""
+    """Place a container, or refuse it; an earlier decision about the same create is withdrawn."""
+    first: NodeEffects = ()
+    withdrawn = ""
+    if state.runtime.delegated:
+        state, event, withdrawn, first = _withdrawn(state, event)
     plan = place(state, *structs.astuple(event))
     after, container = plan.state, plan.container
-    decided = PlanDecided(plan, create_answer(after, event.pod, container, plan.verdict))
+    answer = create_answer(after, event.pod, container, plan.verdict)
+    decided = PlanDecided(plan, answer, withdrawn)
     if container is None:
-        return state, (decided,)
+        return state, (*first, decided)
     if after.pools is state.pools and after.node is state.node:
-        return after, (decided,)
+        return after, (*first, decided)
     # The reservation writes the containers that leave an owner's CPUs, and waits for that.
     follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
-    return after, (*followed(state, after, "container placed", follow), decided)
+    return after, (*first, *followed(state, after, "container placed", follow), decided)
+
+
+def _withdrawn(
+    state: NodeState, event: CreateRequested
+) -> tuple[NodeState, CreateRequested, str, NodeEffects]:
+    """Withdraw an earlier decision about a create that another program sends.
+
+    Returns:
+        The state without it, the event with the values of the client, the token of the container, and what is
+        to be done; the token is empty where there was no such decision.
+    """
+    attempt = event.pod.sandbox_id, event.name, event.attempt
+    known = state.runtime.delegated.get(attempt)
+    if known is None:
+        return state, event, "", ()
+    state = state.knowing(state.runtime.undelegated(attempt))
+    first = state.containers.get(known.token)
+    if first is None:
+        return state, event, "", ()
+    state, effects = create_failed(state, CreateFailed(known.token))
+    request = clients_request(event.request, known, first.request)
+    return state, structs.replace(event, request=request), known.token, effects
+
+
+def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeState, NodeEffects]:
+    """Remember what was returned to a caller, in case that the create comes again."""
+    container = state.containers.get(event.token)
+    if container is None:
+        return state, ()
+    one = DelegatedCreate(*structs.astuple(event))
+    return state.knowing(state.runtime.delegating(container, one)), ()
 
 
 def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:

@@ -1,6 +1,6 @@
 """The engine: a state and an event in; the next state, and what is to be done, out.
 
-``NodeStore`` is its only caller: it replaces the state, and performs the effects in their order.
+On a node, ``NodeStore`` is its only caller: it replaces the state, and performs the effects in their order.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     container_events.CpusGiven: lifecycle.cpus_given,
     container_events.CreateRequested: decisions.create_requested,
     container_events.CreateResumed: decisions.create_resumed,
+    container_events.CreateDelegated: decisions.create_delegated,
     container_events.CreateNotReserved: decisions.create_not_reserved,
     call_events.StartRequested: decisions.start_requested,
     call_events.UpdateRequested: decisions.update_requested,

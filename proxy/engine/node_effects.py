@@ -220,10 +220,12 @@ class PlanDecided(Struct, frozen=True):
     Attributes:
         plan: What was decided.
         answer: What becomes of the create, where the event is one.
+        withdrawn: The token of an earlier decision about the same create; empty where there was none.
     """
 
     plan: Plan
     answer: CallAnswer = ForwardUnchanged()
+    withdrawn: str = ""
 
 
 class PodDecided(Struct, frozen=True):

@@ -35,6 +35,7 @@ from proxy.engine.container_events import (
     ContainerTouched,
     CpusGiven,
     CpusNotFreed,
+    CreateDelegated,
     CreateFailed,
     CreateLost,
     CreateNotReserved,
@@ -260,6 +261,7 @@ NodeEvent = (
     | CpusGiven
     | CreateRequested
     | CreateResumed
+    | CreateDelegated
     | CreateNotReserved
     | StartRequested
     | UpdateRequested

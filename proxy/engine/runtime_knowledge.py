@@ -8,6 +8,7 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from proxy.engine.change_sequence import ChangeSequence
+from proxy.engine.delegated_creates import Attempt, DelegatedCreate, DelegatedCreates, with_delegated
 from proxy.model.idset import CpuSet
 from proxy.model.persistent_map import PersistentMap
 from proxy.model.workload import Container
@@ -16,9 +17,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 REMEMBERED_FAILURES = 256
 """So many failed creates are remembered; the oldest are forgotten first."""
-
-Attempt = tuple[str, str, int]
-"""A container as a create asks for it: sandbox, name and attempt."""
 
 
 class RuntimeKnowledge(Struct, frozen=True):
@@ -38,6 +36,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         failed: Creates that failed here, and perhaps not at the runtime, the oldest first.
         arriving: Tokens of sandboxes that are being made, for which something is set aside: no list of the
             runtime has them.
+        delegated: Decisions about creates that another program sends, the oldest first.
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
@@ -46,6 +45,7 @@ class RuntimeKnowledge(Struct, frozen=True):
     changes: ChangeSequence = ChangeSequence()
     failed: Mapping[Attempt, None] = {}
     arriving: frozenset[str] = frozenset()
+    delegated: DelegatedCreates = {}
 
     def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
         """Return it with what the runtime has saved for a container; None where that is not known."""
@@ -85,7 +85,8 @@ class RuntimeKnowledge(Struct, frozen=True):
             failed, sent = _without(failed, attempt), None  # it may be an earlier request's
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
         changes = self.changes.touched(container.id)
-        return RuntimeKnowledge(saved, self.unsettled, lost, changes, failed, self.arriving)
+        unsettled, arriving = self.unsettled, self.arriving
+        return RuntimeKnowledge(saved, unsettled, lost, changes, failed, arriving, self.delegated)
 
     def admitting(self, token: str) -> RuntimeKnowledge:
         """Return it after something has been set aside for a sandbox that is being made."""
@@ -94,6 +95,14 @@ class RuntimeKnowledge(Struct, frozen=True):
     def arrived(self, token: str) -> RuntimeKnowledge:
         """Return it after a sandbox has been made, or has failed."""
         return structs.replace(self, arriving=self.arriving - {token}) if token in self.arriving else self
+
+    def delegating(self, container: Container, one: DelegatedCreate) -> RuntimeKnowledge:
+        """Return it after a decision was returned to a caller."""
+        return structs.replace(self, delegated=with_delegated(self.delegated, attempt_of(container), one))
+
+    def undelegated(self, attempt: Attempt) -> RuntimeKnowledge:
+        """Return it without the decision about a create that has come again."""
+        return structs.replace(self, delegated=_without(self.delegated, attempt))
 
     def touched(self, some_id: str) -> RuntimeKnowledge:
         """Return it after something has happened to a container or a sandbox; it may be gone."""
@@ -105,7 +114,8 @@ class RuntimeKnowledge(Struct, frozen=True):
         if container_id in unsettled:
             unsettled = _without(unsettled, container_id)
         saved, changes = self.saved.drop(container_id), self.changes.touched(container_id)
-        return RuntimeKnowledge(saved, unsettled, self.lost, changes, self.failed, self.arriving)
+        lost, failed, arriving = self.lost, self.failed, self.arriving
+        return RuntimeKnowledge(saved, unsettled, lost, changes, failed, arriving, self.delegated)
 
 
 def attempt_of(container: Container) -> Attempt:

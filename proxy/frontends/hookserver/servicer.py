@@ -12,6 +12,7 @@ from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import Trip
 from proxy.controller.controller import NodeController
 from proxy.controller.start_update import StartUpdate
+from proxy.engine.container_events import CreateDelegated
 from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER
 from proxy.frontends.hookserver.foreign_call import ContainerCall, HookCallRefusedError, SandboxCall
@@ -117,8 +118,8 @@ class Servicer:
         """The create is the peer's from here on."""
         if isinstance(call.state, Trip):
             sent = answer.container_resources
-            self._controller.delegated.give(
-                call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota
+            self._controller.store.handle(
+                CreateDelegated(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
             )
             self.pending.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)
             self.pending.wake()

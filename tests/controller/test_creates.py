@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.container_events import CreateDelegated
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Request
 from tests.testkit.changed_copy import changed_copy
@@ -21,7 +22,7 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
         sandbox = await w.pod("b", "LSE", "", "2-3")
         controller, pod = w.controller, w.controller.state.pods[sandbox]
         first = controller.creates.place(pod, "c", 0, Request()).plan
-        controller.delegated.give(first.container.id, "2-3", "0", -1)
+        controller.store.handle(CreateDelegated(first.container.id, "2-3", "0", -1))
         before = controller.telemetry.registry.page()
         assert before["creates_placed"] == 2
         moved = changed_copy(pod, cpuset=CpuSet.parse(second))

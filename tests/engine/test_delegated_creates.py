@@ -1,0 +1,67 @@
+"""Creates that another program sends to the runtime, and that come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.engine.container_events import ContainerCreated, CreateDelegated, CreateRequested
+from proxy.engine.delegated_creates import LIMIT, DelegatedCreate, clients_request, with_delegated
+from proxy.engine.handle import handle
+from proxy.engine.node_effects import NotifyFailed, PlanDecided, PutRecord
+from proxy.engine.state import NodeState
+from proxy.model.workload import Request
+from tests.engine.test_handle import EMPTY, FOUR, LSE, OWN
+
+RETURNED = DelegatedCreate("t-1", "0-3", "0", -1)
+SENT = Request(4096, -1, 100_000, cpuset_cpus="0-3", cpuset_mems="0")
+
+
+def delegated() -> NodeState:
+    """The node with the create of an owner, whose decision was returned to a caller."""
+    state, _ = handle(EMPTY, CreateRequested(LSE, "c", 0, FOUR, "t-1"))
+    state, effects = handle(state, CreateDelegated("t-1", "0-3", "0", -1))
+    assert not effects
+    return state
+
+
+def test_a_create_that_comes_again_replaces_the_first_decision() -> None:
+    state, effects = handle(delegated(), CreateRequested(LSE, "c", 0, SENT, "t-2"))
+    assert (PutRecord("i/t-1", None), NotifyFailed("t-1")) == (effects[0], effects[-3])
+    decided = effects[-1]
+    assert isinstance(decided, PlanDecided)
+    assert decided.withdrawn == "t-1"
+    assert list(state.containers) == ["t-2"]
+    assert state.containers["t-2"].request == FOUR, "the client's own values count"
+    assert state.containers["t-2"].placement.exclusive == OWN
+    assert not state.runtime.delegated
+
+
+def test_another_create_and_one_that_has_been_made_replace_nothing() -> None:
+    for state, attempt in ((delegated(), 1), (handle(delegated(), ContainerCreated("t-1", "id"))[0], 0)):
+        *_, decided = handle(state, CreateRequested(LSE, "c", attempt, SENT, "t-2"))[1]
+        assert isinstance(decided, PlanDecided)
+        assert not decided.withdrawn
+
+
+def test_a_create_that_is_not_known_is_not_remembered() -> None:
+    assert handle(EMPTY, CreateDelegated("t-9", "", "", 0)) == (EMPTY, ())
+
+
+@pytest.mark.parametrize(
+    ("again", "meant"),
+    [
+        (SENT, FOUR),
+        (Request(4096, 5, 100_000, cpuset_cpus="1", cpuset_mems="1"), None),
+        (Request(4096, 400_000, 100_000, cpuset_cpus="0-3"), FOUR),
+    ],
+)
+def test_what_the_caller_has_changed_since_counts(again: Request, meant: Request | None) -> None:
+    assert clients_request(again, RETURNED, FOUR) == (meant or again)
+
+
+def test_the_oldest_are_forgotten_first() -> None:
+    known: dict[tuple[str, str, int], DelegatedCreate] = {}
+    for attempt in range(LIMIT + 1):
+        known = dict(with_delegated(known, ("s", "c", attempt), RETURNED))
+    assert (len(known), ("s", "c", 0) in known) == (LIMIT, False)
+    assert list(with_delegated(known, ("s", "c", 1), RETURNED))[-1] == ("s", "c", 1)
