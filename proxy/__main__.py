@@ -5,6 +5,7 @@ The two are kept apart so that the daemon's process can forget the command line:
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
@@ -13,6 +14,9 @@ from proxy import memory_trim
 
 def main() -> NoReturn:
     """Run a command and end the process with its exit code."""
+    if sys.argv[1:2] == ["serve"]:
+        # It would end the process; from the start of the daemon on, it has the configuration read again.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     memory_trim.without_tls()
     from proxy.cli.main import command_line
 

@@ -89,6 +89,29 @@ def test_a_hangup_reloads_and_the_log_says_so(node: Node) -> None:
     assert pools(node) == "4-15"
 
 
+def test_a_hangup_during_the_start_does_not_end_the_daemon(node: Node) -> None:
+    node.kill()
+    node.popen = subprocess.Popen(
+        [sys.executable, "-m", "proxy", "serve", "--config", str(node.folder / "config.yaml")],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    popen = node.popen
+    status = Path(f"/proc/{popen.pid}/status")
+
+    def is_ignored() -> bool:
+        found = [line for line in status.read_text().splitlines() if line.startswith("SigIgn:")]
+        return bool(int(found[0].split()[1], 16) & 1 << (signal.SIGHUP - 1))
+
+    node.until(is_ignored, WAIT_S, "the first line of the program")
+    while node.status() is None:
+        assert popen.poll() is None
+        popen.send_signal(signal.SIGHUP)
+        time.sleep(0.005)
+    node.until(lambda: config(node)["reload"], WAIT_S, "the reload")
+    assert config(node)["reload"]["reason"] == ""
+
+
 def test_many_hangups_are_one_reload_or_two(node: Node) -> None:
     write(node, koordinator={"reservedCPUs": "0-1"})
     assert node.popen is not None
