@@ -158,10 +158,16 @@ def _container(controller: NodeController, container: Container) -> dict[str, ob
         and has is not None
         and bool(cpus)
         and cpus != str(has.effective_cpus),
-        "cfs_quota": "off" if controller.quotas.off(container) else "",
+        "cfs_quota": "off" if _has_no_quota(controller, container) else "",
         "phase": container.phase.value,
         "reason": "" if mode.is_leaving else "; ".join(container.placement.reasons),
     }
+
+
+def _has_no_quota(controller: NodeController, container: Container) -> bool:
+    """Report whether a container runs without its CFS quota: it is to, and the kernel has none."""
+    now = controller.kernel_view.last.quotas.get(CONTAINER + container.id)
+    return controller.quotas.off(container) and (now is None or now < 0)
 
 
 def _desired(controller: NodeController, container: Container) -> tuple[str, str]:

@@ -113,3 +113,21 @@ def test_a_reading_ends_in_time(live: Any, monkeypatch: Any, limit: float) -> No
         assert node_page(w.controller)["containers"][0]["cpus"] == ""
 
     live(day)
+
+
+def test_a_quota_that_another_program_wrote_is_not_off(live: Any) -> None:
+    async def day(w: Any) -> None:
+        two = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+        lsr = await w.run(await w.pod("lsr", "LSR", "", "2-3"), **two)
+        await w.controller.kernel_view.refresh()
+        assert row(w, lsr)["cfs_quota"] == "off"
+        (quota,) = node_page(w.controller)["quotas"]
+        assert (quota["was"], quota["now"]) == (200_000, -1)
+        path = w.cpu.find("/kubepods/podlsr", lsr)
+        w.cpu.quotas[path] = 50_000
+        await w.controller.kernel_view.refresh()
+        assert row(w, lsr)["cfs_quota"] == ""
+        (quota,) = node_page(w.controller)["quotas"]
+        assert (quota["was"], quota["now"]) == (200_000, 50_000)
+
+    live(day)
