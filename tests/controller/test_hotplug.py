@@ -38,7 +38,10 @@ async def look(w: Any) -> None:
 def explained(w: Any, query: str) -> tuple[list[str], str]:
     """What ``topoproxy explain`` says of a container: the reasons, and what holds now."""
     shortage = w.controller.hotplug.shortage
-    (record,) = history_page(w.controller.history, {"query": query}, shortage.explained)["records"]
+    page = history_page(
+        w.controller.history, {"query": query}, lambda one: shortage.explained(one.container_id)
+    )
+    (record,) = page["records"]
     return record["decision"]["reasons"], record.get("now", "")
 
 
