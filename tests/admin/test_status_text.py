@@ -222,3 +222,70 @@ def test_limits_of_owners_are_among_the_rules() -> None:
     rules = {"maxCPUsPerPod": 4, "maxCPUsPerNamespace": "y", "maxCPUsPerNode": 9}
     page = render({"settings": {"admission": rules}})
     assert "rules  at most 4 CPUs owned by a pod; at most 9 CPUs owned\n" in page
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"checks": [{"name": "a", "ok": False, "reason": "r", "required": True}]}, "NOT READY: r"),
+        ({"checks": [{"name": "a", "ok": False, "reason": "r", "required": False}]}, "r"),
+        ({"checks": [{"name": "a", "ok": False}]}, "a"),
+        ({"ready": False}, "NOT READY (the daemon gives no reason)"),
+        (
+            {"runtime": {"connected": False}},
+            "NOT CONNECTED with the runtime (the daemon gives no reason)",
+        ),
+        ({"violations": ["v"]}, "RULE BROKEN: v"),
+        ({"hooks": {"hooks": [{"name": "h", "state": "broken", "error": "e"}]}}, "hook h: broken: e"),
+        ({"enforcement": {"problems": [{"pod": "ns/p", "reason": "r"}]}}, "cannot change pod ns/p: r"),
+        ({"problems": [{"what": "w"}]}, "w"),
+    ],
+)
+def test_no_problems_is_not_said_while_anything_is_wrong(more: dict[str, object], line: str) -> None:
+    page = render(more)
+    assert page.endswith(f"Problems (1)\n  {line}\n")
+    assert "No problems." not in page
+
+
+@pytest.mark.parametrize(
+    ("mode", "pods", "more", "words"),
+    [
+        ("observe", {"enforced": 0, "observed": 3}, {}, "no pod: mode observe"),
+        ("observe", {"enforced": 2, "toGiveBack": 2}, {}, "2 pods, 0 observed; 2 to be given back"),
+        (
+            "enforce",
+            {"enforced": 1, "observed": 3, "toEnforce": 2},
+            {},
+            "1 pod, 3 observed; 2 to be enforced",
+        ),
+        ("enforce", {"enforced": 1}, {"paused": True}, "1 pod, 0 observed; paused"),
+        ("enforce", {"enforced": 5, "observed": 0}, {}, ""),
+        ("released", {"observed": 5}, {}, ""),
+    ],
+)
+def test_to_how_many_pods_the_plan_is_applied(
+    mode: str, pods: dict[str, int], more: dict[str, object], words: str
+) -> None:
+    page = render({"mode": mode, "enforcement": {"pods": pods, **more}})
+    assert ("applied to" in page) is bool(words)
+    assert words in page
+
+
+def test_what_of_the_configuration_is_not_in_effect() -> None:
+    config = {"source": "/c.yaml", "restart": [{"key": "listen"}, {"key": "hooks.enabled"}], "reload": {}}
+    assert "config  /c.yaml; takes effect at the next restart: listen, hooks.enabled\n" in render(
+        {"config": config}
+    )
+
+
+def test_values_of_the_kernel_that_are_old_or_missing() -> None:
+    assert "cpusets  as they were 1m 5s ago: the kernel does not answer\n" in render(
+        {"kernel": {"age_s": 65.0}}
+    )
+    assert "cpusets  those of 1 container are not shown" in render({"kernel": {"age_s": 0.1, "not_read": 1}})
+    assert "cpusets" not in render({"kernel": {"age_s": 0.1, "not_read": 0}})
+
+
+def test_many_users_of_exclusive_cpus_are_counted() -> None:
+    owner = {"cpus": "2", "pod": "ns/p", "also_used_by": ["a", "b", "c"], "also_used": 40}
+    assert "a, b and 38 more" in render({"exclusive": [owner]})
