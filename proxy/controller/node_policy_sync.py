@@ -25,7 +25,6 @@ from proxy.engine.node_policy import (
     read_node_policy,
 )
 from proxy.model.errors import ConfigError
-from proxy.model.idset import CpuSet
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.telemetry import metrics
@@ -39,8 +38,6 @@ class NodePolicySync:
 
     Attributes:
         configured: The node as our configuration has it, on the machine of the start.
-        meta: What the Node object said last; None where there is none, or it could never be read.
-        kept: CPUs that a takeover keeps back in addition, because kubelet did.
     """
 
     def __init__(
@@ -65,8 +62,6 @@ class NodePolicySync:
         self.configured = configured
         self._source = source
         self._options = options or TopologyOptions()
-        self.meta: NodeMeta | None = None
-        self.kept = CpuSet()
         context.learn(policy=read_node_policy(configured, configured.machine, None, None))
 
     @property
@@ -76,11 +71,18 @@ class NodePolicySync:
         assert policy is not None
         return policy
 
+    @property
+    def meta(self) -> NodeMeta | None:
+        """What the Node object said last; None where there is none, or it could never be read."""
+        return self._context.state.facts.node_meta
+
     async def follow(self, worker: Worker) -> None:
         """Read the Node object in a worker, and have the policy take effect."""
         try:
             if self._source is not None:
-                self.meta = await worker.run(self._source.read)
+                meta = await worker.run(self._source.read)
+                if meta != self.meta:
+                    self._context.learn(recorded=False, node_meta=meta)
             self.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
             self._context.broken(error)
@@ -141,13 +143,11 @@ class NodePolicySync:
             context.telemetry.event("the policy of the node changed", values=", ".join(new))
 
     def _with_kept(self, policy: NodePolicy) -> NodePolicy:
-        reserved = policy.reserved
-        if self.kept <= reserved.value:
+        reserved, kept = policy.reserved, self._context.state.facts.kubelet_reserved
+        if kept <= reserved.value:
             return policy
         words = f"{reserved.source}, and the takeover from kubelet"
-        return structs.replace(
-            policy, reserved=PolicyValue(reserved.value | self.kept, words, reserved.problem)
-        )
+        return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, words, reserved.problem))
 
     def _unread(self) -> list[str]:
         """Say what of the Node object could not be read."""

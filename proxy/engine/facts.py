@@ -11,12 +11,15 @@ from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import WriteConflicts
-from proxy.model.kubelet import CpuManager
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager, NodeMeta
 
 if TYPE_CHECKING:
     from proxy.engine.node_policy import NodePolicy
     from proxy.engine.partition import PartitionFacts
     from proxy.engine.suppression import BeSuppression
+
+_NO_CPUS = CpuSet()
 
 
 class MatterFacts(Struct, frozen=True):
@@ -31,6 +34,8 @@ class MatterFacts(Struct, frozen=True):
         masks: In which order the runtime sends masks to systemd.
         cpu_manager: What kubelet's CPU manager does, as it was read last.
         policy: The policy of the node that is in effect; None before it was read.
+        node_meta: What the Node object said last; None where there is none, or it could never be read.
+        kubelet_reserved: CPUs that a takeover keeps back in addition, because kubelet did.
         partitions: Partitions of owners; None where the node has none.
         suppression: BE suppression; None where BE is not suppressed.
     """
@@ -43,6 +48,8 @@ class MatterFacts(Struct, frozen=True):
     masks: MaskOrder = MaskOrder.UNKNOWN
     cpu_manager: CpuManager = CpuManager()
     policy: NodePolicy | None = None
+    node_meta: NodeMeta | None = None
+    kubelet_reserved: CpuSet = _NO_CPUS
     partitions: PartitionFacts | None = None
     suppression: BeSuppression | None = None
 

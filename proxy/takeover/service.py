@@ -162,7 +162,7 @@ class Takeover:
                 controller.state.node, static=static, alike=dict[object, Placement]()
             )
             controller.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
-        controller.node_policy.kept = record.reserved
+        controller.learn(recorded=False, kubelet_reserved=record.reserved)
         try:
             controller.node_policy.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
