@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
@@ -68,18 +69,27 @@ def _lines(page: Mapping[str, object]) -> Iterator[str]:
     pods, selection = as_map(page.get("pods")), as_map(page.get("selection"))
     yield f"mode {one_line(page.get('mode'))}{', paused' if page.get('paused') is True else ''}"
     yield f"selected: {', '.join(_selected(selection))}"
-    yield f"enforced: {one_line(pods.get('enforced'))} pods"
-    yield (
-        f"observed: {one_line(pods.get('observed'))} pods with {one_line(page.get('observedContainers'))} "
-        "containers, which may use the CPUs of owners"
-    )
-    for key, what in (("toEnforce", "still to be enforced"), ("toGiveBack", "still to be given back")):
+    yield f"enforced: {_pods(pods.get('enforced'))}"
+    yield f"observed: {_pods(pods.get('observed'))}{_containers(page.get('observedContainers'))}"
+    for key, what in (
+        ("toEnforce", "still to be enforced"),
+        ("toGiveBack", "still to be given back"),
+        ("inStep", "being changed now"),
+    ):
         if pods.get(key):
-            yield f"{what}: {one_line(pods.get(key))} pods"
-    if pods.get("inStep"):
-        yield f"being changed now: {one_line(pods.get('inStep'))} pods"
+            yield f"{what}: {_pods(pods.get(key))}"
     for row in map(as_map, as_list(page.get("problems"))):
         yield f"problem: {one_line(row.get('pod'))}: {one_line(row.get('reason'))}"
+
+
+def _pods(count: object) -> str:
+    return counted(count, "pod") if isinstance(count, int) else one_line(count)
+
+
+def _containers(count: object) -> str:
+    if not isinstance(count, int) or not count:
+        return ""
+    return f" with {counted(count, 'container')}, which may use the CPUs of owners"
 
 
 def _selected(selection: Mapping[str, object]) -> Iterator[str]:

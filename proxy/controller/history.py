@@ -117,6 +117,9 @@ class History:
     def treated(self, container_id: str, words: str = "", *, applied: bool) -> None:
         """Note that the plan is applied to a living container from now on, or is not any more.
 
+        Where it is applied after the container was created, the record keeps neither the containers that
+        would have had to move then, nor the memory nodes: steps move containers, and memory stays.
+
         Args:
             container_id: The container.
             words: What has happened, added to the reasons; nothing is added where they are empty.
@@ -129,8 +132,11 @@ class History:
             return
         number, when, _, cpus = entries[-1]
         explanation = _explanation(entries[-1])
-        if explanation.verdict.admitted:  # else it says that the container would have been refused
-            entries[-1] = number, when, structs.replace(explanation, applied=applied), cpus
+        if not explanation.verdict.admitted:
+            return  # It says that the container would have been refused.
+        if applied and not explanation.applied:
+            explanation = structs.replace(explanation, moved=(), more_moved=0, mems=None)
+        entries[-1] = number, when, structs.replace(explanation, applied=applied), cpus
 
     def refused(self, token: str, verdict: Verdict) -> None:
         """Note that a container was refused elsewhere after it was placed here: the placement is void."""

@@ -10,13 +10,14 @@ from msgspec import structs
 
 from proxy.controller.decision_log import RememberedDecision
 from proxy.controller.history import KEEP, History
-from proxy.model.explanation import Explanation
+from proxy.model.explanation import Explanation, MovedContainer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request, Verdict
 
 ADMITTED = Verdict()
 REFUSED = Verdict(9, "TopologyAffinityError", "no")
 CPUS = CpuSet.parse("0-3")
+MOVED = MovedContainer("ns/q/c", CpuSet.parse("0-7"), CpuSet.parse("4-7"))
 
 
 def decision(ref: str, verdict: Verdict = ADMITTED, uid: str = "", attempt: int = 0) -> Explanation:
@@ -270,3 +271,23 @@ def test_a_refusal_that_was_applied_is_of_no_container() -> None:
     history.note(1, decision("ns/p/c", REFUSED, attempt=2))
     assert not history.exists_despite_refusal(pooled("ns/p/c", "id"))
     assert history.would_be_refused() == []
+
+
+def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
+    history = History(limit=3)
+    planned = structs.replace(
+        decision("ns/p/c"), applied=False, cpus=CPUS, mems=Mask((0,)), moved=(MOVED,), more_moved=3
+    )
+    history.note(1, planned, "id")
+    history.treated("id", "the plan is applied since noon", applied=True)
+    known = history.find("p")[0].explanation
+    assert (known.applied, known.cpus, known.reasons) == (True, CPUS, ("the plan is applied since noon",))
+    assert (known.moved, known.more_moved, known.mems) == ((), 0, None)
+
+
+def test_a_plan_that_is_applied_from_the_create_on_keeps_what_it_moved() -> None:
+    history = History(limit=3)
+    history.note(1, structs.replace(decision("ns/p/c"), cpus=CPUS, mems=Mask((0,)), moved=(MOVED,)), "id")
+    history.treated("id", applied=True)
+    known = history.find("p")[0].explanation
+    assert (known.moved, known.mems) == ((MOVED,), Mask((0,)))
