@@ -31,6 +31,7 @@ GIB = 1 << 30
 NODES = Path("/sys/devices/system/node")
 TOPOLOGY = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
 UNEXPECTED = "UnexpectedAdmissionError: Allocate failed due to "
+REFUSED = "refused a "
 NO_MEMORY = UNEXPECTED + "[memorymanager] failed to "
 """Where no set of nodes has the memory, kubelet's memory manager has no hint, and so nothing against it."""
 COUNTED = {
@@ -92,11 +93,14 @@ def everything(node: Node) -> dict[str, object]:
             if (Path(directory) / name).exists()
         },
         "state": {path.name: path.read_bytes() for path in sorted(state.iterdir())},
-        **{
-            key: status[key]
-            for key in ("pools", "exclusive", "containers", "memory", "problems", "violations")
-        },
+        "problems": [one for one in problems(node) if not one.startswith(REFUSED)],
+        **{key: status[key] for key in ("pools", "exclusive", "containers", "memory", "violations")},
     }
+
+
+def problems(node: Node) -> list[str]:
+    """What the daemon reports as problems."""
+    return [problem["what"] for problem in node.daemon.status()["problems"]]
 
 
 def free_memory(node: Node) -> int:
@@ -196,6 +200,8 @@ def test_what_cannot_be_had_is_refused_and_leaves_nothing(
     assert said.startswith(words)
     assert "default/wide/main" in said
     assert everything(node) == before
+    (rejection,) = (one for one in problems(node) if one.startswith(REFUSED))
+    assert "pod=default/wide container=main" in rejection
     node.check()
     (decision,) = reported(node, "default/wide/main")
     verdict = decision["verdict"]

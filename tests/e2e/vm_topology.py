@@ -136,9 +136,19 @@ class Node:
         assert status is grpc.StatusCode.FAILED_PRECONDITION, (status, words)
         after = self.daemon.status()
         assert (self.snapshot(), self.groups()) == (before, groups)
-        for key in ("pools", "exclusive", "containers", "memory", "problems"):
+        for key in ("pools", "exclusive", "containers", "memory"):
             assert after[key] == state[key], key
+        rejections, others = problems(after)
+        assert others == problems(state)[1]
+        assert [one for one in rejections if f"pod=default/{pod} " in one], (pod, rejections)
         return words
+
+
+def problems(status: Any) -> tuple[list[str], list[str]]:
+    """Return the problems of a status: rejections, and all others."""
+    reported = [problem["what"] for problem in status["problems"]]
+    rejections = [one for one in reported if one.startswith("refused a ")]
+    return rejections, [one for one in reported if one not in rejections]
 
 
 def one_node_each(node: Node) -> None:
