@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import structs
-
-from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, ResourceUpdate, Trip, send
+from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.controller.controller import NodeController
 from proxy.controller.reconciler import Sync
@@ -117,7 +115,7 @@ class ContainerCalls:
         else:
             self._hold(call, self._update_later(call, asked))
 
-    async def _update_later(self, call: HeldCall, asked: ResourceUpdate) -> None:
+    async def _update_later(self, call: HeldCall, asked: UpdateRequested) -> None:
         containers, fencing, container_id = (
             self.sync.adoption,
             self.controller.unit_properties.fencing,
@@ -133,10 +131,10 @@ class ContainerCalls:
             call.release()
             await fencing.drop(fence)
 
-    def _go_update(self, call: HeldCall, asked: ResourceUpdate, fence: Fence | None) -> None:
+    def _go_update(self, call: HeldCall, asked: UpdateRequested, fence: Fence | None) -> None:
         controller, container_id = self.controller, asked.container_id
         fencing = controller.unit_properties.fencing
-        answer = controller.store.answer(UpdateRequested(*structs.astuple(asked)))
+        answer = controller.store.answer(asked)
         if type(answer) is Forward:
             flight = controller.calls.depart(container_id, answer.sent)
             fencing.bind(flight, fence)

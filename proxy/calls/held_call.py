@@ -10,10 +10,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from msgspec import Struct
-
 from proxy.controller.ports import DeviceFacts
 from proxy.engine.call_answers import CallAnswer, Forward, Refuse
+from proxy.engine.call_events import UpdateRequested
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
@@ -49,21 +48,6 @@ class CreateRequest(Protocol):
         """Read which devices the container gets."""
 
 
-class ResourceUpdate(Struct, frozen=True):
-    """What an UpdateContainerResources asks for.
-
-    Attributes:
-        container_id: The container.
-        cpus, mems: The sets that the client names, as text; empty for none.
-        cpu_quota: Microseconds; -1 for no limit, 0 for not set.
-    """
-
-    container_id: str
-    cpus: str
-    mems: str
-    cpu_quota: int
-
-
 class HeldCall(Protocol):
     """One call while it is decided.
 
@@ -93,7 +77,7 @@ class HeldCall(Protocol):
     def create_request(self) -> CreateRequest:
         """Read a CreateContainer."""
 
-    def resource_update(self) -> ResourceUpdate:
+    def resource_update(self) -> UpdateRequested:
         """Read an UpdateContainerResources."""
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:

@@ -170,13 +170,13 @@ class DeviceList:
 
     def _add_claim(self, claim: Mapping[str, object]) -> None:
         """Note that a container has the device of a claim, which a DRA driver prepared."""
-        told = {key: str(claim.get(key) or "") for key in ("claim", "driver", "pool", "device")}
+        identity = {key: str(claim.get(key) or "") for key in ("claim", "driver", "pool", "device")}
         names = [str(name) for name in as_list(claim.get("cdi"))]
-        whole = "/".join(told[key] for key in ("driver", "pool", "device") if told[key])
+        whole = "/".join(identity[key] for key in ("driver", "pool", "device") if identity[key])
         entries = [self._by_name(name) for name in names] or [self._own(f"claim {whole}", whole)]
         for entry in dict.fromkeys(entries):
-            if told not in entry.claims:
-                entry.claims.append(dict(told))
+            if identity not in entry.claims:
+                entry.claims.append(dict(identity))
             entry.managers.add(DRA)
             entry.containers.add(str(claim.get("container")))
             entry.is_referred_to = True

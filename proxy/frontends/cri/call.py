@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.calls.held_call import ResourceUpdate
+from proxy.engine.call_events import UpdateRequested
 from proxy.frontends.cri.decode import CriCreateRequest, pod_of, request_of
 from proxy.frontends.cri.rewrite import cgroup_parent_suffix, create_suffix, update_suffix
 from proxy.model.idset import CpuSet, Mask
@@ -103,11 +103,11 @@ class InterceptedCall:
         """Read a CreateContainer."""
         return CriCreateRequest(self.body)
 
-    def resource_update(self) -> ResourceUpdate:
+    def resource_update(self) -> UpdateRequested:
         """Read an UpdateContainerResources."""
         facts = pb.UpdateContainerResourcesFacts.FromString(self.body)
         asked = facts.linux
-        return ResourceUpdate(
+        return UpdateRequested(
             text(facts.container_id), text(asked.cpuset_cpus), text(asked.cpuset_mems), asked.cpu_quota
         )
 

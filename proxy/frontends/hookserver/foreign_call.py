@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 from proxy.calls.call_flow import CallFlow
-from proxy.calls.held_call import NO_DEVICES, HeldCall, ResourceUpdate
+from proxy.calls.held_call import NO_DEVICES, HeldCall
 from proxy.controller.ports import DeviceFacts
+from proxy.engine.call_events import UpdateRequested
 from proxy.frontends.hookserver.messages import ContainerReply, SandboxReply, pod_of, request_of, total_of
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet, Mask
@@ -186,10 +187,10 @@ class ContainerCall(ForeignCall):
         """Read the pod of a create."""
         return self.pod(bounds)
 
-    def resource_update(self) -> ResourceUpdate:
+    def resource_update(self) -> UpdateRequested:
         """Read an update."""
         asked = self.body.resources
-        return ResourceUpdate(self.target(), asked.cpuset_cpus, asked.cpuset_mems, asked.cpu_quota)
+        return UpdateRequested(self.target(), asked.cpuset_cpus, asked.cpuset_mems, asked.cpu_quota)
 
     def set_cgroup_parent(self, parent: str) -> None:
         """Name another cgroup of the pod."""

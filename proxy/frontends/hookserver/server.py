@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.controller.context import NodeContext
@@ -23,7 +21,7 @@ from proxy.frontends.hookserver.servicer import Servicer
 from proxy.hooks.hook import LONGEST_S
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
-from proxy.sockets.socket_path import SocketPath
+from proxy.sockets.grpc_socket import GrpcSocket
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -60,13 +58,13 @@ class Server:
     """Serves the protocol on a socket.
 
     Attributes:
-        wanted: Whether it is to be open; ``open`` does nothing where not.
+        socket: Opens and closes it.
     """
 
     def __init__(
         self, path: Path, controller: NodeContext, servicer: Servicer, limit: float = LONGEST_S
     ) -> None:
-        """Prepare; nothing is opened before ``open``.
+        """Prepare; nothing is opened before ``socket.open``.
 
         Args:
             path: Where to listen.
@@ -78,28 +76,22 @@ class Server:
         self._servicer = servicer
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._place = SocketPath(path, "serve hooks")
-        self._server: grpc.Server | None = None
-        self._lock = threading.Lock()
-        self.wanted = True
+        self.socket = GrpcSocket(
+            path,
+            "serve hooks",
+            SERVICE,
+            self._handlers,
+            threads=THREADS,
+            at_once=AT_ONCE,
+            options=(("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE)),
+            stop_s=STOP_S,
+            end_s=STOP_S + _MARGIN_S,
+        )
 
-    def open(self) -> None:
-        """Listen; runs in a thread, as importing gRPC takes its time.
-
-        Raises:
-            CannotCreateError, PermissionDeniedError: The socket cannot be had.
-        """
-        with self._lock:
-            if self.wanted and self._server is None:
-                self._server = self._opened()
-
-    def _opened(self) -> grpc.Server:
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         import grpc
 
-        sizes = (("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE))
-        pool = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="hook-server")
-        server = grpc.server(pool, options=sizes, maximum_concurrent_rpcs=AT_ONCE)
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        return {
             name: grpc.unary_unary_rpc_method_handler(
                 self._thread(name, answer),
                 request_deserializer=kind.FromString,
@@ -107,23 +99,6 @@ class Server:
             )
             for name, (kind, answer) in rpc_methods(self._servicer).items()
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        try:
-            self._place.take(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
-            server.start()
-        except BaseException:
-            server.stop(None)
-            self._place.give_back()
-            raise
-        return server
-
-    def close(self) -> None:
-        """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
-        with self._lock:
-            self._place.give_back()
-            server, self._server = self._server, None
-        if server is not None:
-            server.stop(STOP_S).wait(STOP_S + _MARGIN_S)
 
     # -- one request --------------------------------------------------------------------------------------
 

@@ -62,8 +62,8 @@ class Serving:
         Raises:
             CannotCreateError, PermissionDeniedError: The socket cannot be had; nothing is left behind.
         """
-        self._server.wanted = True
-        await asyncio.to_thread(self._server.open)
+        self._server.socket.wanted = True
+        await asyncio.to_thread(self._server.socket.open)
         self.listening = True
         looking = tended(self.servicer.pending.run, self._controller.restarted)
         self._task = asyncio.get_running_loop().create_task(looking)
@@ -71,8 +71,8 @@ class Serving:
 
     async def stop(self) -> None:
         """Listen no more. What is under way is found again after a start, as after a crash."""
-        self._server.wanted = False  # also for an opening that is under way in its thread
-        await asyncio.to_thread(self._server.close)
+        self._server.socket.wanted = False  # also for an opening that is under way in its thread
+        await asyncio.to_thread(self._server.socket.close)
         self.listening = False
         if self._task is not None:
             self._task.cancel()

@@ -7,19 +7,16 @@ answer without devices would claim that no container has any.
 
 from __future__ import annotations
 
-import concurrent.futures
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import quote
 
 from proxy.frontends.podresources.messages import allocatable_answer, pods_answer
 from proxy.frontends.podresources.rate_limit import RequestLimit
 from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
-from proxy.sockets.socket_path import SocketPath
+from proxy.sockets.grpc_socket import GrpcSocket
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -75,7 +72,7 @@ class PodResourcesServer:
     """Serves the API on a socket.
 
     Attributes:
-        wanted: Whether it is to be open; ``open`` does nothing where not.
+        socket: Opens it, and closes it for ``close``.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class PodResourcesServer:
         telemetry: Telemetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nothing is opened before ``open``.
+        """Prepare; nothing is opened before ``socket.open``.
 
         Args:
             path: Where to listen.
@@ -95,38 +92,29 @@ class PodResourcesServer:
             telemetry: Counts requests.
             clock: Seconds that only grow.
         """
-        self._path = path
         self._state = state
         self._kubelet = kubelet
         self._telemetry = telemetry
         self._limit = RequestLimit(clock)
-        self._place = SocketPath(path, "serve the pod-resources API")
-        self._server: grpc.Server | None = None
-        self._lock = threading.Lock()
         self._listed: tuple[NodeState, object, pb.ListPodResourcesResponse] | None = None
-        self.wanted = True
-
-    def open(self) -> None:
-        """Listen; runs in a thread, as importing gRPC takes its time.
-
-        Raises:
-            CannotCreateError, PermissionDeniedError: The socket cannot be had.
-        """
-        with self._lock:
-            if self.wanted and self._server is None:
-                self._server = self._opened()
+        self.socket = GrpcSocket(
+            path,
+            "serve the pod-resources API",
+            SERVICE,
+            self._handlers,
+            threads=THREADS,
+            at_once=AT_ONCE,
+            stop_s=STOP_S,
+            end_s=2 * STOP_S,
+        )
 
     def close(self) -> None:
-        """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
-        with self._lock:
-            self._place.give_back()
-            server, self._server = self._server, None
-        if server is not None:
-            server.stop(STOP_S).wait(2 * STOP_S)
+        """Close the socket and the connection to kubelet; runs in a thread."""
+        self.socket.close()
         if self._kubelet is not None:
             self._kubelet.close()
 
-    def _opened(self) -> grpc.Server:
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         import grpc
 
         from proxy.api.kubelet import podresources_pb2 as pb
@@ -136,21 +124,10 @@ class PodResourcesServer:
             "GetAllocatableResources": (pb.AllocatableResourcesRequest, self._allocatable),
             "Get": (pb.GetPodResourcesRequest, self._get),
         }
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        return {
             name: grpc.unary_unary_rpc_method_handler(self._answering(name, kind, answer))
             for name, (kind, answer) in methods.items()
         }
-        pool = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="pod-resources")
-        server = grpc.server(pool, maximum_concurrent_rpcs=AT_ONCE)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        try:
-            self._place.take(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
-            server.start()
-        except BaseException:
-            server.stop(None)
-            self._place.give_back()
-            raise
-        return server
 
     # -- one request --------------------------------------------------------------------------------------
 

@@ -59,9 +59,9 @@ class PodResourcesService:
             raise PermissionDeniedError(f"cannot make the directory {directory}: {error.strerror}") from error
         except OSError as error:
             raise CannotCreateError(f"cannot make the directory {directory}: {error.strerror}") from error
-        self._server.open()
+        self._server.socket.open()
 
     async def stop(self) -> None:
         """Stop listening."""
-        self._server.wanted = False  # also for an opening that is under way in its thread
+        self._server.socket.wanted = False  # also for an opening that is under way in its thread
         await asyncio.to_thread(self._server.close)

@@ -1,0 +1,91 @@
+"""A gRPC server on a unix socket. Threads open and close it: importing gRPC and stopping it take time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from proxy.sockets.socket_path import SocketPath
+
+if TYPE_CHECKING:
+    import grpc
+
+
+class GrpcSocket:
+    """Serves one gRPC service on a path.
+
+    Attributes:
+        wanted: Whether it is to be open; ``open`` does nothing where not.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        purpose: str,
+        service: str,
+        handlers: Callable[[], Mapping[str, grpc.RpcMethodHandler[Any, Any]]],
+        *,
+        threads: int,
+        at_once: int,
+        options: Sequence[tuple[str, int]] = (),
+        stop_s: float,
+        end_s: float,
+    ) -> None:
+        """Prepare; nothing is opened before ``open``.
+
+        Args:
+            path: Where to listen.
+            purpose: What is done there, for messages: ``serve hooks``.
+            service: The name of the service, with its package.
+            handlers: Returns the methods by name; called when it is opened.
+            threads: Requests that are answered at a time.
+            at_once: Those that may be answered or wait; others are refused.
+            options: Options of the gRPC server.
+            stop_s: Seconds in which requests may end after ``close``.
+            end_s: Seconds that ``close`` waits for the server to end.
+        """
+        self._place = SocketPath(path, purpose)
+        self._service, self._handlers, self._options = service, handlers, options
+        self._threads, self._at_once = threads, at_once
+        self._stop_s, self._end_s = stop_s, end_s
+        self._server: grpc.Server | None = None
+        self._lock = threading.Lock()
+        self.wanted = True
+
+    def open(self) -> None:
+        """Listen; runs in a thread.
+
+        Raises:
+            CannotCreateError, PermissionDeniedError: The socket cannot be created.
+        """
+        with self._lock:
+            if self.wanted and self._server is None:
+                self._server = self._opened()
+
+    def close(self) -> None:
+        """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
+        with self._lock:
+            self._place.give_back()
+            server, self._server = self._server, None
+        if server is not None:
+            server.stop(self._stop_s).wait(self._end_s)
+
+    def _opened(self) -> grpc.Server:
+        import grpc
+
+        pool = concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix=self._service)
+        server = grpc.server(pool, options=self._options, maximum_concurrent_rpcs=self._at_once)
+        handlers = dict(self._handlers())
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._service, handlers),))
+        try:
+            self._place.take(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
+            server.start()
+        except BaseException:
+            server.stop(None)
+            self._place.give_back()
+            raise
+        return server
