@@ -35,13 +35,13 @@ CALLS, HANDS, TOLD = 20_000, 8, 2000
 RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
 GROWTH_MB, LEDGER_KB = 5.0, 1024
 LIMITS = {
-    "proxy.controller.history.History._gone": 500,
-    "proxy.controller.history.History._named": 500,
+    "proxy.executor.history.History._gone": 500,
+    "proxy.executor.history.History._named": 500,
     "proxy.telemetry.problems.Problems._known": 100,
     "proxy.telemetry.problems.Problem.keys": 800,  # of all problems together
-    "proxy.controller.bad_input.BadInput._seen": 4096,
-    "proxy.controller.change_sequence.ChangeSequence._left": 2048,
-    "proxy.controller.retries.Retries._open": 256,
+    "proxy.executor.bad_input.BadInput._seen": 4096,
+    "proxy.executor.change_sequence.ChangeSequence._left": 2048,
+    "proxy.executor.retries.Retries._open": 256,
     "proxy.telemetry.throttle.Throttle._windows": 512,
     "proxy.backends.cgroup.search.GroupFinder._found": 1024,
     "proxy.frontends.cri.rewrite._create_suffixes": 256,

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
 from proxy.backends.ledger import journal
-from proxy.controller.controller import NodeController
+from proxy.executor.node_executor import NodeExecutor
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.frontends.cri.interceptors import Interceptors
 from proxy.model.idset import CpuSet
@@ -89,12 +89,12 @@ class Faults:
         raise OSError(number, os.strerror(number), path)
 
 
-async def move(controller: NodeController, container_id: str) -> None:
+async def move(executor: NodeExecutor, container_id: str) -> None:
     """Move an owner to the last shared CPUs."""
-    container = controller.state.containers[container_id]
-    target = CpuSet(list(controller.state.pools.shared)[-len(container.placement.exclusive) :])
-    if why := await controller.owner_moves.move(container.owner, target):
-        controller.problems.note(f"not moved: {why}")
+    container = executor.state.containers[container_id]
+    target = CpuSet(list(executor.state.pools.shared)[-len(container.placement.exclusive) :])
+    if why := await executor.owner_moves.move(container.owner, target):
+        executor.problems.note(f"not moved: {why}")
 
 
 def install(faults: Faults) -> None:
@@ -127,7 +127,7 @@ def install(faults: Faults) -> None:
         if call.method == "UpdateContainerResources":
             update = pb.UpdateContainerResourcesRequest.FromString(call.body)
             if update.linux.cpu_shares == MOVE_SHARES:
-                self.controller.spawn(move(self.controller, update.container_id))
+                self.executor.spawn(move(self.executor, update.container_id))
 
     def answered(self: Interceptors, call: Any, message: bytes) -> None:
         faults.step(f"{call.method}: answered, not noted")

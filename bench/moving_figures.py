@@ -31,9 +31,9 @@ from table import number, render
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.files import OsFiles
-from proxy.controller.enforce import Enforcer
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.executor.enforce import Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request

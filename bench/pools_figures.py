@@ -25,12 +25,12 @@ from place_merge import bare_loop
 from table import number, render
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.controller.enforce import Enforcer
-from proxy.controller.kernel_ports import CpusetValue
 from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
+from proxy.executor.enforce import Enforcer
+from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos, Phase, Pod, QosClass, Request

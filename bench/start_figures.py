@@ -82,15 +82,15 @@ stateDir: {folder}/state
     await daemon.start()
     task = asyncio.create_task(probe.run())
     try:
-        controller = daemon.controller
-        assert controller is not None
+        executor = daemon.executor
+        assert executor is not None
         async with asyncio.timeout(60):
-            await controller.synced.wait()
+            await executor.synced.wait()
         took = time.perf_counter() - begun
         await asyncio.sleep(AFTER_S)
         task.cancel()
-        if len(controller.state.containers) != count:
-            raise BenchError(f"the daemon knows {len(controller.state.containers)} of {count} containers")
+        if len(executor.state.containers) != count:
+            raise BenchError(f"the daemon knows {len(executor.state.containers)} of {count} containers")
         return {"wall": probe.wall * 1e3, "cpu": probe.cpu * 1e3, "took": took}
     finally:
         task.cancel()

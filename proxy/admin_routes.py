@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proxy.admin.server import Reply, Route
-    from proxy.controller.be.suppression import Suppression
-    from proxy.controller.controller import NodeController
-    from proxy.controller.decision_log import RememberedDecision
-    from proxy.controller.reconciler import Sync
+    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.decision_log import RememberedDecision
+    from proxy.executor.node_executor import NodeExecutor
+    from proxy.executor.reconciler import Sync
     from proxy.frontends.cri.acceptor import Front
     from proxy.hooks_setup import Hooking
     from proxy.observe.device_assignments import KubeletDevices
@@ -45,7 +45,7 @@ class Pages:
         config: Config,
         listener: Listener | None,
         front: Front | None,
-        controller: NodeController | None,
+        executor: NodeExecutor | None,
         sync: Sync | None,
         suppression: Callable[[], Suppression | None],
         takeover: LazyTakeover | None,
@@ -57,7 +57,7 @@ class Pages:
         self._config = config
         self._listener = listener
         self._front = front
-        self._controller = controller
+        self._executor = executor
         self._sync = sync
         self._suppression = suppression
         self._takeover = takeover
@@ -70,7 +70,7 @@ class Pages:
     @property
     def _mode(self) -> str:
         """The mode in effect."""
-        return (self._config if self._controller is None else self._controller.state).mode.value
+        return (self._config if self._executor is None else self._executor.state).mode.value
 
     def show_hooks(self, hooking: Hooking) -> None:
         """Show hooks from now on: a daemon that starts in mode observe has them later."""
@@ -92,8 +92,8 @@ class Pages:
 
     async def read_status(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows, with the cpusets that the kernel has now."""
-        if self._controller is not None:
-            await self._controller.kernel_view.refresh()
+        if self._executor is not None:
+            await self._executor.kernel_view.refresh()
         return self.status()
 
     def readyz(self) -> Reply:
@@ -120,13 +120,13 @@ class Pages:
 
     def _checks(self) -> list[dict[str, object]]:
         """Give the checks that decide whether the daemon is ready."""
-        if self._controller is None or self._sync is None:
+        if self._executor is None or self._sync is None:
             down = self._front is not None and self._front.down
             reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
             return [{"name": "runtime", "ok": not down, "reason": reason, "required": True}]
-        from proxy.controller.readiness import required_checks
+        from proxy.executor.readiness import required_checks
 
-        return [check.page() for check in required_checks(self._controller, self._sync)]
+        return [check.page() for check in required_checks(self._executor, self._sync)]
 
     def status(self) -> dict[str, object]:
         """Give the status with the cpusets that the kernel had at the last reading."""
@@ -144,26 +144,26 @@ class Pages:
         }
         if self._reload is not None:
             page["config"] = self._reload.page()
-        if self._controller is None:
+        if self._executor is None:
             page["checks"] = checks = self._checks()
             page["ready"] = all(check["ok"] for check in checks)
-        if self._controller is not None and self._sync is not None:
-            from proxy.controller.status_data import node_page
+        if self._executor is not None and self._sync is not None:
+            from proxy.executor.status_data import node_page
 
-            page.update(node_page(self._controller))
+            page.update(node_page(self._executor))
             page["runtime"] = {
                 "endpoint": str(config.runtime),
                 "connected": self._sync.connected,
                 "version": self._sync.runtime_version,
                 "reason": "" if self._sync.connected else self._sync.lack,
-                "events": self._controller.runtime_events.events_state.value,
-                "reconcile_s": self._controller.options.reconcile_period,
+                "events": self._executor.runtime_events.events_state.value,
+                "reconcile_s": self._executor.options.reconcile_period,
             }
-            doing, observed = self._suppression(), self._controller.state.mode is NodeMode.OBSERVE
+            doing, observed = self._suppression(), self._executor.state.mode is NodeMode.OBSERVE
             if doing is not None and not observed:
-                from proxy.controller.be.page import suppression_page
+                from proxy.executor.be.page import suppression_page
 
-                page["beSuppress"] = suppression_page(doing.known, doing.settings, self._controller.state)
+                page["beSuppress"] = suppression_page(doing.known, doing.settings, self._executor.state)
             if self._staging is not None:
                 page["enforcement"] = self._staging.page()
             if self._takeover is not None:
@@ -185,20 +185,20 @@ class Pages:
         """Return what ``topoproxy explain`` shows."""
         from proxy.observe.explain_answer import history_page
 
-        if self._controller is None:
+        if self._executor is None:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
-        return history_page(self._controller.history, params, self._now)
+        return history_page(self._executor.history, params, self._now)
 
     def _now(self, record: RememberedDecision) -> str:
         """Say what holds for a container now that was not decided when it came; mostly nothing."""
-        if self._controller is None:
+        if self._executor is None:
             return ""
         from proxy.engine.plan_differences import applied_since
 
-        doing, state, container_id = self._suppression(), self._controller.state, record.container_id
+        doing, state, container_id = self._suppression(), self._executor.state, record.container_id
         if words := applied_since(state, container_id, applied=record.explanation.applied):
             return words
-        if lacks := self._controller.hotplug.shortage.explained(container_id):
+        if lacks := self._executor.hotplug.shortage.explained(container_id):
             return lacks
         container = state.containers.get(container_id)
         if doing is None or container is None:
@@ -212,46 +212,46 @@ class Pages:
         from proxy.observe.koordinator import node_resource_topology
         from proxy.observe.node_facts import node_facts
 
-        if self._controller is None:
+        if self._executor is None:
             raise InputError("cannot report: in passthrough mode nothing is decided")
         if (form := params.get("format", "koordinator")) != "koordinator":
             raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
         state, manager, meta = (
-            self._controller.state,
-            self._controller.kubelet_cpus.manager,
-            self._controller.node_policy.meta,
+            self._executor.state,
+            self._executor.kubelet_cpus.manager,
+            self._executor.node_policy.meta,
         )
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
 
     async def observe_report(self) -> dict[str, object]:
         """Give what ``topoproxy observe report`` shows."""
-        if self._controller is None:
+        if self._executor is None:
             raise InputError("cannot compare a plan with the kernel: in passthrough mode there is none")
-        from proxy.controller.plan_report import plan_report
+        from proxy.executor.plan_report import plan_report
 
-        return await plan_report(self._controller)
+        return await plan_report(self._executor)
 
     async def memory(self) -> dict[str, object]:
         """Give what ``topoproxy status --memory`` shows."""
-        if self._controller is None:
+        if self._executor is None:
             raise InputError("cannot show where memory is: in passthrough mode it is not watched")
-        return {"schema": schema_ids.STATUS_MEMORY, **await self._controller.mems.page()}
+        return {"schema": schema_ids.STATUS_MEMORY, **await self._executor.mems.page()}
 
     async def devices(self) -> dict[str, object]:
         """Give what ``topoproxy devices`` asks the daemon: which container has which device."""
         from proxy.observe.device_assignments import assignments_page
 
         kubelet = await asyncio.to_thread(_kubelet_devices, self._config.kubelet.pod_resources)
-        if self._controller is None:
+        if self._executor is None:
             return assignments_page(kubelet, None, ())
-        return assignments_page(kubelet, self._controller.state, self._controller.history.with_devices())
+        return assignments_page(kubelet, self._executor.state, self._executor.history.with_devices())
 
     def metrics(self) -> str:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
         from proxy.observe.metrics import metrics
 
-        registry = None if self._controller is None else self._controller.telemetry.registry
+        registry = None if self._executor is None else self._executor.telemetry.registry
         return metrics(self.status(), registry)
 
 

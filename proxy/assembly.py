@@ -1,4 +1,4 @@
-"""From configuration to controller: what the daemon puts together before anything runs.
+"""From configuration to executor: what the daemon puts together before anything runs.
 
 The daemon imports this module after its socket is there, so what every node needs is imported at the top.
 What only some nodes use (partitions, BE suppression, a Node object, asking kubelet for pods) is imported
@@ -27,10 +27,10 @@ from proxy.backends.runtime.containerd_events import ContainerdEvents
 from proxy.backends.runtime.quirks import QUIRKS
 from proxy.backends.systemd.units import SystemdUnits
 from proxy.config.schema import Config, OnError, OwnerPartitions
-from proxy.controller.controller import NodeController, Ports
-from proxy.controller.machine.hotplug import NO_UEVENTS
-from proxy.controller.node_rules import node_of
-from proxy.controller.options import ControllerOptions
+from proxy.executor.machine.hotplug import NO_UEVENTS
+from proxy.executor.node_executor import NodeExecutor, Ports
+from proxy.executor.node_rules import node_of
+from proxy.executor.options import ExecutorOptions
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
@@ -41,12 +41,14 @@ from proxy.topology.reader import read_machine
 from proxy.topology.uevents import listen
 
 if TYPE_CHECKING:
-    from proxy.controller.be.suppression import Suppression
-    from proxy.controller.context import NodeContext
-    from proxy.controller.drift.ports import Writes
-    from proxy.controller.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
-    from proxy.controller.partitions.ports import Partitions as KernelPartitions
-    from proxy.controller.ports import (
+    from proxy.engine.node import Node
+    from proxy.engine.suppression import SuppressionSettings
+    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.context import NodeContext
+    from proxy.executor.drift.ports import Writes
+    from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
+    from proxy.executor.partitions.ports import Partitions as KernelPartitions
+    from proxy.executor.ports import (
         Displaced,
         Hardware,
         Kubelet,
@@ -55,14 +57,12 @@ if TYPE_CHECKING:
         MachineEvents,
         NodeObject,
     )
-    from proxy.controller.systemd.ports import Fences, Units
-    from proxy.engine.node import Node
-    from proxy.engine.suppression import SuppressionSettings
+    from proxy.executor.systemd.ports import Fences, Units
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.telemetry.port import Telemetry
 
 
-def controller_of(
+def executor_of(
     config: Config,
     machine: Machine,
     cgroups: Cgroups | None,
@@ -71,8 +71,8 @@ def controller_of(
     *,
     reread: bool,
     telemetry: Telemetry,
-) -> NodeController:
-    """Make the controller of a node.
+) -> NodeExecutor:
+    """Make the executor of a node.
 
     Args:
         config: What to do.
@@ -97,7 +97,7 @@ def controller_of(
             )
         return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
 
-    return NodeController(
+    return NodeExecutor(
         node,
         tree,
         runtime,
@@ -227,19 +227,19 @@ def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | No
 
 
 def suppression_of(
-    config: Config, controller: NodeController, record: Mapping[str, object] | None
+    config: Config, executor: NodeExecutor, record: Mapping[str, object] | None
 ) -> Suppression | None:
     """Make what keeps BE pods within what the others leave; None where there is nothing to do.
 
     Args:
         config: What to do.
-        controller: The controller of the BE containers.
+        executor: The executor of the BE containers.
         record: What an earlier run has written and not taken off, by the ledger.
     """
     mode = config.be_suppress.mode
     if mode is SuppressMode.OFF and not record:
         return None
-    from proxy.controller.be.suppression import Suppression
+    from proxy.executor.be.suppression import Suppression
 
     usage: UsageSource | None = None
     groups: GroupQuotas | None = None
@@ -247,8 +247,8 @@ def suppression_of(
         usage = usage_of(config)
         groups = open_cpu_groups(config.cgroup_root) if mode is SuppressMode.QUOTA or record else None
     except CgroupError as error:
-        controller.telemetry.problem("cannot suppress BE pods", err=error)
-    return Suppression(controller, controller.writes, suppression_settings(config), usage, groups, record)
+        executor.telemetry.problem("cannot suppress BE pods", err=error)
+    return Suppression(executor, executor.writes, suppression_settings(config), usage, groups, record)
 
 
 def suppression_settings(config: Config) -> SuppressionSettings:
@@ -280,9 +280,9 @@ def _node_object(config: Config) -> NodeObject | None:
     return NodeFile(config.koordinator.node_object)
 
 
-def options_of(config: Config) -> ControllerOptions:
-    """Return the options of the controller."""
-    return ControllerOptions(
+def options_of(config: Config) -> ExecutorOptions:
+    """Return the options of the executor."""
+    return ExecutorOptions(
         mode=NodeMode(config.mode.value),
         refuse_on_error=config.on_error is OnError.REFUSE,
         call_timeout=config.call_timeout,
@@ -322,14 +322,14 @@ def _kubelet_cpu_manager(config: Config, context: NodeContext) -> KubeletCpuMana
     )
 
 
-def pod_resources_of(config: Config, controller: NodeController) -> PodResourcesService:
+def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesService:
     """Make what serves the pod-resources API; imports what only that needs, so call it in a thread."""
     from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
     from proxy.frontends.podresources.service import PodResourcesService
 
     path, kubelet = config.pod_resources.serve, config.kubelet.pod_resources
     assert path is not None
-    return PodResourcesService(path, controller, SharedPodResources(str(kubelet)) if kubelet else None)
+    return PodResourcesService(path, executor, SharedPodResources(str(kubelet)) if kubelet else None)
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:

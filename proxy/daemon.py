@@ -18,9 +18,9 @@ from proxy import logs, memory_trim
 from proxy.config.checks import check_start
 from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
-from proxy.controller.shutdown import CLOSE_S, Ending
-from proxy.controller.tasks import tended
-from proxy.controller.time_slices import TimeSlices
+from proxy.executor.shutdown import CLOSE_S, Ending
+from proxy.executor.tasks import tended
+from proxy.executor.time_slices import TimeSlices
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.notify import SystemdNotifier
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from proxy.admin.server import AdminServer
     from proxy.admin_routes import Pages
     from proxy.calls.call_flow import CallFlow
-    from proxy.controller.be.suppression import Suppression
-    from proxy.controller.controller import NodeController
-    from proxy.controller.kernel_ports import Cgroups
-    from proxy.controller.ports import Ledger
-    from proxy.controller.reconciler import Sync
-    from proxy.controller.runtime_sync import Settler
-    from proxy.controller.start_update import StartUpdate
+    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.kernel_ports import Cgroups
+    from proxy.executor.node_executor import NodeExecutor
+    from proxy.executor.ports import Ledger
+    from proxy.executor.reconciler import Sync
+    from proxy.executor.runtime_sync import Settler
+    from proxy.executor.start_update import StartUpdate
     from proxy.frontends.cri.acceptor import Front
     from proxy.frontends.cri.client_watch import ClientWatch
     from proxy.frontends.podresources.service import PodResourcesService
@@ -64,7 +64,7 @@ STOP_S = 4.0
 SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
 """Seconds that the admin socket, BE suppression and hooks may take to end, where there are as many."""
 CONTROLLER_S, PARTS_S = 1.5, 1.2
-"""What the controller and the other workers have at least."""
+"""What the executor and the other workers have at least."""
 
 
 class Daemon:
@@ -97,7 +97,7 @@ class Daemon:
         self._ledger: Ledger | None = None
         self._front: Front | None = None
         self._admin: AdminServer | None = None
-        self.controller: NodeController | None = None
+        self.executor: NodeExecutor | None = None
         self.sync: Sync | None = None
         self.pages: Pages | None = None
         self._settler: Settler | None = None
@@ -151,21 +151,21 @@ class Daemon:
         self._task(self._mirror)
         self._task(self._watchdog)
         self._task(self._reloads)
-        if self.controller is not None:
-            self._task(self._client_watch(self.controller, self._front).run)
-            self._task(self.controller.health.run)
+        if self.executor is not None:
+            self._task(self._client_watch(self.executor, self._front).run)
+            self._task(self.executor.health.run)
         self._task(self._slim)
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
     async def _wire(self, machine: Machine, away: list[str], telemetry: Telemetry) -> Front:
-        from proxy.assembly import controller_of
+        from proxy.assembly import executor_of
         from proxy.frontends.cri.acceptor import Front
         from proxy.frontends.cri.interceptors import METHODS, Interceptors
 
         config = self.config
         entries, notes = self._open_state(machine)
-        self.controller = controller = controller_of(
+        self.executor = executor = executor_of(
             config,
             machine,
             self._cgroups,
@@ -177,64 +177,62 @@ class Daemon:
         notes += [*(f"{what}: that counts when it is back" for what in away), *exposed(config)]
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
-        self._takeover = LazyTakeover(config, controller, self._ledger)
+        self._takeover = LazyTakeover(config, executor, self._ledger)
         self._start_update, self.sync, self._settler = (
-            controller.start_update,
-            controller.sync,
-            controller.settler,
+            executor.start_update,
+            executor.sync,
+            executor.settler,
         )
         await TimeSlices().through(self.sync.recovering(entries))
         if not config.hooks.owned_cpus:
-            controller.overrides.take_back()
+            executor.overrides.take_back()
         self._task(self.sync.run)
         self._task(self._settler.run)
-        self._task(self.controller.unit_properties.run)
+        self._task(self.executor.unit_properties.run)
         self._suppress(config, entries.get("b/suppress"))
-        self._leaving = LazyRelease(config, controller, lambda: self._suppression)
+        self._leaving = LazyRelease(config, executor, lambda: self._suppression)
         self._leaving.recover(entries)
-        self._staging = LazyStaging(controller)
+        self._staging = LazyStaging(executor)
         self._task(self._staging.run)
-        self._flow = interceptors = Interceptors(controller, self.sync, controller.start_update)
+        self._flow = interceptors = Interceptors(executor, self.sync, executor.start_update)
         if config.mode is Mode.ENFORCE:
             self._hook()
         if config.pod_resources.serve is not None:
             self._task(self._serve_pod_resources)
         return Front(
-            str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=controller.broken
+            str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=executor.broken
         )
 
     async def _serve_pod_resources(self) -> None:
         """Serve the pod-resources API; what it needs is imported in a thread, and only here."""
         from proxy.assembly import pod_resources_of
 
-        assert self.controller is not None
+        assert self.executor is not None
         if self._pod_resources is None:
-            self._pod_resources = await asyncio.to_thread(pod_resources_of, self.config, self.controller)
+            self._pod_resources = await asyncio.to_thread(pod_resources_of, self.config, self.executor)
         await self._pod_resources.run()
 
     def _suppress(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
         """Begin to suppress BE pods, where the configuration wants it or an earlier run has."""
         from proxy.assembly import suppression_of
 
-        assert self.controller is not None
-        self._suppression = suppression_of(config, self.controller, record)
+        assert self.executor is not None
+        self._suppression = suppression_of(config, self.executor, record)
         if self._suppression is not None:
             self._task(self._suppression.run)
 
     def _hook(self) -> None:
         """Have hooks called from now on, where there are to be any; observed pods have none."""
-        config, controller = self.config, self.controller
+        config, executor = self.config, self.executor
         if self.hooking is not None or not (config.hooks.enabled or config.hooks.serve is not None):
             return
         from proxy.hooks_setup import Hooking
 
-        assert controller is not None
+        assert executor is not None
         assert self.sync is not None
         assert self._flow is not None
         marks = config.state_dir / "hooks"
-        self.hooking = Hooking(
-            config.hooks, controller, self.sync, controller.start_update, self._flow, marks
-        )
+        self.hooking = Hooking(config.hooks, executor, self.sync, executor.start_update, self._flow, marks)
         if self.pages is not None:
             self.pages.show_hooks(self.hooking)
         self._task(self.hooking.run)
@@ -242,27 +240,27 @@ class Daemon:
 
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
         from proxy.reload.service import Reload
-        from proxy.reload.steps import common_steps, controller_steps, hooks_step, suppression_step
+        from proxy.reload.steps import common_steps, executor_steps, hooks_step, suppression_step
 
-        steps, controller = common_steps(), self.controller
-        if controller is None:
+        steps, executor = common_steps(), self.executor
+        if executor is None:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
-        steps += controller_steps(controller, self._hook)
+        steps += executor_steps(executor, self._hook)
         steps.append(suppression_step(lambda: self._suppression, self._suppress))
         steps.append(hooks_step(lambda: self.hooking))
-        return Reload(self._config, steps, lambda: controller.state.node.machine, telemetry, self._notifier)
+        return Reload(self._config, steps, lambda: executor.state.node.machine, telemetry, self._notifier)
 
-    def _client_watch(self, controller: NodeController, front: Front) -> ClientWatch:
+    def _client_watch(self, executor: NodeExecutor, front: Front) -> ClientWatch:
         from proxy.backends.kubelet.cri_endpoint import other_endpoints
         from proxy.frontends.cri.client_watch import ClientWatch
 
         directory, ours = self.config.kubelet.state_dir, self.config.listen
         return ClientWatch(
             front,
-            controller.telemetry,
-            lambda: len(controller.state.pods),
+            executor.telemetry,
+            lambda: len(executor.state.pods),
             lambda: other_endpoints(directory, ours),
-            controller.clock,
+            executor.clock,
         )
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
@@ -304,7 +302,7 @@ class Daemon:
             self.config,
             self._listener,
             self._front,
-            self.controller,
+            self.executor,
             self.sync,
             lambda: self._suppression,
             self._takeover,
@@ -341,16 +339,16 @@ class Daemon:
         self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._restarted)))
 
     def _restarted(self, error: BaseException) -> None:
-        if self.controller is not None:
-            self.controller.restarted(error)
+        if self.executor is not None:
+            self.executor.restarted(error)
         elif self._telemetry is not None:
             self._telemetry.fault(error)
 
     async def _mirror(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""
         while self._listener is not None and not self._listener.adopted:
-            if not self._listener.standing and self.controller is not None:
-                self.controller.telemetry.problem(
+            if not self._listener.standing and self.executor is not None:
+                self.executor.telemetry.problem(
                     "the socket was removed: no client can connect (restart)", path=self._listener.path
                 )
             mirror_mode(self._listener.path, self.config.runtime)
@@ -358,14 +356,14 @@ class Daemon:
 
     async def _slim(self) -> None:
         """Give back what start-up and the first comparison needed; later, what each comparison has mapped."""
-        if self.controller is None:
+        if self.executor is None:
             return
-        await self.controller.synced.wait()
+        await self.executor.synced.wait()
         await asyncio.sleep(0.2)
         memory_trim.freeze()
         from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
 
-        telemetry, seen, begin = self.controller.telemetry, (-1, -1), 6
+        telemetry, seen, begin = self.executor.telemetry, (-1, -1), 6
         while True:
             now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
             if now != seen:
@@ -376,7 +374,7 @@ class Daemon:
             begin -= 1
 
     async def _watchdog(self) -> None:
-        health = self.controller.health if self.controller is not None else None
+        health = self.executor.health if self.executor is not None else None
         reported: list[str] = []
         while self._notifier.interval is not None:
             stuck = health.stuck() if health is not None else {}
@@ -434,14 +432,14 @@ class Daemon:
                 await ending.step(
                     "end what serves others", server.stop(), min(most, ending.left() - CONTROLLER_S)
                 )
-        if self.controller is not None:
+        if self.executor is not None:
             if self._suppression is not None:
                 most = min(SUPPRESSION_S, ending.left() - CONTROLLER_S)
                 await ending.step("give BE pods back what they had", self._suppression.stop(), most)
                 if self._settler is not None:
                     most = min(SETTLE_LIMIT_S, ending.left() - CONTROLLER_S)
                     await ending.step("update the runtime", self._settler.finish(SETTLE_LIMIT_S), most)
-            await self.controller.close(max(CONTROLLER_S, min(CLOSE_S, ending.left() - PARTS_S)))
+            await self.executor.close(max(CONTROLLER_S, min(CLOSE_S, ending.left() - PARTS_S)))
             parts = (
                 self.sync,
                 self._settler,
@@ -451,7 +449,7 @@ class Daemon:
                 self._leaving,
                 self._staging,
             )
-            closing = (asyncio.to_thread(part.close) for part in (*parts, self.controller.runtime) if part)
+            closing = (asyncio.to_thread(part.close) for part in (*parts, self.executor.runtime) if part)
             await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, least=PARTS_S)
         if self._ledger is not None:
             self._ledger.close()

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow
     from proxy.config.hooks import HooksConfig
-    from proxy.controller.controller import NodeController
-    from proxy.controller.reconciler import Sync
-    from proxy.controller.start_update import StartUpdate
+    from proxy.executor.node_executor import NodeExecutor
+    from proxy.executor.reconciler import Sync
+    from proxy.executor.start_update import StartUpdate
     from proxy.frontends.hook_bridge.backfill import Backfill
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.hook_bridge.updates import Updates
@@ -69,7 +69,7 @@ class Hooking:
     def __init__(
         self,
         config: HooksConfig,
-        controller: NodeController,
+        executor: NodeExecutor,
         sync: Sync,
         start_update: StartUpdate,
         flow: CallFlow,
@@ -79,7 +79,7 @@ class Hooking:
 
         Args:
             config: Where hooks are, and how they are asked.
-            controller: The controller of the node.
+            executor: The executor of the node.
             sync: Looks up containers that a call names and that are not known.
             start_update: Follows updates.
             flow: Decides calls.
@@ -87,7 +87,7 @@ class Hooking:
         """
         self.config = config
         self.server: Serving | None = None
-        self._controller = controller
+        self._executor = executor
         self._sync = sync
         self._start_update = start_update
         self._flow = flow
@@ -123,7 +123,7 @@ class Hooking:
             await asyncio.to_thread(_import, ("proxy.frontends.hookserver.service",))
             from proxy.frontends.hookserver.service import Serving
 
-            self.server = Serving(self.config.serve, self._controller, self._start_update, self._flow)
+            self.server = Serving(self.config.serve, self._executor, self._start_update, self._flow)
         await self.server.run()
 
     async def run(self) -> None:
@@ -141,14 +141,14 @@ class Hooking:
                     await asyncio.sleep(LOOK_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
-                    await self._controller.synced.wait()
+                    await self._executor.synced.wait()
                     await self._parts.learning.once()
                     await self._parts.library.look_once(FIRST_S)
         finally:
             late.cancel()
             self._let_go()
-        if not self._controller.synced.is_set():
-            self._controller.spawn(self._parts.learning.when_synced())
+        if not self._executor.synced.is_set():
+            self._executor.spawn(self._parts.learning.when_synced())
         await self._parts.library.run()
 
     def _let_go(self) -> None:
@@ -167,26 +167,26 @@ class Hooking:
         from proxy.hooks.engine.engine import HookEngine
         from proxy.hooks.registry import HookRegistry
 
-        controller, config, owned = self._controller, self.config, self.config.owned_cpus
-        updates = Updates(controller, self._start_update, owned_cpus=owned)
-        engine = HookEngine(controller.telemetry.problem, updates.take)
-        learning = Backfill(controller, engine)
-        following = LifecycleEvents(controller, engine, learning.resumed, learning.later, owned_cpus=owned)
+        executor, config, owned = self._executor, self.config, self.config.owned_cpus
+        updates = Updates(executor, self._start_update, owned_cpus=owned)
+        engine = HookEngine(executor.telemetry.problem, updates.take)
+        learning = Backfill(executor, engine)
+        following = LifecycleEvents(executor, engine, learning.resumed, learning.later, owned_cpus=owned)
         learning.following = following
         library = HookRegistry(
             config,
             engine,
-            lambda: following.everything() if controller.synced.is_set() else None,
-            controller.telemetry.problem,
-            controller.telemetry.event,
+            lambda: following.everything() if executor.synced.is_set() else None,
+            executor.telemetry.problem,
+            executor.telemetry.event,
             marks=self._marks,
         )
         adopt, learn, hold = self._sync.adoption.adopt_one, learning.in_call, self._flow.hold
         dispatcher = HookDispatcher(
-            controller, engine, updates, following, hold, adopt, learn, owned_cpus=owned
+            executor, engine, updates, following, hold, adopt, learn, owned_cpus=owned
         )
         self._parts = _Parts(engine, library, following, updates, learning)
-        controller.store.subscribe(following)
+        executor.store.subscribe(following)
         self._flow.hook(Hooked(dispatcher))
 
     # -- status -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def test_only_on_v2(tmp_path: Path, version: int, there: bool) -> None:
 
 
 def test_nothing_of_dbus_is_loaded_before_there_is_a_unit() -> None:
-    modules = "proxy.daemon, proxy.assembly, proxy.backends.systemd.units, proxy.controller.controller"
+    modules = "proxy.daemon, proxy.assembly, proxy.backends.systemd.units, proxy.executor.node_executor"
     code = f"import {modules}, sys; print('jeepney' in sys.modules)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

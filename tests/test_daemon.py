@@ -67,9 +67,9 @@ def test_another_daemon_finds_everything_again(node: DaemonNode) -> None:
     again = node.daemon()
 
     async def after() -> None:
-        assert again.controller is not None
-        await asyncio.wait_for(again.controller.synced.wait(), 30)
-        assert {str(o.cpus) for o in again.controller.state.owners.values()} == {"2-3"}
+        assert again.executor is not None
+        await asyncio.wait_for(again.executor.synced.wait(), 30)
+        assert {str(o.cpus) for o in again.executor.state.owners.values()} == {"2-3"}
 
     run(again, after)
     assert [node.cpus(i) for i in ids] == held == ["0-1,4-15", "2-3"]
@@ -145,7 +145,7 @@ def test_passthrough_only_relays(node: DaemonNode) -> None:
     async def day() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "0-15"
-        assert daemon.controller is None
+        assert daemon.executor is None
         assert daemon.pages.status()["mode"] == "passthrough"
 
     run(daemon, day)

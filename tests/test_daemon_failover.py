@@ -153,8 +153,8 @@ def test_a_container_made_at_the_runtime_while_the_daemon_runs(node: Node) -> No
         daemon = node.daemon()
         await daemon.start()
         try:
-            assert daemon.controller is not None
-            await daemon.controller.synced.wait()
+            assert daemon.executor is not None
+            await daemon.executor.synced.wait()
             sandbox, container = await asyncio.to_thread(node.create, "runtime")
             await asyncio.to_thread(node.use, sandbox, container)
             check(await asked(node, HOOKS))

@@ -163,9 +163,9 @@ def test_owned_cpus_from_hooks_are_left_when_the_setting_is_off(node: Node) -> N
         assert await node.placed("ls") == "3-4"
 
     async def after() -> None:
-        controller = daemon.controller
-        assert controller is not None
-        ids = {c.pod.name: i for i, c in controller.state.containers.items()}
+        executor = daemon.executor
+        assert executor is not None
+        ids = {c.pod.name: i for i, c in executor.state.containers.items()}
         await until(lambda: (node.cpus(ids["lse"]), node.cpus(ids["ls"])) == ("3", "4"))
 
     run(node.hooking_daemon(hooks="ownedCPUs: true"), before)

@@ -37,9 +37,9 @@ def test_a_daemon_starts_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
         async def scenario() -> None:
             container_id = await asyncio.to_thread(work)
-            assert daemon.controller is not None
-            assert str(daemon.controller.state.containers[container_id].placement.exclusive) == "2-3"
-            problems = [str(problem["what"]) for problem in daemon.controller.telemetry.problems()]
+            assert daemon.executor is not None
+            assert str(daemon.executor.state.containers[container_id].placement.exclusive) == "2-3"
+            problems = [str(problem["what"]) for problem in daemon.executor.telemetry.problems()]
             assert any("placements are not kept" in what for what in problems)
 
         run(daemon, scenario)

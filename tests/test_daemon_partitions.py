@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.controller.controller import NodeController
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
+from proxy.executor.node_executor import NodeExecutor
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
@@ -59,9 +59,9 @@ def effective(group: Path) -> CpuSet:
     return CpuSet.parse((group / "cpuset.cpus.effective").read_text())
 
 
-def controller(daemon: Daemon) -> NodeController:
-    assert daemon.controller is not None
-    return daemon.controller
+def executor(daemon: Daemon) -> NodeExecutor:
+    assert daemon.executor is not None
+    return daemon.executor
 
 
 def shown(daemon: Daemon) -> Any:
@@ -90,7 +90,7 @@ def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
         await until(lambda: effective(shared) == MACHINE.online - CpuSet.parse("4-5"))
         assert effective(more) == CpuSet.parse("4-5")
         assert kind(more) == "isolated"
-        assert controller(daemon).telemetry.problems() == []
+        assert executor(daemon).telemetry.problems() == []
 
     node.live(ISOLATED, day)
 
@@ -107,12 +107,12 @@ def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> N
         await until(lambda: not (groups[0].parent / "cpuset.cpus.exclusive").read_text().strip())
         assert node.rest() == MACHINE.online
         assert effective(groups[0]) == OWN
-        partitions = controller(daemon).partitions
+        partitions = executor(daemon).partitions
         assert partitions is not None
         await until(lambda: not partitions.jobs.known.records)
 
     async def third(daemon: Daemon) -> None:
-        assert controller(daemon).partitions is None
+        assert executor(daemon).partitions is None
 
     node.live(ISOLATED, first)
     assert kind(groups[0]) == "isolated"
@@ -128,9 +128,7 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
         await until(lambda: kind(groups[0]) == "isolated")
 
     async def second(daemon: Daemon) -> None:
-        assert any(
-            "not kept" in str(reported["what"]) for reported in controller(daemon).telemetry.problems()
-        )
+        assert any("not kept" in str(reported["what"]) for reported in executor(daemon).telemetry.problems())
         await until(lambda: kind(groups[0]) == "member")
         await until(lambda: node.rest() == MACHINE.online)
 
@@ -146,12 +144,12 @@ def test_a_foreign_overlap_is_repaired(node: Node) -> None:
     async def day(daemon: Daemon) -> None:
         own = await node.group(LSE)
         # The file says "isolated" before the daemon has read it back: an overlap in between fails that.
-        await until(lambda: controller(daemon).telemetry.value(metrics.PARTITIONS_MADE))
+        await until(lambda: executor(daemon).telemetry.value(metrics.PARTITIONS_MADE))
         assert kind(own) == "isolated"
         beside = str(own.relative_to(node.root).parent / "beside")
         node.cgroups.mkdir(beside)
         node.cgroups.files.write(beside, "cpuset.cpus", "3-4")
-        telemetry = controller(daemon).telemetry
+        telemetry = executor(daemon).telemetry
         await until(lambda: telemetry.value(metrics.PARTITIONS_LOST))
         await until(lambda: kind(own) == "member")
         await until(

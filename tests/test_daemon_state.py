@@ -55,13 +55,13 @@ def disk(node: DaemonNode, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def owned(daemon: Daemon) -> set[str]:
-    assert daemon.controller is not None
-    return {str(owner.cpus) for owner in daemon.controller.state.owners.values()}
+    assert daemon.executor is not None
+    return {str(owner.cpus) for owner in daemon.executor.state.owners.values()}
 
 
 def reported(daemon: Daemon) -> list[str]:
-    assert daemon.controller is not None
-    return [str(problem["what"]) for problem in daemon.controller.telemetry.problems()]
+    assert daemon.executor is not None
+    return [str(problem["what"]) for problem in daemon.executor.telemetry.problems()]
 
 
 def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:

@@ -36,7 +36,7 @@ class Node(DaemonNode):
 
     async def in_step(self) -> None:
         async with asyncio.timeout(LIMIT_S):
-            await self.running.controller.synced.wait()
+            await self.running.executor.synced.wait()
 
     def cpus(self, container_id: str) -> str:
         """The CPUs that the container's cgroup has."""
@@ -74,9 +74,9 @@ def test_a_container_of_a_pod_with_odd_strings_is_placed(node: Node) -> None:
         odd = await asyncio.to_thread(client.run, "odd", "LS", note=f"{MARK} and more")
         assert (node.asked(odd), node.cpus(odd)) == ("0-1,4-7", "0-1,4-7")
         assert node.cpus(owner) == "2-3"
-        placed = {c.pod.name: c for c in node.running.controller.state.containers.values()}
+        placed = {c.pod.name: c for c in node.running.executor.state.containers.values()}
         assert placed.keys() == {"owner", "odd"}
-        assert not node.running.controller.telemetry.value(metrics.REQUESTS_UNDECODABLE)
+        assert not node.running.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE)
 
     lived(node, day)
 
@@ -86,7 +86,7 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
         status = f'{{"cpuset":"2-3","note":"{MARK}"}}'
         odd = await asyncio.to_thread(client.run, "odd", "LS", _resource_status=status)
         assert node.cpus(odd) == "0-7"
-        reported = [str(each["what"]) for each in node.running.controller.telemetry.problems()]
+        reported = [str(each["what"]) for each in node.running.executor.telemetry.problems()]
         assert any("ns/odd" in what and "resource-status" in what for what in reported)
 
     lived(node, day)
@@ -94,17 +94,17 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
 
 def test_reconciles_continue_beside_a_sandbox_with_odd_strings(node: Node) -> None:
     async def day(client: GoClient) -> None:
-        controller = node.running.controller
+        executor = node.running.executor
         plain = await asyncio.to_thread(client.run, "plain")
         await asyncio.to_thread(client.run, "odd", note=MARK, **{MARK: "a key"})
-        passes = controller.telemetry.value(metrics.RECONCILES)
-        controller.attention.set()
-        await until(lambda: controller.telemetry.value(metrics.RECONCILES) > passes)
+        passes = executor.telemetry.value(metrics.RECONCILES)
+        executor.attention.set()
+        await until(lambda: executor.telemetry.value(metrics.RECONCILES) > passes)
         behind = await asyncio.to_thread(node.direct.run, "behind", "", more=MARK)
         node.cgroups.write(node.runtime.containers[plain].cgroup, CpuSet.parse("5"), None)
-        controller.attention.set()
-        await until(lambda: behind in controller.state.containers and node.cpus(plain) == "0-7")
-        assert not any("deserializing" in str(each["what"]) for each in controller.telemetry.problems())
+        executor.attention.set()
+        await until(lambda: behind in executor.state.containers and node.cpus(plain) == "0-7")
+        assert not any("deserializing" in str(each["what"]) for each in executor.telemetry.problems())
 
     lived(node, day)
 
@@ -115,7 +115,7 @@ def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
         await asyncio.to_thread(client.run, "owner", "LSE", _resource_status='{"cpuset":"2-3"}')
 
     async def after(client: GoClient) -> None:
-        there = {c.pod.name for c in node.running.controller.state.containers.values()}
+        there = {c.pod.name for c in node.running.executor.state.containers.values()}
         assert there == {"odd", "owner"}
         late = await asyncio.to_thread(client.run, "late")
         assert node.asked(late) == "0-1,4-7"
@@ -128,7 +128,7 @@ def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
 
 def test_a_start_without_a_ledger_adopts_a_pod_with_odd_strings(node: Node) -> None:
     async def day(_client: GoClient) -> None:
-        containers = node.running.controller.state.containers
+        containers = node.running.executor.state.containers
         assert {(c.pod.name, c.pod.uid) for c in containers.values()} == {("odd", r"uid-odd")}
 
     node.direct.run("odd", "LS", note=MARK)

@@ -37,7 +37,7 @@ from pathlib import Path
 from proxy import daemon, process
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
-from proxy.controller import context, worker, worker_health
+from proxy.executor import context, worker, worker_health
 from proxy.topology.build import described
 
 root = Path(sys.argv[1])

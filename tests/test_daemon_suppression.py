@@ -155,12 +155,12 @@ def test_observe_mode_suppresses_nothing(node: Node) -> None:
     daemon = node.daemon("mode: observe\nbeSuppress: {mode: cpuset, period: 100ms, threshold: 1}\n")
 
     async def day() -> None:
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         container = await node.launch(DemoPod("be", "BE", KubeQos.BEST_EFFORT))
         await asyncio.sleep(0.5)
         assert node.cpus(container) == str(MACHINE.online)
-        assert daemon.controller.state.be_limit is None
-        assert daemon.controller.telemetry.value(BE_SUPPRESS_ROUNDS) == 0
+        assert daemon.executor.state.be_limit is None
+        assert daemon.executor.telemetry.value(BE_SUPPRESS_ROUNDS) == 0
 
     run(daemon, day)
 
@@ -195,9 +195,9 @@ def test_a_reload_begins_changes_and_ends_suppression(node: Node) -> None:
         assert len(CpuSet.parse(node.cpus(be))) == 16
         assert await reload("") == "applied"
         await node.time_passes(lambda: node.quota == -1)
-        rounds = daemon.controller.telemetry.registry.page()["be_suppress_rounds"]
+        rounds = daemon.executor.telemetry.registry.page()["be_suppress_rounds"]
         await asyncio.sleep(4 * PERIOD_S)
-        assert daemon.controller.telemetry.registry.page()["be_suppress_rounds"] == rounds
+        assert daemon.executor.telemetry.registry.page()["be_suppress_rounds"] == rounds
         assert daemon.pages.status()["beSuppress"]["mode"] == "off"
 
     run(daemon, day, synced=True)

@@ -258,13 +258,13 @@ def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode
 
     async def whole() -> None:
         nonlocal written
-        daemon.controller.telemetry._sink = log
+        daemon.executor.telemetry._sink = log
         for number in range(STEPS):
             if mode == "released" and number == STEPS // 2:
                 await asyncio.to_thread(
                     ask, node.directory / "admin.sock", "/release/start", 30, {}, act=True
                 )
-                await until(lambda: daemon.controller.store.mode.value == "released")
+                await until(lambda: daemon.executor.store.mode.value == "released")
             if mode == "reloaded" and number in RELOADS:
                 await node.reload(daemon, f"{RELOADS[number]}{RULES}")
             await asyncio.to_thread(day.step)
@@ -284,10 +284,10 @@ def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode
 
 async def settled(day: Day, mode: str) -> None:
     """Wait until the kernel follows the state: a removal grows pools after its answer."""
-    controller = day.daemon.controller
+    executor = day.daemon.executor
 
     def follows() -> bool:
-        state, kernel = controller.state, day.kernel()
+        state, kernel = executor.state, day.kernel()
         there = [c for c in state.containers.values() if c.id in kernel and applies_to(state, c.pod)]
         left = counts(state)
         changing = left.to_apply or left.to_give_back or left.moving

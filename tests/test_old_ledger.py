@@ -20,11 +20,11 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.ledger import read_entries
-from proxy.controller.codec import dump
 from proxy.daemon import Daemon
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.runtime_records import ContainerRecord, PodRecord
 from proxy.engine.state import NodeState
+from proxy.executor.codec import dump
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described
@@ -126,8 +126,8 @@ def missing(old: object, new: object) -> object:
 
 def lost(node: OldNode, daemon: Daemon) -> dict[str, object]:
     """Return what the daemon does not know of the pods and containers in the old ledger."""
-    assert daemon.controller is not None
-    state, found = daemon.controller.state, {}
+    assert daemon.executor is not None
+    state, found = daemon.executor.state, {}
     for key, record in node.before.items():
         kind, _, name = key.partition("/")
         value = {"p": state.pods, "c": state.containers}.get(kind, {name: None}).get(name)
@@ -138,8 +138,8 @@ def lost(node: OldNode, daemon: Daemon) -> dict[str, object]:
 
 def complaints(daemon: Daemon) -> list[str]:
     """Return the problems with the ledger that the daemon reports."""
-    assert daemon.controller is not None
-    said = [str(problem["what"]) for problem in daemon.controller.telemetry.problems()]
+    assert daemon.executor is not None
+    said = [str(problem["what"]) for problem in daemon.executor.telemetry.problems()]
     return [what for what in said if "ledger" in what or "record" in what]
 
 
@@ -196,8 +196,8 @@ def test_a_create_in_flight_keeps_its_cpus_where_the_runtime_made_the_container(
         daemon = node.daemon()
 
         def state() -> NodeState:
-            assert daemon.controller is not None
-            return daemon.controller.state
+            assert daemon.executor is not None
+            return daemon.executor.state
 
         async def scenario() -> None:
             assert CpuSet.parse("26-27") in {owner.cpus for owner in state().owners.values()}
@@ -269,8 +269,8 @@ def test_a_takeover_goes_on() -> None:
                 old["backup"],
                 old["began"],
             )
-            assert daemon.controller is not None
-            owned = sorted(str(owner.cpus) for owner in daemon.controller.state.owners.values())
+            assert daemon.executor is not None
+            owned = sorted(str(owner.cpus) for owner in daemon.executor.state.owners.values())
             assert owned == ["1-2", "3,19"]
 
         run(daemon, scenario, synced=True)

@@ -17,11 +17,11 @@ from proxy.calls.create_calls import CreateCalls
 from proxy.calls.held_call import HeldCall, Trip
 from proxy.calls.hook_gateway import HookGateway
 from proxy.calls.pod_calls import PodCalls
-from proxy.controller.controller import NodeController
-from proxy.controller.reconciler import Sync
-from proxy.controller.start_update import StartUpdate
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.reconciler import Sync
+from proxy.executor.start_update import StartUpdate
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
 
@@ -35,18 +35,18 @@ class CallFlow:
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
-    def __init__(self, controller: NodeController, sync: Sync, start_update: StartUpdate) -> None:
+    def __init__(self, executor: NodeExecutor, sync: Sync, start_update: StartUpdate) -> None:
         """Prepare to decide.
 
         Args:
-            controller: The node.
+            executor: The node.
             sync: Looks up containers that a call names and that are not known.
             start_update: Follows starts and updates.
         """
-        self.controller = controller
+        self.executor = executor
         self.awaited: asyncio.Event | None = None
-        pods, creates = PodCalls(controller, self.hold), CreateCalls(controller, self.hold)
-        containers = ContainerCalls(controller, sync, start_update, self.hold)
+        pods, creates = PodCalls(executor, self.hold), CreateCalls(executor, self.hold)
+        containers = ContainerCalls(executor, sync, start_update, self.hold)
         self._parts = (pods, creates, containers)
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
@@ -62,9 +62,9 @@ class CallFlow:
 
     def request(self, call: HeldCall) -> None:
         """A call is held: decide, and send it on now or later."""
-        if self.controller.store.mode.is_leaving:
+        if self.executor.store.mode.is_leaving:
             call.release()  # the node is released: this is only a relay
-        elif self.awaited is None and self.controller.synced.is_set():
+        elif self.awaited is None and self.executor.synced.is_set():
             self._handle(call)
         else:
             self.hold(call, self._when_synced(call))
@@ -101,8 +101,8 @@ class CallFlow:
 
     def _missed(self, error: Exception) -> None:
         """An answer could not be taken note of: compare the node with the runtime soon."""
-        self.controller.attention.set()
-        self.controller.broken(error)
+        self.executor.attention.set()
+        self.executor.broken(error)
 
     def hold(self, call: HeldCall, work: Coroutine[object, object, None]) -> None:
         """Hold a call while a coroutine decides on it; a fault in there is handled as any."""
@@ -133,10 +133,10 @@ class CallFlow:
         A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
         may be one that must not run unplaced, the runtime does not get the request.
         """
-        controller = self.controller
-        controller.telemetry.count(metrics.REQUESTS_UNDECODABLE)
-        controller.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
-        controller.attention.set()
+        executor = self.executor
+        executor.telemetry.count(metrics.REQUESTS_UNDECODABLE)
+        executor.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
+        executor.attention.set()
         if call.method in self._answered and self._must_be_placed(call):
             call.refuse(
                 GrpcStatus.INTERNAL,
@@ -146,14 +146,14 @@ class CallFlow:
             call.release()
 
     def _fault(self, call: HeldCall, error: BaseException) -> None:
-        controller = self.controller
-        controller.broken(error)
-        controller.attention.set()
+        executor = self.executor
+        executor.broken(error)
+        executor.attention.set()
         if isinstance(call.state, Trip):
             # It passes without our set: not what we meant.
-            controller.store.handle(SavedCpusLearned(call.state.target, None))
+            executor.store.handle(SavedCpusLearned(call.state.target, None))
             call.state.sent = None
-        always = controller.options.refuse_on_error
+        always = executor.options.refuse_on_error
         if call.method == "CreateContainer" and self._must_be_placed(call, always=always):
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
             call.refuse(GrpcStatus.INTERNAL, message)
@@ -161,13 +161,13 @@ class CallFlow:
             call.release()
 
     async def _when_synced(self, call: HeldCall) -> None:
-        controller = self.controller
+        executor = self.executor
         try:
-            async with asyncio.timeout(controller.options.call_timeout):
-                await controller.synced.wait()
+            async with asyncio.timeout(executor.options.call_timeout):
+                await executor.synced.wait()
         except TimeoutError:
-            controller.telemetry.problem(UNSYNCED, method=call.method)
-            controller.attention.set()
+            executor.telemetry.problem(UNSYNCED, method=call.method)
+            executor.attention.set()
             if call.method == "CreateContainer" and self._must_be_placed(call):
                 call.refuse(
                     GrpcStatus.UNAVAILABLE, "cannot place the container: not in step with the runtime yet"
@@ -187,7 +187,7 @@ class CallFlow:
             call: The call.
             always: Whether no pod to which the plan is applied may run unplaced.
         """
-        state = self.controller.state
+        state = self.executor.state
         if not applies_to(state, None):
             return False
         pod = call.pod_of(state.pods, state.node.machine.bounds)

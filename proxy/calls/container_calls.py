@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
-from proxy.controller.controller import NodeController
-from proxy.controller.reconciler import Sync
-from proxy.controller.start_update import StartUpdate
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.pod_fence import Fence
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.reconciler import Sync
+from proxy.executor.start_update import StartUpdate
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Phase
@@ -21,8 +21,8 @@ from proxy.model.workload import Phase
 class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
-    def __init__(self, controller: NodeController, sync: Sync, start_update: StartUpdate, hold: Hold) -> None:
-        self.controller = controller
+    def __init__(self, executor: NodeExecutor, sync: Sync, start_update: StartUpdate, hold: Hold) -> None:
+        self.executor = executor
         self.hooked: HookGateway = NO_HOOKS
         self.sync = sync
         self.start_update = start_update
@@ -48,13 +48,13 @@ class ContainerCalls:
 
     def _may_hook(self, container_id: str) -> bool:
         """Return whether hooks may change or refuse a call: those of observed pods pass as they came."""
-        state = self.controller.state
+        state = self.executor.state
         container = state.containers.get(container_id)
         return is_applied_to_all(state) if container is None else applies_to(state, container.pod)
 
     def _start_now(self, call: HeldCall) -> None:
         container_id = call.target()
-        answer = self.controller.store.answer(StartRequested(container_id))
+        answer = self.executor.store.answer(StartRequested(container_id))
         if type(answer) is PrepareStart or self._is_wary(container_id):
             self._hold(call, self._start_later(call, container_id))
         else:
@@ -62,20 +62,18 @@ class ContainerCalls:
 
     def _is_wary(self, container_id: str) -> bool:
         """Return whether a call for a container may need a fence first; False where it is not known."""
-        container = self.controller.state.containers.get(container_id)
-        return container is not None and self.controller.unit_properties.fencing.is_wary(container)
+        container = self.executor.state.containers.get(container_id)
+        return container is not None and self.executor.unit_properties.fencing.is_wary(container)
 
     async def _start_later(self, call: HeldCall, container_id: str) -> None:
-        fence, answer = None, self.controller.store.answer
-        if container_id in self.controller.state.containers or await self.sync.adoption.adopt_one(
-            container_id
-        ):
+        fence, answer = None, self.executor.store.answer
+        if container_id in self.executor.state.containers or await self.sync.adoption.adopt_one(container_id):
             try:
                 obstacle, fence = await self.start_update.make_ready_fenced(container_id)
             except (UnavailableError, RuntimeCallError) as error:
                 obstacle = str(error)
             if obstacle:
-                self.controller.telemetry.problem(
+                self.executor.telemetry.problem(
                     "cannot start a container", containerID=container_id, err=obstacle
                 )
                 send(call, answer(StartRequested(container_id, obstacle=obstacle)))
@@ -83,14 +81,14 @@ class ContainerCalls:
         if not call.done:
             self._go_start(call, container_id, answer(StartRequested(container_id, is_prepared=True)), fence)
         else:
-            await self.controller.unit_properties.fencing.drop(fence)
+            await self.executor.unit_properties.fencing.drop(fence)
 
     def _go_start(self, call: HeldCall, container_id: str, answer: CallAnswer, fence: Fence | None) -> None:
         if type(answer) is ForwardStart:
             flight = self.start_update.start(container_id, answer.carries, fence)
             call.state = Trip(container_id, flight=flight)
         else:
-            self.controller.spawn(self.controller.unit_properties.fencing.drop(fence))
+            self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
         send(call, answer)
 
     def _start_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
@@ -109,7 +107,7 @@ class ContainerCalls:
 
     def _update_now(self, call: HeldCall) -> None:
         asked = call.resource_update()
-        is_known = asked.container_id in self.controller.state.containers
+        is_known = asked.container_id in self.executor.state.containers
         if is_known and not self._is_wary(asked.container_id):
             self._go_update(call, asked, None)
         else:
@@ -118,39 +116,39 @@ class ContainerCalls:
     async def _update_later(self, call: HeldCall, asked: UpdateRequested) -> None:
         containers, fencing, container_id = (
             self.sync.adoption,
-            self.controller.unit_properties.fencing,
+            self.executor.unit_properties.fencing,
             asked.container_id,
         )
-        known = container_id in self.controller.state.containers or await containers.adopt_one(container_id)
+        known = container_id in self.executor.state.containers or await containers.adopt_one(container_id)
         fence = await fencing.fitting(container_id) if known else None
         if call.done:
             await fencing.drop(fence)
-        elif container_id in self.controller.state.containers:
+        elif container_id in self.executor.state.containers:
             self._go_update(call, asked, fence)
         else:
             call.release()
             await fencing.drop(fence)
 
     def _go_update(self, call: HeldCall, asked: UpdateRequested, fence: Fence | None) -> None:
-        controller, container_id = self.controller, asked.container_id
-        fencing = controller.unit_properties.fencing
-        answer = controller.store.answer(asked)
+        executor, container_id = self.executor, asked.container_id
+        fencing = executor.unit_properties.fencing
+        answer = executor.store.answer(asked)
         if type(answer) is Forward:
-            flight = controller.calls.depart(container_id, answer.sent)
+            flight = executor.calls.depart(container_id, answer.sent)
             fencing.bind(flight, fence)
             call.state = Trip(container_id, sent=answer.sent, flight=flight)
         else:
-            controller.spawn(fencing.drop(fence))
-            if container_id in controller.state.containers:
+            executor.spawn(fencing.drop(fence))
+            if container_id in executor.state.containers:
                 # It carries what the client names, or what the runtime has saved.
-                flight = controller.calls.depart(container_id, controller.state.node.machine.online)
+                flight = executor.calls.depart(container_id, executor.state.node.machine.online)
                 call.state = Trip(container_id, flight=flight)
         send(call, answer)
 
     def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.flight is None:
             return
-        self.controller.drift.hint("kubelet", (trip.flight.container_id,))
+        self.executor.drift.hint("kubelet", (trip.flight.container_id,))
         if status is None:
             self.start_update.stray(trip.flight)
         else:
@@ -163,12 +161,12 @@ class ContainerCalls:
 
     def _stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.controller.lifecycle.phase(trip.target, Phase.EXITED)
+            self.executor.lifecycle.phase(trip.target, Phase.EXITED)
         else:
-            self.controller.attention.set()
+            self.executor.attention.set()
 
     def _removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.controller.lifecycle.removed([trip.target])
+            self.executor.lifecycle.removed([trip.target])
         else:
-            self.controller.attention.set()
+            self.executor.attention.set()

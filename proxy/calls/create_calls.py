@@ -6,14 +6,14 @@ from msgspec import structs
 
 from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
-from proxy.controller.controller import NodeController
-from proxy.controller.exited_siblings import holders, see_ended
-from proxy.controller.ports import DeviceFacts
-from proxy.controller.reservations import CreateClient
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardUnchanged, ReserveFirst
 from proxy.engine.container_events import CreateNotReserved, CreateResumed
 from proxy.engine.pod_events import PodLearned
+from proxy.executor.exited_siblings import holders, see_ended
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.ports import DeviceFacts
+from proxy.executor.reservations import CreateClient
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool
 
@@ -21,35 +21,35 @@ from proxy.model.workload import Container, Pod, Pool
 class CreateCalls:
     """CreateContainer."""
 
-    def __init__(self, controller: NodeController, hold: Hold) -> None:
-        self.controller = controller
+    def __init__(self, executor: NodeExecutor, hold: Hold) -> None:
+        self.executor = executor
         self.hooked: HookGateway = NO_HOOKS
         self.requests = {"CreateContainer": self._create}
         self.finished = {"CreateContainer": self._create_done}
         self._hold = hold
 
     def _create(self, call: HeldCall) -> None:
-        asked, controller = call.create_request(), self.controller
-        pod = controller.state.pods.get(asked.sandbox_id)
+        asked, executor = call.create_request(), self.executor
+        pod = executor.state.pods.get(asked.sandbox_id)
         if pod is None or not (pod.cgroup_parent or pod.cgroup_changed_by_hook):
             pod = self._described(asked, pod)
         elif pod.cpuset is not None and not pod.cpuset_chosen_locally:
             pod = self._renewed(pod, asked)
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
-        node, fact_lookup = controller.state.node, controller.fact_lookup
+        node, fact_lookup = executor.state.node, executor.fact_lookup
         given = asked.devices() if fact_lookup.devices_matter(node, pod) else NO_DEVICES
         asks = fact_lookup.pod_matters(node, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
-        if asks or holders(controller.state, pod) or controller.kubelet_cpus.matters(pod, asked.resources):
+        if asks or holders(executor.state, pod) or executor.kubelet_cpus.matters(pod, asked.resources):
             self._hold(call, self._find_out(call, pod, asked, given))
         else:
             self._decide(call, pod, asked)
 
     def _described(self, asked: CreateRequest, known: Pod | None) -> Pod:
         """Return the pod as the request describes it; it was not known, or not known well."""
-        pod = asked.pod(self.controller.state.node.machine.bounds)
+        pod = asked.pod(self.executor.state.node.machine.bounds)
         if known is not None:
             pod = structs.replace(with_earlier_decision(pod, known), asks=known.asks, source=known.source)
         if pod.uid:
@@ -67,34 +67,34 @@ class CreateCalls:
 
     def _learned(self, pod: Pod) -> None:
         """Take what a request says of its pod into the state; that may change which CPUs are shared."""
-        self.controller.store.handle(PodLearned(pod, "pod described by a create"))
+        self.executor.store.handle(PodLearned(pod, "pod described by a create"))
 
     async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
         """Ask for what the call does not carry, then decide."""
-        controller, node = self.controller, self.controller.state.node
-        if controller.fact_lookup.pod_matters(node, pod):
-            found = await controller.fact_lookup.pod(pod)
+        executor, node = self.executor, self.executor.state.node
+        if executor.fact_lookup.pod_matters(node, pod):
+            found = await executor.fact_lookup.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
-            pod = controller.state.pods.get(pod.sandbox_id) or pod
+            pod = executor.state.pods.get(pod.sandbox_id) or pod
             if found.asks is not None:
                 pod = structs.replace(pod, asks=found.asks, source=found.source)
-            if pod.sandbox_id in controller.state.pods:
-                controller.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
-        if given is not NO_DEVICES and controller.fact_lookup.knows_devices(given):
-            asked.resources = await controller.fact_lookup.devices(pod, asked.name, given, asked.resources)
-            pod = controller.state.pods.get(pod.sandbox_id) or pod
-        await see_ended(controller, controller.lifecycle, controller.fact_lookup.worker, pod)
-        if controller.kubelet_cpus.matters(pod, asked.resources):
-            await controller.kubelet_cpus.look()
+            if pod.sandbox_id in executor.state.pods:
+                executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
+        if given is not NO_DEVICES and executor.fact_lookup.knows_devices(given):
+            asked.resources = await executor.fact_lookup.devices(pod, asked.name, given, asked.resources)
+            pod = executor.state.pods.get(pod.sandbox_id) or pod
+        await see_ended(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
+        if executor.kubelet_cpus.matters(pod, asked.resources):
+            await executor.kubelet_cpus.look()
         if not call.done:
             self._decide(call, pod, asked)
 
     def _decide(self, call: HeldCall, pod: Pod, asked: CreateRequest) -> None:
-        if self.controller.store.mode.is_leaving:
+        if self.executor.store.mode.is_leaving:
             call.release()
             return
-        self.controller.sandboxes.moved_on(pod, asked.name)
-        decided = self.controller.creates.place(pod, asked.name, asked.attempt, asked.resources)
+        self.executor.sandboxes.moved_on(pod, asked.name)
+        decided = self.executor.creates.place(pod, asked.name, asked.attempt, asked.resources)
         container, answer = decided.plan.container, decided.answer
         if container is None:
             send(call, answer)
@@ -107,7 +107,7 @@ class CreateCalls:
 
     def _resume(self, call: HeldCall, container: Container) -> None:
         """Go on with a create after hooks have answered."""
-        self._go_create(call, container, self.controller.store.answer(CreateResumed(container)))
+        self._go_create(call, container, self.executor.store.answer(CreateResumed(container)))
 
     def _go_create(self, call: HeldCall, container: Container, answer: CallAnswer) -> None:
         if type(answer) is ReserveFirst:
@@ -125,11 +125,11 @@ class CreateCalls:
     def _go_on(self, call: HeldCall, container: Container) -> None:
         """Go on with a create after its reservation has been carried out."""
         event = CreateResumed(container, is_reserved=True)
-        self._go_create(call, container, self.controller.store.answer(event))
+        self._go_create(call, container, self.executor.store.answer(event))
 
     async def _create_narrowed(self, call: HeldCall, container: Container) -> None:
         """Record what hooks have named, which no list of the runtime would show after a crash."""
-        await self.controller.reservations.narrow(container)
+        await self.executor.reservations.narrow(container)
         if not call.done:
             self._go_on(call, container)
 
@@ -147,12 +147,12 @@ class CreateCalls:
             return container
 
         client = CreateClient(lambda: not isinstance(call.state, Trip), placed_elsewhere)
-        ended = await self.controller.reservations.create(container, client)
+        ended = await self.executor.reservations.create(container, client)
         if not ended.is_committed:
             if ended.reason is not None:  # else it has been answered
                 why = f"cannot free CPUs: {ended.reason.message}"
-                self.controller.rejections.rejected(container.pod, container.name, why)
-                send(call, self.controller.store.answer(CreateNotReserved(container, ended.reason)))
+                self.executor.rejections.rejected(container.pod, container.name, why)
+                send(call, self.executor.store.answer(CreateNotReserved(container, ended.reason)))
             return
         self._go_on(call, container)
 
@@ -160,16 +160,16 @@ class CreateCalls:
         """The runtime has created the container and named it."""
         if container_id:
             trip.named = True
-            controller = self.controller
-            controller.lifecycle.created(trip.target, container_id, trip.sent)
-            made = controller.state.containers.get(container_id)
-            if made and controller.state.owners and controller.enforcer.sandboxes.has_monitors(made.pod):
-                controller.spawn(controller.writes.clear_sandboxes())
+            executor = self.executor
+            executor.lifecycle.created(trip.target, container_id, trip.sent)
+            made = executor.state.containers.get(container_id)
+            if made and executor.state.owners and executor.enforcer.sandboxes.has_monitors(made.pod):
+                executor.spawn(executor.writes.clear_sandboxes())
 
     def _create_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if trip.named:
             return
         if status in (None, GrpcStatus.OK):  # OK without a readable id: the list shows what was created
-            self.controller.lifecycle.uncertain(trip.target)
+            self.executor.lifecycle.uncertain(trip.target)
         else:
-            self.controller.lifecycle.failed(trip.target)
+            self.executor.lifecycle.failed(trip.target)

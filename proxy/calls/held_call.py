@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from proxy.controller.ports import DeviceFacts
 from proxy.engine.call_answers import CallAnswer, Forward, Refuse
 from proxy.engine.call_events import UpdateRequested
+from proxy.executor.ports import DeviceFacts
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request

@@ -8,10 +8,10 @@ from msgspec import structs
 
 from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
-from proxy.controller.controller import NodeController
 from proxy.engine.admit import decides_pod
 from proxy.engine.call_answers import RecordFirst, Refuse
 from proxy.engine.enforcement import applies_to, is_applied_to_all
+from proxy.executor.node_executor import NodeExecutor
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
 
@@ -19,8 +19,8 @@ from proxy.model.workload import Pod
 class PodCalls:
     """RunPodSandbox, StopPodSandbox, RemovePodSandbox."""
 
-    def __init__(self, controller: NodeController, hold: Hold) -> None:
-        self.controller = controller
+    def __init__(self, executor: NodeExecutor, hold: Hold) -> None:
+        self.executor = executor
         self.hooked: HookGateway = NO_HOOKS
         self._hold = hold
         self.requests: Mapping[str, Handle] = {
@@ -35,7 +35,7 @@ class PodCalls:
         }
 
     def _run_pod(self, call: HeldCall) -> None:
-        state = self.controller.state
+        state = self.executor.state
         asks_hooks = "pre_run_pod_sandbox" in self.hooked.points
         if asks_hooks and is_applied_to_all(state):
             self.hooked.run_pod(call, self._go_run_pod)
@@ -47,8 +47,8 @@ class PodCalls:
             self._go_run_pod(call, pod)
 
     def _go_run_pod(self, call: HeldCall, pod: Pod) -> None:
-        controller, node = self.controller, self.controller.state.node
-        if decides_pod(node, pod) or controller.fact_lookup.pod_matters(node, pod):
+        executor, node = self.executor, self.executor.state.node
+        if decides_pod(node, pod) or executor.fact_lookup.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod))
         else:
             call.state = Trip(pod=pod)
@@ -56,25 +56,25 @@ class PodCalls:
 
     async def _admit(self, call: HeldCall, pod: Pod) -> None:
         """Ask for what the call does not carry, then decide about the pod as a whole."""
-        controller, node, total = self.controller, self.controller.state.node, call.sandbox_total()
-        if controller.fact_lookup.pod_matters(node, pod):
-            pod = await controller.fact_lookup.pod(pod)
+        executor, node, total = self.executor, self.executor.state.node, call.sandbox_total()
+        if executor.fact_lookup.pod_matters(node, pod):
+            pod = await executor.fact_lookup.pod(pod)
         if decides_pod(node, pod):
-            total = await controller.fact_lookup.pod_devices(pod, total)
-            await controller.kubelet_cpus.look()
+            total = await executor.fact_lookup.pod_devices(pod, total)
+            await executor.kubelet_cpus.look()
         if call.done:
             return
         if not decides_pod(node, pod):
             call.state = Trip(pod=pod)
             call.release()
             return
-        decided = controller.sandboxes.admit(pod, total)
+        decided = executor.sandboxes.admit(pod, total)
         if type(decided.answer) is not Refuse:
             # From here on the end of the call frees what was set aside, or gives it to the sandbox.
             pod = decided.admission.pod
             call.state = Trip(pod=pod, token=pod.sandbox_id)
         if type(decided.answer) is RecordFirst:
-            await controller.journal.flush()
+            await executor.journal.flush()
         if not call.done:
             send(call, decided.answer)
 
@@ -85,19 +85,19 @@ class PodCalls:
     def _run_pod_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status == GrpcStatus.OK and trip.target and trip.pod is not None:
             pod = structs.replace(trip.pod, sandbox_id=trip.target)
-            self.controller.sandboxes.running(pod, trip.token)
+            self.executor.sandboxes.running(pod, trip.token)
             if self.hooked.active:
                 self.hooked.ran(pod, call)
         elif trip.token:
-            self.controller.sandboxes.failed(trip.token)
+            self.executor.sandboxes.failed(trip.token)
 
     def _leave(self, call: HeldCall) -> None:
         leave(call, self.hooked)
 
     def _pod_stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.controller.sandboxes.stopped(trip.target)
+            self.executor.sandboxes.stopped(trip.target)
 
     def _pod_removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.controller.sandboxes.removed(trip.target)
+            self.executor.sandboxes.removed(trip.target)

@@ -73,7 +73,7 @@ def _machine(config: Config) -> str:
 
 def _floor(config: Config, machine: Machine) -> str:
     """Say how many CPUs of the shared pool no owner may take."""
-    from proxy.controller.node_rules import node_of
+    from proxy.executor.node_rules import node_of
 
     least = max(
         (floor.least for floor in node_of(config, machine).floors.each if floor.node is None), default=0

@@ -16,13 +16,13 @@ from typing import Any
 from proxy.admin.client import ask
 from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.controller.kernel_ports import Cgroups
 from proxy.demo.client import NAMESPACE, CriClient, Started
 from proxy.demo.image import IMAGE, write_image
 from proxy.demo.private_containerd import PrivateContainerd, import_image, remove_image
 from proxy.demo.proxy_process import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.snapshot import Snapshot, take
+from proxy.executor.kernel_ports import Cgroups
 from proxy.model.errors import PermissionDeniedError, TopoproxyError, UnavailableError
 from proxy.model.machine import Machine
 from proxy.topology.build import described

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.controller.kernel_ports import Cgroups
 from proxy.demo.client import Started
+from proxy.executor.kernel_ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import cpus as named

@@ -11,7 +11,7 @@ hangs answers nothing, so its strays stay. When two calls for one container over
 the runtime executed last: neither shows what the runtime has saved.
 
 A start that hangs need not delay anything once its container's cgroup exists: the container is *confined*
-(``proxy.controller.confinement``). Its call stays in flight until it lands.
+(``proxy.executor.confinement``). Its call stays in flight until it lands.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class PutRecord(Struct, frozen=True):
     """Record something in the ledger, soon.
 
     Attributes:
-        key: Under which key; see ``proxy.controller.journal``.
+        key: Under which key; see ``proxy.executor.journal``.
         record: What; None to delete the record.
     """
 

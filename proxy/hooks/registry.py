@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from proxy.config.hooks import HooksConfig
 from proxy.config.nested_values import meant
-from proxy.controller.worker import Worker
+from proxy.executor.worker import Worker
 from proxy.hooks.events import Synchronize
 from proxy.hooks.handover import Handover, HandoverEngine
 from proxy.hooks.loader.crash_guard import DeadlyError, Trials

@@ -16,8 +16,8 @@ from proxy.model.workload import Phase
 
 if TYPE_CHECKING:
     from proxy.api.kubelet import podresources_pb2 as pb
-    from proxy.controller.decision_log import RememberedDecision
     from proxy.engine.state import NodeState
+    from proxy.executor.decision_log import RememberedDecision
 
 
 class KubeletDevices:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from proxy.controller.decision_log import PodLine, RememberedDecision
-from proxy.controller.history import History
+from proxy.executor.decision_log import PodLine, RememberedDecision
+from proxy.executor.history import History
 from proxy.model import schema_ids
 from proxy.model.errors import InputError
 from proxy.observe.explain_data import to_data

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from proxy.controller.be.groups import CLASS
-from proxy.controller.enforce import LIVE, Enforcer
-from proxy.controller.kernel_ports import Cgroups, CpusetValue
 from proxy.engine.state import NodeState
+from proxy.executor.be.groups import CLASS
+from proxy.executor.enforce import LIVE, Enforcer
+from proxy.executor.kernel_ports import Cgroups, CpusetValue
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask

@@ -14,8 +14,8 @@ from proxy.release.record import KEY
 
 if TYPE_CHECKING:
     from proxy.admin.server import Route
-    from proxy.controller.be.suppression import Suppression
-    from proxy.controller.controller import NodeController
+    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.node_executor import NodeExecutor
     from proxy.release.service import Release
 
 NOTHING = (
@@ -30,18 +30,18 @@ class LazyRelease:
     def __init__(
         self,
         config: Config,
-        controller: NodeController | None,
+        executor: NodeExecutor | None,
         suppression: Callable[[], Suppression | None],
     ) -> None:
         """Take the parts.
 
         Args:
             config: What happens to decisions.
-            controller: The node; None in a daemon that decides nothing.
+            executor: The node; None in a daemon that decides nothing.
             suppression: Returns what keeps BE pods within limits; None where there is none.
         """
         self._config = config
-        self._controller = controller
+        self._executor = executor
         self._suppression = suppression
         self._made: Release | None = None
 
@@ -53,18 +53,18 @@ class LazyRelease:
     @property
     def _idle_mode(self) -> str:
         """The mode, where no container is moved in it; else empty."""
-        if self._controller is None:
+        if self._executor is None:
             return self._config.mode.value
-        state = self._controller.state
+        state = self._executor.state
         return "" if state.mode.is_leaving or state.mode.enforces else state.mode.value
 
     def get(self) -> Release:
         """Return the release of a daemon that moves containers."""
-        assert self._controller is not None
+        assert self._executor is not None
         if self._made is None:
             from proxy.release.service import Release
 
-            self._made = Release(self._controller, self._is_idle)
+            self._made = Release(self._executor, self._is_idle)
         return self._made
 
     def _is_idle(self) -> bool:
@@ -112,14 +112,14 @@ class LazyRelease:
 
     async def at_stop(self, limit: float) -> None:
         """Return everything before the daemon ends, within this many seconds; the next takes over again."""
-        if self._idle_mode or self._controller is None:
+        if self._idle_mode or self._executor is None:
             return
         await self._load()
         release = self.get()
         await release.begin(lasting=False)
         if not await release.finish(limit):
             left = "; ".join(map(str, release.progress.left.values()))
-            self._controller.telemetry.problem(
+            self._executor.telemetry.problem(
                 "cannot release the node before the shutdown in time", seconds=limit, err=left
             )
 

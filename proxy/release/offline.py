@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from proxy.assembly import controller_of, suppression_of
+from proxy.assembly import executor_of, suppression_of
 from proxy.backends.ledger import open_ledger
 from proxy.backends.ledger.journal import NAME
 from proxy.config.schema import BeSuppressConfig, Config, Mode
@@ -100,13 +100,13 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
     config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
     ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
     entries = dict(ledger.entries)
-    controller = controller_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())
+    executor = executor_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())
     for note in notes:
-        controller.telemetry.problem("notice at start-up", reason=note)
-    suppression = suppression_of(config, controller, entries.get("b/suppress"))
-    sync = controller.sync
+        executor.telemetry.problem("notice at start-up", reason=note)
+    suppression = suppression_of(config, executor, entries.get("b/suppress"))
+    sync = executor.sync
     sync.recover(entries)
-    going = Release(controller, lambda: suppression is None or not suppression.known.written)
+    going = Release(executor, lambda: suppression is None or not suppression.known.written)
     comparing: asyncio.Task[None] | None = None
     try:
         await going.begin()
@@ -124,12 +124,12 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
         if comparing is not None:
             comparing.cancel()
             await asyncio.gather(comparing, return_exceptions=True)
-        await controller.close()
+        await executor.close()
         sync.close()
-        controller.start_update.close()
-        controller.settler.close()
+        executor.start_update.close()
+        executor.settler.close()
         going.close()
         if suppression is not None:
             suppression.close()
-        controller.runtime.close()
+        executor.runtime.close()
         ledger.close()

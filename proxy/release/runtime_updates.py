@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from proxy.controller.controller import NodeController
-from proxy.controller.worker import Worker
 from proxy.engine.call_events import SavedCpusLearned
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
@@ -40,31 +40,31 @@ class Progress:
 class Telling:
     """Updates the runtime."""
 
-    def __init__(self, controller: NodeController, worker: Worker, progress: Progress) -> None:
+    def __init__(self, executor: NodeExecutor, worker: Worker, progress: Progress) -> None:
         """Take the parts.
 
         Args:
-            controller: The node.
+            executor: The node.
             worker: Where the calls are made.
             progress: Records what is done.
         """
-        self._controller = controller
+        self._executor = executor
         self._worker = worker
         self.progress = progress
 
     def is_due(self, container_id: str, given: SweepResult) -> bool:
         """Return whether the runtime may have something else saved than a container is to have."""
-        controller, due = self._controller, given.due[container_id]
-        container = controller.state.containers.get(container_id)
+        executor, due = self._executor, given.due[container_id]
+        container = executor.state.containers.get(container_id)
         if container is None:
             return False
-        if container_id in controller.quotas.known.unsent or not due.exact or container_id in given.written:
+        if container_id in executor.quotas.known.unsent or not due.exact or container_id in given.written:
             return True
-        if controller.state.node.erases(container.placement) and not container.request.cpuset_cpus:
+        if executor.state.node.erases(container.placement) and not container.request.cpuset_cpus:
             return False  # nothing is saved for it but what its request says
         reported = self.progress.reported.get(container_id)
         mems = container.placement.mems if reported is None else reported.mems
-        return controller.state.runtime.saved.get(container_id) != due.cpus or mems != due.mems
+        return executor.state.runtime.saved.get(container_id) != due.cpus or mems != due.mems
 
     async def all(self, given: SweepResult, pace: Callable[[], Awaitable[None]]) -> None:
         """Update all pending containers; one that cannot be updated now is left for the next sweep."""
@@ -78,7 +78,7 @@ class Telling:
                 self.progress.left["runtime"] = str(error)
                 return  # the others would fail, too
             except RuntimeCallError as error:
-                self._controller.quotas.refused(container_id)
+                self._executor.quotas.refused(container_id)
                 if error.code != GrpcStatus.NOT_FOUND:
                     self.progress.left[container_id] = str(error)
             del pending[0]
@@ -92,31 +92,31 @@ class Telling:
         Raises:
             UnavailableError, RuntimeCallError: It does not.
         """
-        controller = self._controller
-        container = controller.state.containers.get(container_id)
+        executor = self._executor
+        container = executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED or self.is_flying(container):
             return False
-        quota = controller.quotas.carried(container)
-        if container_id not in controller.state.runtime.saved and due.exact and not quota:
-            detail = await self._worker.run(controller.runtime.detail, container_id)
+        quota = executor.quotas.carried(container)
+        if container_id not in executor.state.runtime.saved and due.exact and not quota:
+            detail = await self._worker.run(executor.runtime.detail, container_id)
             if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
-                controller.store.handle(SavedCpusLearned(container_id, due.cpus))
+                executor.store.handle(SavedCpusLearned(container_id, due.cpus))
                 self.progress.reported[container_id] = due
-                await controller.unit_properties.give(container_id, due.cpus, due.mems)
+                await executor.unit_properties.give(container_id, due.cpus, due.mems)
                 return False
-        flight = controller.calls.depart(container_id, due.cpus)
+        flight = executor.calls.depart(container_id, due.cpus)
         try:
-            controller.store.handle(SavedCpusLearned(container_id, None))
-            await self._worker.run(controller.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
-            controller.store.handle(SavedCpusLearned(container_id, due.cpus))
-            controller.quotas.saved(container_id, quota)
-            await controller.unit_properties.give(container_id, due.cpus, due.mems)
+            executor.store.handle(SavedCpusLearned(container_id, None))
+            await self._worker.run(executor.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
+            executor.store.handle(SavedCpusLearned(container_id, due.cpus))
+            executor.quotas.saved(container_id, quota)
+            await executor.unit_properties.give(container_id, due.cpus, due.mems)
         finally:
-            controller.calls.land(flight)
+            executor.calls.land(flight)
         self.progress.reported[container_id] = due
-        controller.telemetry.count(metrics.RELEASE_UPDATES)
+        executor.telemetry.count(metrics.RELEASE_UPDATES)
         return True
 
     def is_flying(self, container: Container) -> bool:
         """Return whether a call is at the runtime that may bring a container a set."""
-        return container.phase is Phase.CREATING or self._controller.state.inflight.is_known(container.id)
+        return container.phase is Phase.CREATING or self._executor.state.inflight.is_known(container.id)

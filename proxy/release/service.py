@@ -1,6 +1,6 @@
 """The release in the daemon: one way out, in steps that survive a crash.
 
-Order. The controller pauses (from then on no call is held and no container is moved, also by queued work:
+Order. The executor pauses (from then on no call is held and no container is moved, also by queued work:
 ``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE (best effort) suppression are
 reverted; every container's cpuset is widened in the kernel; then the runtime is updated, one container at a
 time, so that its saved values agree. A call that was at the runtime when this began may bring one of our sets
@@ -17,10 +17,10 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
-from proxy.controller.controller import NodeController
-from proxy.controller.worker import Worker
 from proxy.engine.enforcement import is_ours
 from proxy.engine.node_events import ModeChanged
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
@@ -39,12 +39,12 @@ PAUSES = Backoff(0.1, 30.0)
 PASS_LIMIT_S = 10.0
 
 
-def enter(controller: NodeController, mode: NodeMode) -> None:
-    """Have a controller hold no call and move no container, or place again."""
-    controller.store.handle(ModeChanged(mode))
-    controller.enforcer.forget()
-    controller.to_step.set()  # the steps of staged enforcement wait for the end of a release
-    controller.learn(mems=controller.mems.known.forgotten())
+def enter(executor: NodeExecutor, mode: NodeMode) -> None:
+    """Have an executor hold no call and move no container, or place again."""
+    executor.store.handle(ModeChanged(mode))
+    executor.enforcer.forget()
+    executor.to_step.set()  # the steps of staged enforcement wait for the end of a release
+    executor.learn(mems=executor.mems.known.forgotten())
 
 
 class Release:
@@ -54,27 +54,27 @@ class Release:
         since: When that began, seconds since the epoch.
     """
 
-    def __init__(self, controller: NodeController, idle: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, executor: NodeExecutor, idle: Callable[[], bool] = lambda: True) -> None:
         """Take the parts; ``recover`` or ``begin`` follows.
 
         Args:
-            controller: The node.
+            executor: The node.
             idle: Returns whether nothing of BE suppression is in effect.
         """
-        self._controller = controller
+        self._executor = executor
         self._idle = idle
-        self._worker = Worker("release", controller.broken)
-        controller.health.watch(self._worker)
+        self._worker = Worker("release", executor.broken)
+        executor.health.watch(self._worker)
         self._running: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
         self._lasting = True
-        self._telling = Telling(controller, self._worker, Progress())
+        self._telling = Telling(executor, self._worker, Progress())
         self.since = 0.0
 
     @property
     def stage(self) -> str:
         """``releasing``, ``released``, or empty."""
-        mode = self._controller.store.mode
+        mode = self._executor.store.mode
         return mode.value if mode.is_leaving else ""
 
     @property
@@ -85,12 +85,12 @@ class Release:
     # -- the record ---------------------------------------------------------------------------------------
 
     def recover(self, record: Mapping[str, object]) -> None:
-        """Continue a release of the last daemon; before the controller adopts any container."""
+        """Continue a release of the last daemon; before the executor adopts any container."""
         stage, since = record.get("stage"), record.get("since")
         # A record that cannot be read is one of a release: no container is moved on a guess.
-        enter(self._controller, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
-        self.since = float(since) if isinstance(since, int | float) else self._controller.wall()
-        self._controller.telemetry.warning(
+        enter(self._executor, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
+        self.since = float(since) if isinstance(since, int | float) else self._executor.wall()
+        self._executor.telemetry.warning(
             "containers are not placed, although the mode is enforce (topoproxy release --undo)",
             node=self.stage,
         )
@@ -98,7 +98,7 @@ class Release:
             self._start()
 
     async def _record(self, stage: str) -> None:
-        journal = self._controller.journal
+        journal = self._executor.journal
         kept = self._lasting and stage
         journal.put(KEY, {"stage": stage, "since": self.since} if kept else None)
         await journal.flush()
@@ -114,11 +114,11 @@ class Release:
         async with self._one:
             if not self.stage:
                 self._lasting = lasting
-                self.since = self._controller.wall()
+                self.since = self._executor.wall()
                 self._telling.progress = Progress()
-                enter(self._controller, NodeMode.RELEASING)
+                enter(self._executor, NodeMode.RELEASING)
                 await self._record(self.stage)
-                self._controller.telemetry.event(
+                self._executor.telemetry.event(
                     "release: every container gets back what it would have had without topoproxy"
                 )
             self._start()
@@ -133,17 +133,17 @@ class Release:
             if not self.stage:
                 raise InputError("cannot undo the release: the node is not released")
             await self._end()
-            controller = self._controller
+            executor = self._executor
             self._telling.progress = Progress()
             await self._record("")
-            controller.synced.clear()
-            enter(controller, NodeMode.ENFORCE)
-            controller.attention.set()
-            controller.telemetry.event("release undone: containers are placed again")
+            executor.synced.clear()
+            enter(executor, NodeMode.ENFORCE)
+            executor.attention.set()
+            executor.telemetry.event("release undone: containers are placed again")
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy release`` and ``status`` show."""
-        progress, refs = self.progress, self._controller.state.containers
+        progress, refs = self.progress, self._executor.state.containers
         there = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
         updated = sum(i in progress.reported for i in there)  # of those: others have gone meanwhile
         return {
@@ -169,14 +169,14 @@ class Release:
                 if await self.sweep(self._pace):
                     return
             except Exception as error:  # noqa: BLE001 - whatever it is, the next sweep must come
-                self._controller.broken(error)
+                self._executor.broken(error)
                 self.progress.left["release"] = f"internal error: {type(error).__name__}: {error}"
             await asyncio.sleep(pauses.next())
             if not self.progress.left:
                 pauses.reset()
 
     async def _pace(self) -> None:
-        per_second = self._controller.options.settle_per_second
+        per_second = self._executor.options.settle_per_second
         await asyncio.sleep(1 / (per_second if per_second > 0 else PER_SECOND))
 
     async def finish(self, limit: float) -> bool:
@@ -202,14 +202,14 @@ class Release:
         Returns:
             True when nothing was left to do.
         """
-        controller, progress = self._controller, self.progress
+        executor, progress = self._executor, self.progress
         progress.left = {}
         # Without a runtime the kernel is given back all the same, by the ledger's account.
         listed = not progress.sweeps or await self._passed()
-        await controller.kubelet_cpus.refresh(self._worker)
-        await controller.quotas.once()
-        if controller.partitions is not None:
-            await controller.partitions.once()
+        await executor.kubelet_cpus.refresh(self._worker)
+        await executor.quotas.once()
+        if executor.partitions is not None:
+            await executor.partitions.once()
         given = await self._kernel()
         for number, error in enumerate(given.errors):
             progress.left[f"kernel {number}"] = error
@@ -220,50 +220,48 @@ class Release:
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
-        controller.store.handle(ModeChanged(NodeMode.RELEASED))  # only what is on the disk is reported
-        controller.telemetry.event("released", containers=len(progress.reported))
+        executor.store.handle(ModeChanged(NodeMode.RELEASED))  # only what is on the disk is reported
+        executor.telemetry.event("released", containers=len(progress.reported))
         return True
 
     def _is_over(self, clean: bool) -> bool:
-        controller, left = self._controller, self.progress.left
-        if controller.quotas.groups is not None and controller.quotas.known.records:
-            left["quotas"] = f"{len(controller.quotas.known.records)} CFS quotas are not back yet"
-        if controller.partitions is not None and controller.partitions.jobs.known.records:
-            left["partitions"] = (
-                f"{len(controller.partitions.jobs.known.records)} partitions are not ended yet"
-            )
+        executor, left = self._executor, self.progress.left
+        if executor.quotas.groups is not None and executor.quotas.known.records:
+            left["quotas"] = f"{len(executor.quotas.known.records)} CFS quotas are not back yet"
+        if executor.partitions is not None and executor.partitions.jobs.known.records:
+            left["partitions"] = f"{len(executor.partitions.jobs.known.records)} partitions are not ended yet"
         if not self._idle():
             left["suppression"] = "the CFS quota of BE pods is not off yet"
-        flying = any(self._telling.is_flying(c) for c in controller.state.containers.values())
-        return clean and not (flying or left or controller.state.runtime.lost)
+        flying = any(self._telling.is_flying(c) for c in executor.state.containers.values())
+        return clean and not (flying or left or executor.state.runtime.lost)
 
     async def _passed(self) -> bool:
         """Have the runtime's list compared; False where that does not come about in time."""
-        controller = self._controller
-        passes = controller.telemetry.value(metrics.RECONCILES)
+        executor = self._executor
+        passes = executor.telemetry.value(metrics.RECONCILES)
         # One may be under way, with a list from before.
         for _ in range(2):
-            controller.attention.set()
+            executor.attention.set()
             try:
                 async with asyncio.timeout(PASS_LIMIT_S):
-                    while controller.telemetry.value(metrics.RECONCILES) == passes:
+                    while executor.telemetry.value(metrics.RECONCILES) == passes:
                         await asyncio.sleep(0.02)
             except TimeoutError:
                 self.progress.left["runtime"] = "the runtime does not answer"
                 return False
-            passes = controller.telemetry.value(metrics.RECONCILES)
+            passes = executor.telemetry.value(metrics.RECONCILES)
         return True
 
     async def _kernel(self) -> SweepResult:
-        controller = self._controller
-        state, manager = controller.state, controller.kubelet_cpus.manager
+        executor = self._executor
+        state, manager = executor.state, executor.kubelet_cpus.manager
         targets = [
             (c, target_of(c, state.node.machine, manager))
             for c in state.containers.values()
             if c.phase not in (Phase.EXITED, Phase.CREATING) and is_ours(state, c.pod)
         ]
         pods = [pod for pod in state.pods.values() if is_ours(state, pod)]
-        return await controller.kernel.run(give_back, controller.enforcer, state, targets, pods)
+        return await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
 
     # -- the end ------------------------------------------------------------------------------------------
 

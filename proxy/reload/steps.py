@@ -15,8 +15,8 @@ from proxy.model.mode import NodeMode
 from proxy.reload.step import Commit, LiveStep
 
 if TYPE_CHECKING:
-    from proxy.controller.be.suppression import Suppression
-    from proxy.controller.controller import NodeController
+    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.node_executor import NodeExecutor
     from proxy.hooks_setup import Hooking
 
 PLACEMENT = (
@@ -31,7 +31,7 @@ PLACEMENT = (
     "koordinator",
     "admission",
 )
-"""Keys that become rules of the node (``controller.node_rules``)."""
+"""Keys that become rules of the node (``executor.node_rules``)."""
 READ_WHERE_USED = (
     "drainTimeout",
     "releaseAtStop",
@@ -48,22 +48,22 @@ def common_steps() -> list[LiveStep]:
     return [LiveStep(("log",), _log), LiveStep(READ_WHERE_USED, lambda before, after: lambda: None)]
 
 
-def controller_steps(controller: NodeController, enforced: Callable[[], None]) -> list[LiveStep]:
+def executor_steps(executor: NodeExecutor, enforced: Callable[[], None]) -> list[LiveStep]:
     """Return the steps of a daemon that decides.
 
     Args:
-        controller: The node.
+        executor: The node.
         enforced: Called when the mode is to be enforce.
     """
 
     def enforcement(before: Config, after: Config) -> Commit:
         mode, new = NodeMode(after.mode.value), options_of(after)
-        if controller.state.mode.is_leaving and before.mode is not after.mode:
+        if executor.state.mode.is_leaving and before.mode is not after.mode:
             raise ConfigError("cannot change the mode: the node is released (topoproxy release --undo)")
 
         def commit() -> None:
-            controller.change_options(new)
-            controller.change_enforcement(mode, new.selection)
+            executor.change_options(new)
+            executor.change_enforcement(mode, new.selection)
             if mode is NodeMode.ENFORCE:
                 enforced()
 
@@ -71,12 +71,12 @@ def controller_steps(controller: NodeController, enforced: Callable[[], None]) -
 
     def options(before: Config, after: Config) -> Commit:
         new = options_of(after)
-        return lambda: controller.change_options(new)
+        return lambda: executor.change_options(new)
 
     def rules(before: Config, after: Config) -> Commit:
-        policy = controller.node_policy
+        policy = executor.node_policy
         machine = policy.configured.machine  # an amount of CPUs stays the same CPUs while some are offline
-        node = node_rules_of(after, machine, quotas=controller.quotas.groups is not None)
+        node = node_rules_of(after, machine, quotas=executor.quotas.groups is not None)
         return policy.reconfigured(node, after.topology_manager_policy_options)
 
     timing = ("onError", "callTimeout", "settle", "reconcilePeriod", "explainHistory")

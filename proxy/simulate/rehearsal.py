@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import Config, check_against
-from proxy.controller.node_rules import node_of
 from proxy.engine.node import Node
+from proxy.executor.node_rules import node_of
 from proxy.simulate.cluster import Cluster, Result
 from proxy.simulate.hosts import MAX_PODS, Host, host_of, reserve_of
 from proxy.simulate.machines import Named

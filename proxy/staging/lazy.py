@@ -13,36 +13,36 @@ from proxy.model.errors import InputError
 
 if TYPE_CHECKING:
     from proxy.admin.server import Route
-    from proxy.controller.controller import NodeController
+    from proxy.executor.node_executor import NodeExecutor
     from proxy.staging.service import StagedEnforcement
 
 
 class LazyStaging:
     """The staged enforcement of a daemon."""
 
-    def __init__(self, controller: NodeController) -> None:
+    def __init__(self, executor: NodeExecutor) -> None:
         """Make no step yet.
 
         Args:
-            controller: The node.
+            executor: The node.
         """
-        self._controller = controller
+        self._executor = executor
         self._made: StagedEnforcement | None = None
 
     async def run(self) -> None:
         """Make the steps that are due, until cancelled."""
-        controller = self._controller
+        executor = self._executor
         while self._made is None:
-            await controller.to_step.wait()
-            now = controller.state.enforcement
+            await executor.to_step.wait()
+            now = executor.state.enforcement
             if not (now.lagging or now.moving):
-                controller.to_step.clear()
+                executor.to_step.clear()
                 continue
             # Calls of kubelet must not wait for an import.
             await asyncio.to_thread(importlib.import_module, "proxy.staging.service")
             from proxy.staging.service import StagedEnforcement
 
-            self._made = StagedEnforcement(controller)
+            self._made = StagedEnforcement(executor)
         await self._made.run()
 
     def routes(self) -> Mapping[str, Route]:
@@ -66,14 +66,14 @@ class LazyStaging:
         Raises:
             InputError: The node is released: there are no steps.
         """
-        if self._controller.state.mode.is_leaving:
+        if self._executor.state.mode.is_leaving:
             raise InputError(f"cannot {'pause' if paused else 'resume'} enforcement: the node is released")
-        self._controller.pause_enforcement(paused=paused)
+        self._executor.pause_enforcement(paused=paused)
         return self.answer()
 
     def page(self) -> dict[str, object]:
         """Return how far the plan is applied."""
-        state, options = self._controller.state, self._controller.options
+        state, options = self._executor.state, self._executor.options
         found, problems = counts(state), {} if self._made is None else self._made.problems
         there = {c.pod.key: c.pod.ref for c in state.containers.values()}
         return {

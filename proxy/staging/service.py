@@ -6,7 +6,7 @@ what is to be, so one that a crash has interrupted is repeated as it is.
 * Applied: calls at the runtime that carry other CPUs to the containers are waited for. Then the containers
   that share CPUs are written and read, and after them, one by one, those that own some: for each owner all
   others to which the plan is applied leave its CPUs first, by the same barrier as at its start
-  (``controller.reservations``). Quotas, memory nodes, partitions, the runtime and systemd follow as they do
+  (``executor.reservations``). Quotas, memory nodes, partitions, the runtime and systemd follow as they do
   after any change. A pod for which this fails is given back, reported, and tried again later.
 * Given back: what each container would have without topoproxy, as in a release (``proxy.release``): CFS
   quotas and partitions first, then the kernel, only wider, then the runtime.
@@ -20,12 +20,12 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable
 
-from proxy.controller.controller import NodeController
-from proxy.controller.enforce import Enforced
-from proxy.controller.worker import Worker
 from proxy.engine.enforcement import applies_to, counts
 from proxy.engine.node_effects import EnforcementStep
 from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
+from proxy.executor.enforce import Enforced
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.workload import Container, Phase
 from proxy.release.kernel import give_back
@@ -47,58 +47,58 @@ class StagedEnforcement:
         problems: What could not be done for pods, by key.
     """
 
-    def __init__(self, controller: NodeController) -> None:
+    def __init__(self, executor: NodeExecutor) -> None:
         """Make no step yet.
 
         Args:
-            controller: The node.
+            executor: The node.
         """
-        self._controller = controller
-        self._worker = Worker("staging", controller.broken)
-        controller.health.watch(self._worker)
+        self._executor = executor
+        self._worker = Worker("staging", executor.broken)
+        executor.health.watch(self._worker)
         self._retries = RetryTimes[str](AGAIN)
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
         """Make the steps that are due, until cancelled."""
-        controller, loop = self._controller, asyncio.get_running_loop()
+        executor, loop = self._executor, asyncio.get_running_loop()
         while True:
-            await controller.synced.wait()
-            now = controller.state.enforcement
-            if controller.state.mode.is_leaving or not (now.moving or (now.lagging and not now.paused)):
-                controller.to_step.clear()
-                await controller.to_step.wait()
+            await executor.synced.wait()
+            now = executor.state.enforcement
+            if executor.state.mode.is_leaving or not (now.moving or (now.lagging and not now.paused)):
+                executor.to_step.clear()
+                await executor.to_step.wait()
                 continue
             began = loop.time()
             try:
                 await self.step()
             except Exception as error:  # noqa: BLE001  whatever it is, the next step must come
-                controller.broken(error)
-            period = controller.options.step_period
+                executor.broken(error)
+            period = executor.options.step_period
             await asyncio.sleep(max(0.0, began + period - loop.time()))
 
     async def step(self) -> tuple[str, ...]:
         """Make one step; returns the keys of the pods that it has changed."""
-        controller, now = self._controller, self._controller.clock()
-        lagging = controller.state.enforcement.lagging
-        self._retries.keep(lagging | controller.state.enforcement.moving)
+        executor, now = self._executor, self._executor.clock()
+        lagging = executor.state.enforcement.lagging
+        self._retries.keep(lagging | executor.state.enforcement.moving)
         skip = frozenset(key for key in lagging if not self._retries.due(key, now))
-        effects = controller.store.handle(EnforcementStepDue(controller.options.pods_per_step, skip))
+        effects = executor.store.handle(EnforcementStepDue(executor.options.pods_per_step, skip))
         keys = next((each.keys for each in effects if type(each) is EnforcementStep), ())
         if not keys:
             return ()
-        await controller.journal.flush()
+        await executor.journal.flush()
         there = self._containers(keys)
-        to_apply = [c for c in there if applies_to(controller.state, c.pod)]
+        to_apply = [c for c in there if applies_to(executor.state, c.pod)]
         failed = await self._apply(to_apply)
         if failed:
-            controller.store.handle(EnforcementStepFailed(frozenset(failed)))
+            executor.store.handle(EnforcementStepFailed(frozenset(failed)))
         for key in {c.pod.key for c in to_apply}:
             self._noted(key, failed.get(key, ""))
         applied = {c.pod.key for c in to_apply} - failed.keys()
         back = [c for c in self._containers(keys) if c.pod.key not in applied]
         left = await self._give_back(back)
-        controller.store.handle(EnforcementStepDone(frozenset(keys) - left))
+        executor.store.handle(EnforcementStepDone(frozenset(keys) - left))
         given = {c.pod.key for c in back} - left - failed.keys()
         self._remember(applied, given)
         self._report(applied, given)
@@ -106,8 +106,8 @@ class StagedEnforcement:
 
     def _remember(self, applied: Collection[str], given: Collection[str]) -> None:
         """Note for ``explain`` what is in effect for the containers of pods from now on."""
-        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._controller.wall()))
-        history = self._controller.history
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._executor.wall()))
+        history = self._executor.history
         for container in self._containers(applied):
             history.treated(container.id, f"the plan is applied since {at}", applied=True)
         for container in self._containers(given):
@@ -115,20 +115,20 @@ class StagedEnforcement:
 
     def _containers(self, keys: Collection[str]) -> list[Container]:
         """Return the containers of some pods that have not exited."""
-        there = self._controller.state.containers.values()
+        there = self._executor.state.containers.values()
         return [c for c in there if c.pod.key in keys and c.phase is not Phase.EXITED]
 
     def _noted(self, key: str, why: str) -> None:
         """Note whether the plan could be applied to a pod; one for which it could not has to wait."""
         self.problems.pop(key, None)
         if why:
-            self._retries.failed(key, self._controller.clock())
+            self._retries.failed(key, self._executor.clock())
             self.problems[key] = why
         else:
             self._retries.succeeded(key)
 
     def _report(self, applied: Collection[str], given: Collection[str]) -> None:
-        telemetry, found = self._controller.telemetry, counts(self._controller.state)
+        telemetry, found = self._executor.telemetry, counts(self._executor.state)
         telemetry.count(metrics.PODS_ENFORCED, len(applied))
         telemetry.count(metrics.PODS_GIVEN_BACK, len(given))
         if not found.to_apply and not found.to_give_back and not found.moving:
@@ -140,43 +140,43 @@ class StagedEnforcement:
 
     async def _apply(self, containers: list[Container]) -> dict[str, str]:
         """Apply the plan to containers; returns the keys of the pods for which that failed, and why."""
-        controller, failed = self._controller, await self._await_calls(containers)
-        state = controller.state
+        executor, failed = self._executor, await self._await_calls(containers)
+        state = executor.state
         some = [c for c in containers if c.pod.key not in failed]
         failed |= await self._write([c for c in some if state.shares(c)])
         owners = [c for c in some if not state.shares(c)]
         for container in owners:
             if container.pod.key in failed:
                 continue
-            await controller.quotas.before_start(container)
-            reason = (await controller.reservations.start(container)).reason
+            await executor.quotas.before_start(container)
+            reason = (await executor.reservations.start(container)).reason
             if reason is not None:
                 failed[container.pod.key] = reason.message
                 continue
             failed |= await self._write([container])
         for key, why in failed.items():
             ref = next((c.pod.ref for c in containers if c.pod.key == key), key)
-            controller.telemetry.problem("cannot apply the plan to a running pod", pod=ref, err=why)
+            executor.telemetry.problem("cannot apply the plan to a running pod", pod=ref, err=why)
         ids = [c.id for c in some if c.pod.key not in failed]
-        controller.settle_later(*ids)
-        controller.unit_properties.changed(ids)
+        executor.settle_later(*ids)
+        executor.unit_properties.changed(ids)
         if owners:
             await self._follow_owners()
         return failed
 
     async def _follow_owners(self) -> None:
         """Have follow what concerns owners alone; the next pass repairs what fails here."""
-        controller = self._controller
-        await controller.writes.clear_sandboxes()
-        await controller.quotas.once()
-        await controller.mems.once()
-        if controller.partitions is not None:
-            controller.partitions.look_soon()
+        executor = self._executor
+        await executor.writes.clear_sandboxes()
+        await executor.quotas.once()
+        await executor.mems.once()
+        if executor.partitions is not None:
+            executor.partitions.look_soon()
 
     async def _await_calls(self, containers: Iterable[Container]) -> dict[str, str]:
         """Wait for calls that carry other CPUs to containers; calls from now on carry the right ones."""
-        controller, late = self._controller, dict[str, str]()
-        state = controller.state
+        executor, late = self._executor, dict[str, str]()
+        state = executor.state
         calls = {
             call: c.pod.key
             for c in containers
@@ -184,38 +184,38 @@ class StagedEnforcement:
             if not call.carries <= state.wanted(c)
         }
         if calls:
-            await controller.calls.wait(list(calls), controller.options.call_timeout)
+            await executor.calls.wait(list(calls), executor.options.call_timeout)
         for call, key in calls.items():
-            if not controller.calls.has_landed(call):
+            if not executor.calls.has_landed(call):
                 late[key] = "the runtime is still busy with a call for it"
         return late
 
     async def _write(self, containers: list[Container]) -> dict[str, str]:
         """Write cpusets; returns the keys of the pods whose cpusets the kernel refused, and why."""
-        controller, pods = self._controller, {c.id: c.pod.key for c in containers}
+        executor, pods = self._executor, {c.id: c.pod.key for c in containers}
         if not pods:
             return {}
-        done: Enforced = await controller.kernel.run(controller.drift.enforce, list(pods))
-        controller.writes.moved(done)
-        controller.report_errors(done)
+        done: Enforced = await executor.kernel.run(executor.drift.enforce, list(pods))
+        executor.writes.moved(done)
+        executor.report_errors(done)
         return {pods[i]: str(error) for i, error in done.refused.items() if i in pods}
 
     # -- giving back --------------------------------------------------------------------------------------
 
     async def _give_back(self, containers: list[Container]) -> set[str]:
         """Give containers what they would have without topoproxy; returns the pods that are not there yet."""
-        controller = self._controller
+        executor = self._executor
         if not containers:
             return set()
         keys = {c.pod.key for c in containers}
-        controller.enforcer.forget({c.id for c in containers})
+        executor.enforcer.forget({c.id for c in containers})
         for container in containers:
-            controller.drift.watch.drop(container.id)
-        await controller.kubelet_cpus.refresh(self._worker)
-        await controller.quotas.once()
-        if controller.partitions is not None:
-            await controller.partitions.once()
-        telling, left = Telling(controller, self._worker, Progress()), set[str]()
+            executor.drift.watch.drop(container.id)
+        await executor.kubelet_cpus.refresh(self._worker)
+        await executor.quotas.once()
+        if executor.partitions is not None:
+            await executor.partitions.once()
+        telling, left = Telling(executor, self._worker, Progress()), set[str]()
         for _ in range(ROUNDS):
             left = await self._sweep(telling, keys)
             if not left:
@@ -223,22 +223,22 @@ class StagedEnforcement:
             await asyncio.sleep(PAUSE_S)
         for key in left:
             why = "; ".join(telling.progress.left.values()) or "the runtime is still busy with it"
-            controller.telemetry.problem("cannot give a pod back", pod=key, err=why)
+            executor.telemetry.problem("cannot give a pod back", pod=key, err=why)
             self.problems[key] = why
         for key in keys - left:
-            if self._retries.due(key, controller.clock()):  # else the plan could not be applied to it
+            if self._retries.due(key, executor.clock()):  # else the plan could not be applied to it
                 self.problems.pop(key, None)
         return left
 
     async def _sweep(self, telling: Telling, keys: Collection[str]) -> set[str]:
         """Widen and send what is left to do; returns the keys of the pods of which something is left."""
-        controller, progress = self._controller, telling.progress
+        executor, progress = self._executor, telling.progress
         progress.left = {}
-        state, manager = controller.state, controller.kubelet_cpus.manager
+        state, manager = executor.state, executor.kubelet_cpus.manager
         there = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
         targets = [(c, target_of(c, state.node.machine, manager)) for c in there]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
-        given = await controller.kernel.run(give_back, controller.enforcer, state, targets, pods)
+        given = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
         for number, error in enumerate(given.errors):
             progress.left[f"kernel {number}"] = error
         progress.pending = [i for i in given.due if telling.is_due(i, given)]

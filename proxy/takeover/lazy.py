@@ -12,8 +12,8 @@ from proxy.model.errors import InputError
 if TYPE_CHECKING:
     from proxy.admin.server import Route
     from proxy.config.schema import Config
-    from proxy.controller.controller import NodeController
-    from proxy.controller.ports import Ledger
+    from proxy.executor.node_executor import NodeExecutor
+    from proxy.executor.ports import Ledger
     from proxy.takeover.service import Takeover
 
 KEY = "t/takeover"
@@ -23,16 +23,16 @@ STEPS = ("start", "finish", "revert")
 class LazyTakeover:
     """Makes the takeover of a daemon on demand."""
 
-    def __init__(self, config: Config, controller: NodeController | None, ledger: Ledger | None) -> None:
-        """Take the parts; where the ledger has a takeover, the controller's rules follow it at once.
+    def __init__(self, config: Config, executor: NodeExecutor | None, ledger: Ledger | None) -> None:
+        """Take the parts; where the ledger has a takeover, the executor's rules follow it at once.
 
         Args:
             config: The paths.
-            controller: Its rules follow; None in a daemon that decides nothing.
+            executor: Its rules follow; None in a daemon that decides nothing.
             ledger: Keeps the record; None where there is none.
         """
         self._config = config
-        self._controller = controller
+        self._executor = executor
         self._ledger = ledger
         self._made: Takeover | None = None
         if ledger is not None and KEY in ledger.entries:
@@ -44,7 +44,7 @@ class LazyTakeover:
         Raises:
             InputError: Nothing is decided here.
         """
-        if self._controller is None:
+        if self._executor is None:
             raise InputError("cannot take over: in passthrough mode nothing is decided")
         if self._made is None:
             from proxy.takeover.service import Takeover, TakeoverPaths
@@ -52,7 +52,7 @@ class LazyTakeover:
 
             directory, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
             places = TakeoverPaths(directory, self._config.procfs_root)
-            self._made = Takeover(self._controller, Writer(self._ledger, directory, backups), places)
+            self._made = Takeover(self._executor, Writer(self._ledger, directory, backups), places)
             self._made.recover()
         return self._made
 

@@ -1,4 +1,4 @@
-"""The takeover in the daemon: one step at a time, the controller's rules along with the record.
+"""The takeover in the daemon: one step at a time, the executor's rules along with the record.
 
 The inputs come from two sides: the containers, from the loop, at one instant; kubelet's file, settings and
 signs of life, in a worker. Then the rules decide and the writer acts, in the same worker. Where the record
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.backends.kubelet.small_file import read_small
-from proxy.controller.runtime_ports import SOURCE
-from proxy.controller.worker import Worker
 from proxy.engine.enforcement import is_applied_to_all
 from proxy.engine.node_effects import Follow
 from proxy.engine.node_events import NodeRulesChanged
+from proxy.executor.runtime_ports import SOURCE
+from proxy.executor.worker import Worker
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
@@ -34,7 +34,7 @@ from proxy.takeover.status_data import after_revert, plan_page, status_page
 from proxy.takeover.writer import Writer, text_in
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import NodeController
+    from proxy.executor.node_executor import NodeExecutor
 
 MEMORY_STATE = "memory_manager_state"
 
@@ -53,11 +53,11 @@ class TakeoverPaths:
 
 
 class Takeover:
-    """Takes the steps for the commands, and keeps the controller's rules in line."""
+    """Takes the steps for the commands, and keeps the executor's rules in line."""
 
     def __init__(
         self,
-        controller: NodeController,
+        executor: NodeExecutor,
         writer: Writer,
         places: TakeoverPaths,
         alive: Callable[[Path, Path], tuple[str, ...]] = signs,
@@ -65,20 +65,20 @@ class Takeover:
         """Take the parts; ``recover`` follows.
 
         Args:
-            controller: Its rules follow the record.
+            executor: Its rules follow the record.
             writer: Keeps the record.
             places: The paths.
             alive: Lists signs that kubelet runs, from its directory and /proc; called in a worker.
         """
-        self._controller = controller
+        self._executor = executor
         self._writer = writer
         self._places = places
         self._alive = alive
-        self._worker = Worker("takeover", controller.broken)
-        controller.health.watch(self._worker)
+        self._worker = Worker("takeover", executor.broken)
+        executor.health.watch(self._worker)
         self._one = asyncio.Lock()
-        self._static = controller.state.node.static
-        controller.kubelet_cpus.count_only(lambda held: self.record.standing(held))
+        self._static = executor.state.node.static
+        executor.kubelet_cpus.count_only(lambda held: self.record.standing(held))
 
     @property
     def record(self) -> TakeoverRecord:
@@ -86,12 +86,12 @@ class Takeover:
         return self._writer.record
 
     def recover(self) -> None:
-        """Continue where the last daemon ended; called before the controller adopts any container."""
+        """Continue where the last daemon ended; called before the executor adopts any container."""
         if message := self._writer.recover():
-            self._controller.telemetry.problem("cannot go on with the takeover from kubelet", reason=message)
+            self._executor.telemetry.problem("cannot go on with the takeover from kubelet", reason=message)
         self._follow()
         if self.record.ours and not self._static:
-            self._controller.telemetry.warning(
+            self._executor.telemetry.warning(
                 "cpuManagerPolicy is static, although the configuration says none: a takeover from kubelet",
                 stage=self.record.stage.value,
             )
@@ -112,26 +112,26 @@ class Takeover:
             InputError: The parameters are wrong.
         """
         decide = _decision(step, params)
-        controller = self._controller
+        executor = self._executor
         async with self._one:
             try:
                 message = await self._worker.run(self._writer.settle)
                 scene = await self._scene()
                 before = self.record
-                outcome = decide(before, scene, controller.wall())
+                outcome = decide(before, scene, executor.wall())
                 outcome = await self._worker.run(self._writer.take, outcome)
             except StepRefusedError as error:
                 return _not_done(step, error, error.hints)
             except TopoproxyError as error:
-                controller.telemetry.problem(
+                executor.telemetry.problem(
                     "cannot take a step of the takeover from kubelet", step=step, err=error
                 )
                 return _not_done(step, error)
             finally:
                 self._follow()
-                await controller.kubelet_cpus.look()
+                await executor.kubelet_cpus.look()
             if self.record.stage is not before.stage:
-                controller.telemetry.event(
+                executor.telemetry.event(
                     "takeover from kubelet",
                     step=step,
                     before=before.stage.value,
@@ -155,26 +155,24 @@ class Takeover:
 
     def _follow(self) -> None:
         """Bring the node's rules in line with the record."""
-        controller, record = self._controller, self.record
+        executor, record = self._executor, self.record
         static = self._static or record.ours
-        if controller.state.node.static != static:
-            changed = dataclasses.replace(
-                controller.state.node, static=static, alike=dict[object, Placement]()
-            )
-            controller.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
-        controller.learn(recorded=False, kubelet_reserved=record.reserved)
+        if executor.state.node.static != static:
+            changed = dataclasses.replace(executor.state.node, static=static, alike=dict[object, Placement]())
+            executor.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
+        executor.learn(recorded=False, kubelet_reserved=record.reserved)
         try:
-            controller.node_policy.apply()
+            executor.node_policy.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
-            controller.broken(error)
+            executor.broken(error)
 
     async def _scene(self) -> TakeoverInputs:
-        await self._controller.kubelet_cpus.refresh(self._worker)
-        state, ready = self._controller.state, self._controller.synced.is_set()
+        await self._executor.kubelet_cpus.refresh(self._worker)
+        state, ready = self._executor.state, self._executor.synced.is_set()
         scene = TakeoverInputs(
             self._places.kubelet,
             File(),
-            self._controller.kubelet_cpus.manager,
+            self._executor.kubelet_cpus.manager,
             owning=owning_of(state),
             pods=pods_of(state),
             elsewhere=elsewhere_of(state),
@@ -182,7 +180,7 @@ class Takeover:
             shareable=state.node.shareable,
             configured="static" if self._static else "none",
             ready=ready,
-            enforce=is_applied_to_all(self._controller.state),
+            enforce=is_applied_to_all(self._executor.state),
         )
         return await self._worker.run(self._look, scene)
 
@@ -192,7 +190,7 @@ class Takeover:
         pods = dict(scene.pods)
         from_files = set()
         try:
-            for pod in self._controller.runtime.list_pods():
+            for pod in self._executor.runtime.list_pods():
                 if pod.ready and pod.uid in pods and pod.annotations.get(SOURCE) == "file":
                     from_files.add(pod.uid)
         except TopoproxyError:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, sweep, write_text
 from proxy.backends.kubelet.checkpoints import CheckpointError
-from proxy.controller.ports import Ledger
+from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, TopoproxyError
 from proxy.takeover.record import KEY, TakeoverRecord, completed, dump, load, settled
 from proxy.takeover.rules import StepOutcome, StepRefusedError

@@ -31,7 +31,7 @@ def concerns(message: bytes) -> bool:
 
 
 class Uevents:
-    """A subscription to uevents; implements ``proxy.controller.ports.MachineEvents``."""
+    """A subscription to uevents; implements ``proxy.executor.ports.MachineEvents``."""
 
     def __init__(self) -> None:
         """Subscribe.

@@ -158,10 +158,10 @@ def test_observing(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def day(daemon: Daemon) -> None:
         await node.pods()
         await node.launch(DemoPod("rival", "LSE", KubeQos.GUARANTEED, "3,5", cpus=2))
-        assert daemon.controller is not None
-        passes = daemon.controller.telemetry.registry.page()["reconciles"]
-        daemon.controller.attention.set()
-        await until(lambda: daemon.controller.telemetry.registry.page()["reconciles"] > passes + 1)  # type: ignore[union-attr]
+        assert daemon.executor is not None
+        passes = daemon.executor.telemetry.registry.page()["reconciles"]
+        daemon.executor.attention.set()
+        await until(lambda: daemon.executor.telemetry.registry.page()["reconciles"] > passes + 1)  # type: ignore[union-attr]
 
     golden("observing", day, "mode: observe\n")
 
@@ -186,13 +186,13 @@ def test_drifting(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def day(daemon: Daemon) -> Any:
         web, *_ = await node.pods()
         await node.calm()
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         path = node.cgroups.find("", web)
         assert path is not None
         held = asyncio.Event()
         loop = asyncio.get_running_loop()
         # The kernel worker is busy: what another program writes stays until it is done.
-        working = daemon.controller.kernel.submit(
+        working = daemon.executor.kernel.submit(
             lambda: asyncio.run_coroutine_threadsafe(held.wait(), loop).result()
         )
         node.cgroups.write(path, CpuSet.parse("0-15"), None)
@@ -222,8 +222,8 @@ def test_no_client(node: GoldenNode, golden: Callable[..., None], monkeypatch: p
 
     async def day(daemon: Daemon) -> None:
         await node.launch(DemoPod("web", "LS"))
-        assert daemon.controller is not None
-        await until(daemon.controller.telemetry.problems)
+        assert daemon.executor is not None
+        await until(daemon.executor.telemetry.problems)
 
     golden("no-client", day)
 

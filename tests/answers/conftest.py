@@ -139,8 +139,8 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
         if daemon.hooking is not None:
             await until(lambda: daemon.pages.hooks()["hooks"])
         await node.try_each(PODS)
-        if daemon.controller is not None:
-            await asyncio.wait_for(daemon.controller.synced.wait(), 60)
+        if daemon.executor is not None:
+            await asyncio.wait_for(daemon.executor.synced.wait(), 60)
         await asyncio.to_thread(_ask, answers, node, daemon, config)
         if full:
             server: Any = daemon._admin
@@ -159,7 +159,7 @@ def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) ->
     config.write_text(f"{config.read_text()}\ncgroupRoot: {node.directory}/cgroup\n")
     answers.command("status", "--cgroups", *at)
     answers.command("hooks", "list", "--all", *at)
-    if daemon.controller is None:
+    if daemon.executor is None:
         return
     answers.page(node, "/devices")
     answers.command("devices", *at)

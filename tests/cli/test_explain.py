@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli.explain import explain
-from proxy.controller.history import History
+from proxy.executor.history import History
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError, UsageError
 from proxy.observe.explain_answer import history_page
 from proxy.observe.explain_data import from_data

@@ -14,9 +14,9 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.memory import open_memory
-from proxy.controller.enforce import Enforcer
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.executor.enforce import Enforcer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager

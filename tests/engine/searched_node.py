@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.controller.reservation_records import MOVE, MoveRecord, records_of
 from proxy.engine import effects as to_do
 from proxy.engine import events as seen
 from proxy.engine.call_answers import Forward, ForwardStart, PrepareStart, ReserveFirst
@@ -54,6 +53,7 @@ from proxy.engine.reservation_state import Reservation, ReservationKind, restora
 from proxy.engine.settling import SettleStep, settle_step
 from proxy.engine.start import StartStep, start_step
 from proxy.engine.state import NodeState
+from proxy.executor.reservation_records import MOVE, MoveRecord, records_of
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool
 from proxy.topology.build import described

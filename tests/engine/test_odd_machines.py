@@ -260,7 +260,7 @@ class Life:
         nodes = tuple(changed_copy(node, cpus=node.cpus & online) for node in self.machine.nodes)
         changed = changed_copy(self.machine, cpus=cpus, nodes=nodes)
         after = self.state.on(self.dice.choice((changed, self.machine)))
-        self.state = after if after.pools.shared else self.state  # as the controller does
+        self.state = after if after.pools.shared else self.state  # as the executor does
 
     def run(self) -> None:
         others = (self.kubelet, self.suppression, self.rules, self.plug)

@@ -15,10 +15,10 @@ import random
 from typing import Any, Final
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.options import ControllerOptions
 from proxy.engine.invariants import violations
+from proxy.executor.options import ExecutorOptions
 from proxy.telemetry import metrics
-from tests.controller.conftest import PlayedCall, World
+from tests.executor.conftest import PlayedCall, World
 from tests.fuzz.outcome import Outcome
 
 CALLS: Final = 60
@@ -70,7 +70,7 @@ class _Round:
         asyncio.get_running_loop().set_exception_handler(
             lambda loop, reported: self.faults.append(str(reported))
         )
-        self.world = world = World(ControllerOptions(call_timeout=5.0))
+        self.world = world = World(ExecutorOptions(call_timeout=5.0))
         await world.sync.once()
         try:
             await self.others()
@@ -85,11 +85,11 @@ class _Round:
                 if before.get(key) != now.get(key)
             }
             assert not changed, f"what is written down of others has changed: {changed}"
-            assert not violations(world.controller.state)
+            assert not violations(world.executor.state)
             assert not self.faults, self.faults
             assert "answered twice" not in world.log
-            assert not world.controller.telemetry.value(metrics.INTERNAL_ERRORS), (
-                world.controller.telemetry.problems()
+            assert not world.executor.telemetry.value(metrics.INTERNAL_ERRORS), (
+                world.executor.telemetry.problems()
             )
         finally:
             await world.close()

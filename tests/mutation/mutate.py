@@ -49,7 +49,7 @@ CALLS = [
     *files_of("frontends/cri", "interceptors call decode rewrite"),
 ]
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
-NARROWED = ["proxy/controller/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]
+NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "allocation": [(["proxy/allocation"], ["tests/allocation"])],
@@ -62,15 +62,15 @@ ROOMS: dict[str, list[Part]] = {
             tests_of("relay", "frames huffman flow headers session windows garbage splits"),
         )
     ],
-    "controller": [
-        (["proxy/controller", *CALLS], tests_of("controller", "parts enforce rare day bad_days random")),
+    "executor": [
+        (["proxy/executor", *CALLS], tests_of("executor", "parts enforce rare day bad_days random")),
     ],
     "hook_bridge": [
         (
             [*BRIDGE, *NARROWED],
             tests_of("engine", "narrowing")
             + tests_of(
-                "controller",
+                "executor",
                 "hook_overrides hook_bridge_updates hook_bridge_lifecycle_events hook_bridge_calls",
             ),
         ),

@@ -6,9 +6,9 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.kubelet import podresources_pb2 as pb
-from proxy.controller.history import History
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.executor.history import History
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Near, Phase, Placement, Pod, Pool, Request, Verdict

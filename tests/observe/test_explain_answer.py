@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.controller.history import History
+from proxy.executor.history import History
 from proxy.model.errors import InputError
 from proxy.model.explanation import Explanation
 from proxy.model.workload import Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from proxy.backends.runtime.containerd_events import _decoded
-from proxy.controller.runtime_ports import RuntimeEvent
+from proxy.executor.runtime_ports import RuntimeEvent
 
 
 def read_event(message: bytes) -> RuntimeEvent | None:

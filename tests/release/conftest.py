@@ -1,4 +1,4 @@
-"""The controller's node in memory, for what leaves it."""
+"""The executor's node in memory, for what leaves it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.controller.conftest import live as live
+from tests.executor.conftest import live as live
 from tests.release.leaving_node import Node
 
 

@@ -51,8 +51,8 @@ def test_every_container_gets_everything_back(node: Node) -> None:
 
     async def after() -> None:
         assert again.pages.status()["mode"] == "released"
-        assert again.controller is not None
-        await asyncio.wait_for(again.controller.synced.wait(), 30)
+        assert again.executor is not None
+        await asyncio.wait_for(again.executor.synced.wait(), 30)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
         answer = await node.ask("/release/undo", act=True)
         assert answer["stage"] == ""
@@ -120,8 +120,8 @@ def test_without_a_daemon(node: Node) -> None:
     async def day() -> None:
         ids.append(await node.launch(DemoPod("ls", "LS")))
         ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
-        assert daemon.controller is not None
-        await daemon.controller.journal.flush()
+        assert daemon.executor is not None
+        await daemon.executor.journal.flush()
 
     assert "has no ledger" in command(node, "--offline").stdout
     with pytest.raises(InputError, match="not released"):
@@ -182,8 +182,8 @@ def test_kubelets_file_names_the_cpus_of_each_container(node: Node) -> None:
     async def day() -> None:
         web = await node.launch(DemoPod("web", "LS"))
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
-        assert daemon.controller is not None
-        uid = daemon.controller.state.containers[lse].pod.uid
+        assert daemon.executor is not None
+        uid = daemon.executor.state.containers[lse].pod.uid
         (node.directory / "kubelet").mkdir()
         text = static_state(MACHINE.online, {uid: {"main": CpuSet.parse("8-9")}}, reserved=CpuSet([0]))
         (node.directory / "kubelet/cpu_manager_state").write_text(text)

@@ -36,9 +36,9 @@ def test_the_walk(node: Node) -> None:
         await node.launch(DemoPod("db", "LSE", cpuset="2-3"))
         await typed("topoproxy release")
         await typed("topoproxy release --undo")
-        assert daemon.controller is not None
-        await asyncio.wait_for(daemon.controller.synced.wait(), 30)
-        await until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.controller.state.containers})
+        assert daemon.executor is not None
+        await asyncio.wait_for(daemon.executor.synced.wait(), 30)
+        await until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.executor.state.containers})
 
     daemon = node.daemon()
     node.live(daemon, day)

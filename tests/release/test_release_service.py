@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.runtime_ports import RuntimeDetail
 from proxy.engine.call_events import ContainersUnsettled
+from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.idset import CpuSet
@@ -37,7 +37,7 @@ class Leaving:
 
     def __init__(self, world: Any) -> None:
         self.w = world
-        self.release = Release(world.controller)
+        self.release = Release(world.executor)
         self.comparing = asyncio.get_running_loop().create_task(world.sync.run())
 
     async def __aenter__(self) -> Release:
@@ -141,14 +141,14 @@ def test_queued_jobs_move_no_container_any_more(live: Callable[..., None]) -> No
         await w.run(await w.pod("lse", "LSE", cpus="2-3"))
         settler = w.make_settler()
         async with Leaving(w) as release:
-            assert w.controller.state.runtime.unsettled
-            w.controller.writes.later([ls])
+            assert w.executor.state.runtime.unsettled
+            w.executor.writes.later([ls])
             await release.begin()
             await over(w, release)
-            w.controller.store.handle(ContainersUnsettled((ls,)))
+            w.executor.store.handle(ContainersUnsettled((ls,)))
             await settler.finish(10)
-            w.controller.writes.later([ls])
-            await w.controller.reservations.clear(w.controller.state.node.machine.online)
+            w.executor.writes.later([ls])
+            await w.executor.reservations.clear(w.executor.state.node.machine.online)
             await w.quiet()
             assert w.on(ls) == w.runtime.specs[ls] == ALL
         settler.close()
@@ -172,7 +172,7 @@ def test_calls_pass_as_they_come(live: Callable[..., None]) -> None:
                 w.wire.finished(call, 0)
             call = await w.begin("s-ls", "more")
             assert call.sent == call.body
-            assert w.controller.state.containers[ls].phase is Phase.RUNNING
+            assert w.executor.state.containers[ls].phase is Phase.RUNNING
 
     fast(live, day)
 
@@ -196,11 +196,11 @@ def test_kubelets_static_policy_names_the_cpus_of_each_container(live: Callable[
     manager = CpuManager("static", default=CpuSet.parse("0-3,6-15"), held=held)
 
     async def day(w: Any) -> None:
-        w.controller.learn(cpu_manager=manager)
+        w.executor.learn(cpu_manager=manager)
         whole = await w.run(await w.pod("whole"), cpuset_cpus="4-5", **LIMIT)
         ls = await w.run(await w.pod("ls", kube="burstable"), cpuset_cpus="0-15")
         await w.update(ls, cpuset_cpus="0-3,6-15")
-        assert w.controller.state.containers[ls].request.cpuset_cpus == "0-15"
+        assert w.executor.state.containers[ls].request.cpuset_cpus == "0-15"
         async with Leaving(w) as release:
             await release.begin()
             await over(w, release)
@@ -230,10 +230,10 @@ def test_a_fault_of_ours_ends_nothing(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         lse = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
         async with Leaving(w) as release:
-            right, w.controller.quotas.once = w.controller.quotas.once, lambda: 1 // 0
+            right, w.executor.quotas.once = w.executor.quotas.once, lambda: 1 // 0
             await release.begin()
             await w.until(lambda: any("ZeroDivisionError" in words for words in release.page()["left"]))
-            w.controller.quotas.once = right
+            w.executor.quotas.once = right
             await over(w, release)
             assert w.on(lse) == w.runtime.specs[lse] == ALL
 
@@ -260,9 +260,9 @@ def test_a_restart_continues_and_asks_before_it_updates(live: Callable[..., None
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", kube="burstable"))
         lse = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
-        await w.controller.journal.flush()
+        await w.executor.journal.flush()
         w.ledger.entries[KEY] = {"stage": stage, "since": 1.0}
-        before = w.controller
+        before = w.executor
         w.boot()
         await before.close()
         # One was updated before the end.
@@ -271,7 +271,7 @@ def test_a_restart_continues_and_asks_before_it_updates(live: Callable[..., None
         w.log.clear()
         async with Leaving(w) as release:
             release.recover(w.ledger.entries[KEY])
-            await w.until(lambda: w.controller.synced.is_set())
+            await w.until(lambda: w.executor.synced.is_set())
             if stage == "released":
                 await w.quiet()
                 assert w.on(lse) == "2-3"
@@ -295,7 +295,7 @@ def test_undone_it_takes_over_as_at_a_start(live: Callable[..., None]) -> None:
             await release.begin()
             await over(w, release)
             await release.undo()
-            assert not w.controller.synced.is_set()
+            assert not w.executor.synced.is_set()
             assert KEY not in w.ledger.entries
             assert release.stage == ""
             call = await w.begin("s-ls", "more")  # waits until all are compared
@@ -307,8 +307,8 @@ def test_undone_it_takes_over_as_at_a_start(live: Callable[..., None]) -> None:
             await w.until(lambda: (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3"))
             await w.until(lambda: w.cpu.quotas["kubepods/podlse"] == -1)
             assert (
-                w.controller.telemetry.value(metrics.CPUSETS_REPAIRED)
-                == w.controller.telemetry.value(metrics.MEMS_DRIFT)
+                w.executor.telemetry.value(metrics.CPUSETS_REPAIRED)
+                == w.executor.telemetry.value(metrics.MEMS_DRIFT)
                 == 0
             )
 
@@ -365,7 +365,7 @@ def test_a_release_that_is_asked_for_while_one_is_undone_comes_after_it(live: Ca
             await asyncio.sleep(0.05)
             answers.set()
             await both
-            assert (release.stage, w.controller.store.mode.enforces) == ("releasing", False)
+            assert (release.stage, w.executor.store.mode.enforces) == ("releasing", False)
             w.runtime.update_error = None
             await over(w, release)
             assert w.on(lse) == w.runtime.specs[lse] == ALL

@@ -42,7 +42,7 @@ def test_what_can_change_changes_together(node: FileNode) -> None:
     daemon = node.from_file("reconcilePeriod: 1h\n")
 
     async def day() -> None:
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         page = await node.reload(
             daemon, "reconcilePeriod: 300ms\nexplainHistory: 7\nonError: refuse\nsettle: {perSecond: 3}\n"
         )
@@ -54,11 +54,11 @@ def test_what_can_change_changes_together(node: FileNode) -> None:
             "explainHistory": ("500", "7"),
             "settle.perSecond": ("10", "3"),
         }
-        options = daemon.controller.options
+        options = daemon.executor.options
         assert (options.reconcile_period, options.history, options.settle_per_second) == (0.3, 7, 3)
         assert options.refuse_on_error
-        before = daemon.controller.telemetry.registry.page()["reconciles"]
-        await until(lambda: daemon.controller.telemetry.registry.page()["reconciles"] > before + 2, 20)
+        before = daemon.executor.telemetry.registry.page()["reconciles"]
+        await until(lambda: daemon.executor.telemetry.registry.page()["reconciles"] > before + 2, 20)
 
     run(daemon, day, synced=True)
 
@@ -67,14 +67,14 @@ def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: File
     daemon = node.from_file("callTimeout: 3s\n")
 
     async def day() -> None:
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         ls = await node.launch(DemoPod("ls", "LS"))
-        before, options = daemon.config, daemon.controller.options
+        before, options = daemon.config, daemon.executor.options
         page = await node.reload(daemon, "callTimeout: 4s\nkoordinator: {reservedCPUs: 0-1}\nmoed: observe\n")
         assert page["reload"]["result"] == "refused"
         assert "line 3: moed: unknown key; did you mean mode?" in page["reload"]["reason"]
         assert daemon.config is before
-        assert daemon.controller.options is options
+        assert daemon.executor.options is options
         assert node.cpus(ls) == "0-15"
         assert any(NOT_RELOADED in what and "moed" in what for what in problems(daemon))
         text = daemon.pages.metrics()
@@ -83,7 +83,7 @@ def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: File
         page = await node.reload(daemon, "callTimeout: 4s\nkoordinator: {reservedCPUs: 0-1}\n")
         assert page["reload"]["result"] == "applied"
         await until(lambda: node.cpus(ls) == "2-15")
-        assert daemon.controller.options.call_timeout == 4
+        assert daemon.executor.options.call_timeout == 4
         assert not any(NOT_RELOADED in what for what in problems(daemon))
         text = daemon.pages.metrics()
         assert "topoproxy_config_last_reload_successful 1" in text
@@ -154,10 +154,10 @@ def test_words_of_the_command_line_stay_on_top(node: FileNode) -> None:
     daemon = node.from_file("explainHistory: 5\n", {"explainHistory": ("--explain-history", "9")})
 
     async def day() -> None:
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         page = await node.reload(daemon, "explainHistory: 6\nonError: refuse\n")
         assert [row["key"] for row in page["reload"]["applied"]] == ["onError"]
-        assert daemon.controller.options.history == 9
+        assert daemon.executor.options.history == 9
 
     run(daemon, day)
 
@@ -166,15 +166,15 @@ def test_no_more_containers_move_than_must(node: FileNode) -> None:
     daemon = node.from_file()
 
     async def day() -> None:
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         ls = await node.launch(DemoPod("ls", "LS"))
-        written = lambda: daemon.controller.telemetry.registry.page()["cpusets_written"]  # noqa: E731
+        written = lambda: daemon.executor.telemetry.registry.page()["cpusets_written"]  # noqa: E731
         await asyncio.sleep(0.1)
         before = written()
         page = await node.reload(daemon, "admission: {maxCPUsPerPod: 4, sharedFloor: 1}\n")
         assert page["reload"]["result"] == "applied"
-        assert daemon.controller.state.node.admission.pod_limit == 4
+        assert daemon.executor.state.node.admission.pod_limit == 4
         await asyncio.sleep(0.2)
         assert written() == before, "rules of admission move no container"
         await node.reload(daemon, "admission: {maxCPUsPerPod: 4}\nreservedSystemCPUs: 2-3\n")
@@ -192,19 +192,19 @@ def test_a_fault_while_applying_takes_back_what_was_applied(
     daemon = node.from_file()
 
     async def day() -> None:
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         ls = await node.launch(DemoPod("ls", "LS"))
-        change = daemon.controller.change_options
+        change = daemon.executor.change_options
 
         def faulty(options: Any) -> None:
             change(options)
             if options.history == 7:
                 raise RuntimeError("odd")
 
-        monkeypatch.setattr(daemon.controller, "change_options", faulty)
+        monkeypatch.setattr(daemon.executor, "change_options", faulty)
         page = await node.reload(daemon, "explainHistory: 7\nlog: {level: error}\n")
         assert page["reload"]["reason"] == "internal error: RuntimeError('odd')"
-        assert daemon.controller.options.history == 500
+        assert daemon.executor.options.history == 500
         assert logs.log.enabled("info")
         assert node.cpus(ls) == "0-15"
 

@@ -21,14 +21,14 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.assembly import options_of
 from proxy.backends.ledger import open_ledger
 from proxy.config.load import parse
-from proxy.controller.node_rules import node_of
-from proxy.controller.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.controller.status_data import node_page
 from proxy.engine.invariants import violations
+from proxy.executor.node_rules import node_of
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.executor.status_data import node_page
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Pool
 from proxy.observe.explain_answer import history_page
-from tests.controller.conftest import MACHINE, PlayedCall, World
+from tests.executor.conftest import MACHINE, PlayedCall, World
 from tests.testkit.changed_copy import changed_copy
 
 CPUS = len(MACHINE.online)
@@ -238,7 +238,7 @@ class Tenants:
         if container_id:
             self.honest[pod.name] = container_id
             await self._start(container_id)
-        pools = self.node.controller.state.pools
+        pools = self.node.executor.state.pools
         self.seen[f"{pod.name} pools"] = (str(pools.shared), str(pools.be), str(pools.system))
         self._floor()
 
@@ -256,27 +256,27 @@ class Tenants:
         config.linux.resources.CopyFrom(pb.LinuxContainerResources(**pod.resources))
         annotations = {k: _read(v) for k, v in pod.annotations.items()}
         listed = RuntimePod("", uid, NAMESPACE, name or unique, 0, True, pod.labels, annotations)
-        self.node.controller.attention.clear()
-        before = self.node.controller.telemetry.problems()
+        self.node.executor.attention.clear()
+        before = self.node.executor.telemetry.problems()
         sandbox, _ = await self._sandbox(unique, config, listed)
         if sandbox:
             container_id, call, raw = await self._container(sandbox, config, pod.resources)
             if container_id:
                 if call.sent == raw and not self.node.runtime.specs[container_id]:
-                    undecided = self.node.controller.attention.is_set()
+                    undecided = self.node.executor.attention.is_set()
                     assert undecided, f"{pod.kind}: passed undecided, and nothing is compared"
-                    assert self.node.controller.telemetry.problems() != before, (
+                    assert self.node.executor.telemetry.problems() != before, (
                         "passed undecided and in silence"
                     )
                 self.hostile.add(container_id)
                 await self._start(container_id)
-        if self.node.controller.attention.is_set():
+        if self.node.executor.attention.is_set():
             await self.node.quiet()
             await self.node.sync.once()
         self._floor()
 
     def _floor(self) -> None:
-        state = self.node.controller.state
+        state = self.node.executor.state
         online = state.node.machine.online
         assert len(state.pools.shared) >= min(FLOOR, len(online)), state.pools
         for container_id in self.hostile & set(state.containers):
@@ -287,7 +287,7 @@ class Tenants:
 
     async def restart(self) -> None:
         """The daemon ends in good order, and starts again with its ledger."""
-        await self.node.controller.journal.flush()
+        await self.node.executor.journal.flush()
         self._listen()
         await self.node.close()
         self.node.ledger.close()
@@ -301,12 +301,12 @@ class Tenants:
 
     def _listen(self) -> None:
         """Gather everything that the daemon says."""
-        controller = self.node.controller
+        executor = self.node.executor
         self.messages += self.node.logged
-        self.messages += texts(self.timed.call("status", lambda: node_page(controller)))
-        self.messages += texts(history_page(controller.history, {}))
-        for container in controller.state.containers.values():
-            self.messages += texts(history_page(controller.history, {"query": container.id}))
+        self.messages += texts(self.timed.call("status", lambda: node_page(executor)))
+        self.messages += texts(history_page(executor.history, {}))
+        for container in executor.state.containers.values():
+            self.messages += texts(history_page(executor.history, {"query": container.id}))
 
     async def end(self) -> dict[str, Any]:
         """Compare kernel and state, and give what the honest pods see."""
@@ -314,8 +314,8 @@ class Tenants:
         await node.quiet()
         await node.sync.once()
         await node.quiet()
-        await node.controller.journal.flush()
-        state = node.controller.state
+        await node.executor.journal.flush()
+        state = node.executor.state
         assert violations(state) == []
         for container_id in self.hostile:
             on = node.cgroups.sets.get(container_id, CpuSet())

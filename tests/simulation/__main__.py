@@ -1,4 +1,4 @@
-"""A deterministic simulation of a node: the real controller on a simulated kernel, runtime, disk and kubelet.
+"""A deterministic simulation of a node: the real executor on a simulated kernel, runtime, disk and kubelet.
 
     make simulate-faults SEED=7                          1,000,000 events in two processes, some minutes
     .venv/bin/python -m tests.simulation --seed 7 --events 5000 --workers 1
@@ -14,7 +14,7 @@ what the runtime or other programs do by themselves are not counted.
 
 The parts: ``clock`` (the schedule), ``loop`` and ``workers`` (asyncio and threads on it); the world is
 ``kernel``, ``runtime``, ``hanging``, ``disk``, ``kubelet`` and ``pods``; ``faults`` and ``disturbances`` say
-what goes wrong; ``kernel_ports``, ``runtime_client`` and ``daemon`` are one life of the real controller;
+what goes wrong; ``kernel_ports``, ``runtime_client`` and ``daemon`` are one life of the real executor;
 ``node`` is all of it; ``promises`` and ``calm`` say what must hold; ``planted`` has faults that must be
 found; ``run`` is the command.
 """

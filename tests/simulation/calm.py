@@ -23,7 +23,7 @@ ALL_S = 400.0
 def kernel_differences(node: Node) -> Iterator[str]:
     """Give what is not in the kernel as it is planned."""
     assert node.daemon is not None
-    state = node.daemon.controller.state
+    state = node.daemon.executor.state
     for one in node.runtime.containers.values():
         group = node.kernel.groups.get(one.path)
         container = state.containers.get(one.id)
@@ -46,8 +46,8 @@ def kernel_differences(node: Node) -> Iterator[str]:
 def other_differences(node: Node) -> Iterator[str]:
     """Give what the runtime, the ledger or the state have that they should not have."""
     assert node.daemon is not None
-    controller = node.daemon.controller
-    state = controller.state
+    executor = node.daemon.executor
+    state = executor.state
     for one in node.runtime.containers.values():
         container = state.containers.get(one.id)
         if one.state == RUNNING and container is not None and node.options.settle_per_second:

@@ -1,4 +1,4 @@
-"""One life of the daemon: the real controller, interceptors and release, on simulated ports."""
+"""One life of the daemon: the real executor, interceptors and release, on simulated ports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.cfs_quota import KernelCpuGroups
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.controller.context import NodeContext
-from proxy.controller.controller import NodeController, Ports
-from proxy.controller.options import ControllerOptions
 from proxy.engine.node import Node as NodeRules
+from proxy.executor.context import NodeContext
+from proxy.executor.node_executor import NodeExecutor, Ports
+from proxy.executor.options import ExecutorOptions
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.frontends.cri.interceptors import Interceptors
 from proxy.release.record import KEY
@@ -65,24 +65,24 @@ class Daemon:
         self.ledger = node.disk.open(node.kernel.whole.fingerprint, self.is_alive)
         self.files = SimulatedFiles(node.kernel, self.is_alive)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
-        self.controller: NodeController = self.loop.enter(self._start)
-        self.wire = Interceptors(self.controller, self.controller.sync, self.controller.start_update)
+        self.executor: NodeExecutor = self.loop.enter(self._start)
+        self.wire = Interceptors(self.executor, self.executor.sync, self.executor.start_update)
 
     def is_alive(self) -> bool:
         """Return whether the process lives."""
         return self.alive
 
-    def _start(self) -> NodeController:
+    def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options
         machine = node.kernel.machine
         rules = NodeRules(machine, CpuTopology.of(machine), options.static, **options.rules)
         clock = self.loop.time
-        controller = NodeController(
+        executor = NodeExecutor(
             rules,
             self.cgroups,
             RuntimeClient(node, self.is_alive),
             self.ledger,
-            ControllerOptions(
+            ExecutorOptions(
                 call_timeout=node.call_timeout,
                 settle_per_second=options.settle_per_second,
                 reconcile_period=options.reconcile_period,
@@ -92,14 +92,14 @@ class Daemon:
             ports=self._ports,
         )
         entries = dict(self.ledger.entries)
-        controller.sync.recover(entries)
-        for begin in (controller.sync.run, controller.settler.run, controller.unit_properties.run):
-            controller.tend(begin)
-        self.release = Release(controller)
+        executor.sync.recover(entries)
+        for begin in (executor.sync.run, executor.settler.run, executor.unit_properties.run):
+            executor.tend(begin)
+        self.release = Release(executor)
         record = entries.get(KEY)
         if record is not None:
             self.release.recover(record)
-        return controller
+        return executor
 
     def _ports(self, context: NodeContext) -> Ports:
         kernel, options = self.node.kernel, self.node.options
@@ -168,9 +168,9 @@ class Daemon:
     def faults(self) -> list[str]:
         """What went wrong within the daemon itself."""
         found = [STUCK_IN_CODE + words for words in self.loop.broken]
-        if self.controller.telemetry.value(metrics.INTERNAL_ERRORS):
+        if self.executor.telemetry.value(metrics.INTERNAL_ERRORS):
             found += [
-                str(problem) for problem in self.controller.telemetry.problems() if "internal" in str(problem)
+                str(problem) for problem in self.executor.telemetry.problems() if "internal" in str(problem)
             ]
             found += found or [STUCK_IN_CODE + "an internal error was counted"]
         return found
@@ -183,8 +183,8 @@ class Daemon:
     @property
     def in_step(self) -> bool:
         """Whether it knows the node, and places containers."""
-        controller = self.controller
-        return self.alive and controller.synced.is_set() and controller.store.mode.enforces
+        executor = self.executor
+        return self.alive and executor.synced.is_set() and executor.store.mode.enforces
 
     def has_followed(self, group: Group, since: float) -> bool:
         """Return whether it has had the time to answer the report of a write, and nothing was in its way."""

@@ -59,7 +59,7 @@ class SimulatedDisk:
 
 
 class SimulatedLedger:
-    """Implements ``proxy.controller.ports.Ledger``; what is written in full is never lost by a crash."""
+    """Implements ``proxy.executor.ports.Ledger``; what is written in full is never lost by a crash."""
 
     def __init__(self, disk: SimulatedDisk, ledger: FileLedger, alive: Callable[[], bool]) -> None:
         self._disk = disk

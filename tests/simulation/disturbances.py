@@ -61,7 +61,7 @@ class Disturbances:
             group.refuses, group.ignores = 0, False
         if not node.runtime.up:
             node.runtime.come()
-        if node.daemon is not None and node.daemon.controller.store.mode.is_leaving:
+        if node.daemon is not None and node.daemon.executor.store.mode.is_leaving:
             self._undo()
 
     # -- each ---------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Disturbances:
         daemon, dice = self.node.daemon, self.dice
         if daemon is None or not daemon.in_step:
             return
-        state, promises = daemon.controller.state, self.node.promises
+        state, promises = daemon.executor.state, self.node.promises
         movable = [
             c
             for c in state.containers.values()
@@ -141,13 +141,13 @@ class Disturbances:
         given = promises.roles[container.id].given
 
         async def move() -> None:
-            ids = [c.id for c in daemon.controller.state.containers.values() if c.owner == container.owner]
+            ids = [c.id for c in daemon.executor.state.containers.values() if c.owner == container.owner]
             for container_id in ids:
                 if container_id in promises.roles:
                     promises.roles[container_id].given.add(target.bits)
                     promises.roles[container_id].mover = daemon
             before = container.placement.exclusive
-            why = await daemon.controller.owner_moves.move(container.owner, target)
+            why = await daemon.executor.owner_moves.move(container.owner, target)
             self.node.schedule.note(f"move of {container.owner} to {target}: {why or 'done'}")
             for container_id in ids:
                 if container_id in promises.roles:
@@ -155,7 +155,7 @@ class Disturbances:
 
         if len(given) == 1:
             self.node.schedule.event("command", f"move {container.owner} to {target}")
-            daemon.loop.enter(daemon.controller.spawn, move())
+            daemon.loop.enter(daemon.executor.spawn, move())
 
     def _release(self) -> None:
         """Release the node, and take it back some time later."""
@@ -168,7 +168,7 @@ class Disturbances:
         async def release() -> None:
             await daemon.release.begin()
 
-        daemon.loop.enter(daemon.controller.spawn, release())
+        daemon.loop.enter(daemon.executor.spawn, release())
         self.node.schedule.after(1.0 + self.dice.random() * 20.0, self._undo)
 
     def _undo(self) -> None:
@@ -176,7 +176,7 @@ class Disturbances:
         if daemon is None:
             node.schedule.after(1.0, self._undo)
             return
-        if daemon.controller.store.mode is NodeMode.ENFORCE:
+        if daemon.executor.store.mode is NodeMode.ENFORCE:
             return
         node.schedule.event("command", "undo the release")
 
@@ -184,7 +184,7 @@ class Disturbances:
             with contextlib.suppress(InputError):  # it has been undone already
                 await daemon.release.undo()
 
-        daemon.loop.enter(daemon.controller.spawn, undo())
+        daemon.loop.enter(daemon.executor.spawn, undo())
         node.schedule.after(0.5, self._resume)
 
     def _resume(self) -> None:
@@ -192,7 +192,7 @@ class Disturbances:
         daemon, promises = self.node.daemon, self.node.promises
         if not promises.suspended:
             return
-        if daemon is not None and daemon.controller.store.mode.is_leaving:
+        if daemon is not None and daemon.executor.store.mode.is_leaving:
             self._undo()
         if daemon is not None and daemon.in_step and not self._differs():
             promises.resume()

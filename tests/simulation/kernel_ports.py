@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedFences:
-    """Implements ``proxy.controller.systemd.ports.Fences``."""
+    """Implements ``proxy.executor.systemd.ports.Fences``."""
 
     def __init__(self, files: SimulatedFiles) -> None:
         self._files = files
@@ -30,7 +30,7 @@ class SimulatedFences:
 
 
 class SimulatedWrites:
-    """Reports writes to watched groups; implements ``proxy.controller.drift.ports.Writes``."""
+    """Reports writes to watched groups; implements ``proxy.executor.drift.ports.Writes``."""
 
     FILE = 1001
 
@@ -83,7 +83,7 @@ class SimulatedWrites:
 
 
 class SimulatedMachineEvents:
-    """Reports CPUs that go and return; implements ``proxy.controller.ports.MachineEvents``."""
+    """Reports CPUs that go and return; implements ``proxy.executor.ports.MachineEvents``."""
 
     FILE = 1002
 

@@ -9,18 +9,18 @@ from unittest import mock
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.ledger.journal import FileLedger
-from proxy.controller.confinement import NOT_AT_ALL, Confinement
-from proxy.controller.drift.detection import Drift
-from proxy.controller.enforce import Enforced, Enforcer
-from proxy.controller.journal import Journal
-from proxy.controller.lifecycle import Lifecycle
-from proxy.controller.machine.hotplug import Hotplug
-from proxy.controller.owner_moves import OwnerMoves
-from proxy.controller.reservations import Reservations
-from proxy.controller.runtime_sync import Settler
-from proxy.controller.start_update import StartUpdate
 from proxy.engine import effects as to_do
 from proxy.engine.events import LedgerWritten
+from proxy.executor.confinement import NOT_AT_ALL, Confinement
+from proxy.executor.drift.detection import Drift
+from proxy.executor.enforce import Enforced, Enforcer
+from proxy.executor.journal import Journal
+from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.machine.hotplug import Hotplug
+from proxy.executor.owner_moves import OwnerMoves
+from proxy.executor.reservations import Reservations
+from proxy.executor.runtime_sync import Settler
+from proxy.executor.start_update import StartUpdate
 from proxy.frontends.cri.call import InterceptedCall
 from tests.simulation.kernel import SimulatedFiles
 

@@ -104,13 +104,13 @@ class Promises:
     # -- calls --------------------------------------------------------------------------------------------
 
     def _known(self, trip: Trip, container_id: str) -> Container | None:
-        return trip.daemon.controller.state.containers.get(container_id)
+        return trip.daemon.executor.state.containers.get(container_id)
 
     def forwarded(self, trip: Trip) -> None:
         """The daemon forwards a call."""
         self._in_time(trip)
         trip.undecided = (
-            not trip.daemon.controller.synced.is_set() or trip.daemon.controller.store.mode.is_leaving
+            not trip.daemon.executor.synced.is_set() or trip.daemon.executor.store.mode.is_leaving
         )
         if trip.method == "CreateContainer":
             self._create_forwarded(trip)
@@ -123,7 +123,7 @@ class Promises:
     def _create_forwarded(self, trip: Trip) -> None:
         request = pb.CreateContainerRequest.FromString(trip.body or b"")
         meta = request.config.metadata
-        for container in trip.daemon.controller.state.in_sandbox(request.pod_sandbox_id):
+        for container in trip.daemon.executor.state.in_sandbox(request.pod_sandbox_id):
             if container.name == meta.name and container.attempt == meta.attempt:
                 self._creates[request.pod_sandbox_id, meta.name, meta.attempt] = _role(container)
                 if container.placement.pool is Pool.OWN and not self.suspended:
@@ -210,7 +210,7 @@ class Promises:
     def _own(self, who: str) -> int:
         """Return the CPUs that an owner was given, with those that stand in for CPUs that are offline."""
         role, daemon = self.roles[who], self.node.daemon
-        container = daemon.controller.state.containers.get(who) if daemon is not None else None
+        container = daemon.executor.state.containers.get(who) if daemon is not None else None
         if container is not None:
             role.replacement = container.placement.replacement.bits
         return union(role.given) | role.replacement
@@ -279,7 +279,7 @@ class Promises:
         daemon = self.node.daemon
         if daemon is None:
             return
-        if found := violations(daemon.controller.state):
+        if found := violations(daemon.executor.state):
             self.broken("; ".join(found[:3]))
         if daemon.in_step and not self.suspended:
             self.owners_kept()
@@ -288,7 +288,7 @@ class Promises:
         """Check that each owner that runs has the CPUs that it was given, by the daemon's account."""
         daemon = self.node.daemon
         assert daemon is not None
-        there = daemon.controller.state.containers
+        there = daemon.executor.state.containers
         for who in self._owned:
             container, role = there.get(who), self.roles[who]
             given = role.given

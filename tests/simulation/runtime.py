@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.runtime_ports import RuntimeEvent
+from proxy.executor.runtime_ports import RuntimeEvent
 from proxy.model.grpc_status import GrpcStatus
 from tests.simulation.kernel import bits_of
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from proxy.controller.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimeEvent, RuntimePod
+from proxy.executor.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimeEvent, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from tests.simulation.kernel import text_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RuntimeClient:
-    """The daemon's own calls at the runtime; implements ``proxy.controller.runtime_ports.Runtime``."""
+    """The daemon's own calls at the runtime; implements ``proxy.executor.runtime_ports.Runtime``."""
 
     def __init__(self, node: Node, alive: Callable[[], bool]) -> None:
         self._node = node
@@ -114,7 +114,7 @@ class RuntimeClient:
 
 
 class SimulatedEvents:
-    """The runtime's events; implements ``proxy.controller.runtime_ports.Events``."""
+    """The runtime's events; implements ``proxy.executor.runtime_ports.Events``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

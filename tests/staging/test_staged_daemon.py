@@ -58,9 +58,9 @@ class Watch:
 
     def settled(self) -> dict[str, Container]:
         """Return the containers to which the plan is applied, without those of the step under way."""
-        controller = self._daemon.controller
-        assert controller is not None
-        state = controller.state
+        executor = self._daemon.executor
+        assert executor is not None
+        state = executor.state
         return {
             c.id: c
             for c in state.containers.values()
@@ -116,8 +116,8 @@ def page(daemon: Daemon) -> dict[str, int]:
 
 def explained(daemon: Daemon, container_id: str) -> tuple[bool, int]:
     """Return whether explain says that the plan is applied, and how often that has changed."""
-    assert daemon.controller is not None
-    why = daemon.controller.history.find(container_id)[-1].explanation
+    assert daemon.executor is not None
+    why = daemon.executor.history.find(container_id)[-1].explanation
     return why.applied, sum("applied since" in reason or "given back at" in reason for reason in why.reasons)
 
 
@@ -224,9 +224,9 @@ def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
     daemon = node.from_file(ENFORCE.replace("{stepPeriod", "{percent: 0, stepPeriod"))
 
     async def day() -> None:
-        assert daemon.controller is not None
+        assert daemon.executor is not None
         ids = await load(node, 8)
-        keys = {c.id: c.pod.key for c in daemon.controller.state.containers.values()}
+        keys = {c.id: c.pod.key for c in daemon.executor.state.containers.values()}
         for percent in (30, 70, 100, 70, 30, 0):
             await node.reload(daemon, ENFORCE.replace("{stepPeriod", f"{{percent: {percent}, stepPeriod"))
             wanted = {name for name, i in ids.items() if number_of(keys[i]) < percent}

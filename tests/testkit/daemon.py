@@ -136,7 +136,7 @@ def run(daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, syn
         try:
             if synced:
                 async with asyncio.timeout(LIMIT_S):
-                    await daemon.controller.synced.wait()
+                    await daemon.executor.synced.wait()
             await scenario()
             if daemon.pages is not None:
                 check(json.loads(json.dumps(daemon.pages.status(), default=str)))

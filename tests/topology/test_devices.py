@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.controller.ports import DeviceFacts, Hardware
+from proxy.executor.ports import DeviceFacts, Hardware
 from proxy.model.idset import Mask
 from proxy.model.workload import Near
 from proxy.topology.devices import SysfsDevices

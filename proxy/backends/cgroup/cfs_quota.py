@@ -39,7 +39,7 @@ _V2_FILE = "cpu.max"
 
 
 class KernelCpuGroups:
-    """The cpu controller's hierarchy; implements ``proxy.controller.kernel_ports.CpuGroups``.
+    """The cpu controller's hierarchy; implements ``proxy.executor.kernel_ports.CpuGroups``.
 
     Thread-safe as far as the kernel is: it holds no state but names that were found.
     """
@@ -59,7 +59,7 @@ class KernelCpuGroups:
         self._finder = GroupFinder(self._files)
 
     def find(self, parent: str, container_id: str) -> str | None:
-        """Find a container's group; see ``proxy.controller.kernel_ports.CpuGroups.find``."""
+        """Find a container's group; see ``proxy.executor.kernel_ports.CpuGroups.find``."""
         return self._finder.find(parent, container_id)
 
     def learn(self, container_id: str, path: str, parent: str = "") -> None:
@@ -67,14 +67,14 @@ class KernelCpuGroups:
         self._finder.learn(container_id, path, parent)
 
     def pod_group(self, parent: str) -> str | None:
-        """Find a pod's own group; see ``proxy.controller.kernel_ports.CpuGroups.pod_group``."""
+        """Find a pod's own group; see ``proxy.executor.kernel_ports.CpuGroups.pod_group``."""
         path = parent_path(parent)
         if not path or not _is_pods(path.rpartition("/")[2]):
             return None
         return self._finder.group(path)
 
     def quota(self, path: str) -> int:
-        """Read a group's quota; see ``proxy.controller.kernel_ports.CpuGroups.quota``."""
+        """Read a group's quota; see ``proxy.executor.kernel_ports.CpuGroups.quota``."""
         try:
             text = self._files.read(path, self._file)
         except OSError as error:
@@ -89,7 +89,7 @@ class KernelCpuGroups:
             ) from None
 
     def set_quota(self, path: str, quota: int) -> bool:
-        """Set a group's quota and read it back; see ``proxy.controller.kernel_ports.CpuGroups.set_quota``."""
+        """Set a group's quota and read it back; see ``proxy.executor.kernel_ports.CpuGroups.set_quota``."""
         if not path.strip("/"):
             raise CgroupError("cannot set the CFS quota of the root cgroup: it has none", errno.EACCES)
         if quota != UNLIMITED and quota <= 0:

@@ -38,7 +38,7 @@ _PARSERS: Mapping[str, Callable[[str], int]] = {V1: int, V2: cpu_usage}
 
 
 class CgroupUsage:
-    """Reads counters; implements ``proxy.controller.kernel_ports.UsageSource``. For one thread at a time."""
+    """Reads counters; implements ``proxy.executor.kernel_ports.UsageSource``. For one thread at a time."""
 
     def __init__(self, root: Path, file: str, procfs: Path = Path("/proc")) -> None:
         """Take a hierarchy as it is; ``open_usage`` finds one.
@@ -56,7 +56,7 @@ class CgroupUsage:
         self._open: dict[str, int] = {}
 
     def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:
-        """Read the counters; see ``proxy.controller.kernel_ports.UsageSource.read``."""
+        """Read the counters; see ``proxy.executor.kernel_ports.UsageSource.read``."""
         at = time.monotonic_ns()
         node = self._node()
         found: dict[str, Mapping[str, int]] = {}
@@ -73,7 +73,7 @@ class CgroupUsage:
     def best_effort(self, parents: Iterable[str]) -> str:
         """Find the group above BestEffort pods.
 
-        See ``proxy.controller.kernel_ports.UsageSource.best_effort``.
+        See ``proxy.executor.kernel_ports.UsageSource.best_effort``.
         """
         above = Counter[str]()
         for parent in parents:

@@ -32,14 +32,14 @@ from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles
 from proxy.backends.cgroup.group_names import parent_path
 from proxy.backends.cgroup.hierarchies import elsewhere, has, is_fake_tree, mounted
 from proxy.backends.cgroup.search import GroupFinder
-from proxy.controller.kernel_ports import CpusetValue
+from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
 
 class KernelCgroups:
-    """A cpuset hierarchy; implements ``proxy.controller.kernel_ports.Cgroups``.
+    """A cpuset hierarchy; implements ``proxy.executor.kernel_ports.Cgroups``.
 
     Thread-safe as far as the kernel is: it holds no lock, and no state but names that were found.
     """
@@ -81,7 +81,7 @@ class KernelCgroups:
     def pod_group(self, parent: str) -> str | None:
         """Find the group that a pod's ``cgroup_parent`` names.
 
-        See ``proxy.controller.kernel_ports.Cgroups``.
+        See ``proxy.executor.kernel_ports.Cgroups``.
         """
         path = parent_path(parent)
         return self._finder.group(path) if path else None
@@ -93,7 +93,7 @@ class KernelCgroups:
         return list(self._files.children(path))
 
     def read(self, path: str) -> CpusetValue:
-        """Read a group's cpuset; see ``proxy.controller.kernel_ports.Cgroups.read``."""
+        """Read a group's cpuset; see ``proxy.executor.kernel_ports.Cgroups.read``."""
         values: list[IdSet] = []
         for kind in (self._cpus, self._mems):
             own = self._get(path, kind, kind.file)
@@ -107,14 +107,14 @@ class KernelCgroups:
         )
 
     def cpus(self, path: str) -> CpuSet:
-        """Read the CPUs in effect; see ``proxy.controller.kernel_ports.Cgroups.cpus``."""
+        """Read the CPUs in effect; see ``proxy.executor.kernel_ports.Cgroups.cpus``."""
         kind = self._cpus
         return CpuSet.from_bits(
             self._get(path, kind, kind.file if self._version == 1 else kind.effective).bits
         )
 
     def nodes(self, path: str) -> Mask:
-        """Read a group's memory nodes as configured; see ``proxy.controller.kernel_ports.Cgroups.nodes``."""
+        """Read a group's memory nodes as configured; see ``proxy.executor.kernel_ports.Cgroups.nodes``."""
         return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
 
     def _get(self, path: str, kind: CpusetList, file: str, missing: IdSet | None = None) -> IdSet:
@@ -135,7 +135,7 @@ class KernelCgroups:
     # Writing
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
-        """Set a group's CPUs and memory nodes; see ``proxy.controller.kernel_ports.Cgroups.write``."""
+        """Set a group's CPUs and memory nodes; see ``proxy.executor.kernel_ports.Cgroups.write``."""
         if not path.strip("/"):
             raise CgroupError("cannot write to the root cgroup: it belongs to the kernel", errno.EACCES)
         pairs = [
@@ -162,7 +162,7 @@ class KernelCgroups:
         known: CpuSet | None = None,
         going_on: Callable[[], bool] = lambda: True,
     ) -> list[bool | None]:
-        """Set the CPUs of many groups; see ``proxy.controller.kernel_ports.Cgroups.write_all``."""
+        """Set the CPUs of many groups; see ``proxy.executor.kernel_ports.Cgroups.write_all``."""
         if not cpus or not all(paths):
             return [None] * len(paths)
         line, kind = line_of(cpus), self._cpus

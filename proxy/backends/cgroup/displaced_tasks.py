@@ -27,7 +27,7 @@ _DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants 
 
 
 class KernelDisplaced:
-    """Brings tasks back; implements ``proxy.controller.ports.Displaced``."""
+    """Brings tasks back; implements ``proxy.executor.ports.Displaced``."""
 
     def __init__(self, root: Path, procfs: Path) -> None:
         """Take a hierarchy.
@@ -40,7 +40,7 @@ class KernelDisplaced:
         self._procfs = procfs
 
     def bring_back(self, path: str) -> int:
-        """Move the tasks of a group back into it; see ``proxy.controller.ports.Displaced``."""
+        """Move the tasks of a group back into it; see ``proxy.executor.ports.Displaced``."""
         group = self._root / path
         if not group.is_dir() or _is_used(group):
             return 0

@@ -19,7 +19,7 @@ _FILE = "cpuset.cpus"
 
 
 class KernelFences:
-    """Implements ``proxy.controller.systemd.ports.Fences``."""
+    """Implements ``proxy.executor.systemd.ports.Fences``."""
 
     def __init__(self, root: Path) -> None:
         """Take the root of the hierarchy."""

@@ -25,8 +25,8 @@ from proxy.backends.cgroup import group_names
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.hierarchies import read_mounts, root_of
 from proxy.backends.cgroup.mounts import Below, below, group_line
-from proxy.controller.kernel_ports import Located
-from proxy.controller.runtime_ports import RuntimeDetail
+from proxy.executor.kernel_ports import Located
+from proxy.executor.runtime_ports import RuntimeDetail
 
 _LIMIT = 1024
 """This many groups are checked for a place whose beginning is unknown."""
@@ -40,7 +40,7 @@ class ControllerTree(Protocol):
 
 
 class Locator:
-    """Implements ``proxy.controller.kernel_ports.GroupLocator``; safe to use from several threads."""
+    """Implements ``proxy.executor.kernel_ports.GroupLocator``; safe to use from several threads."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Locator:
         self._mounts = mounts
 
     def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
-        """Find a container's group; see ``proxy.controller.kernel_ports.GroupLocator.locate``."""
+        """Find a container's group; see ``proxy.executor.kernel_ports.GroupLocator.locate``."""
         path, why = self._by_name(container_id, detail.cgroups_path), ""
         if not path:
             path, why = self._by_pid(container_id, detail.pid)
@@ -72,7 +72,7 @@ class Locator:
         return Located(path, why)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
-        """Notify all trees of a place; see ``proxy.controller.kernel_ports.GroupLocator.remember``."""
+        """Notify all trees of a place; see ``proxy.executor.kernel_ports.GroupLocator.remember``."""
         self._groups.learn(container_id, path, parent)
         for tree in self._others:
             tree.learn(container_id, path, parent)

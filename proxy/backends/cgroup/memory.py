@@ -24,7 +24,7 @@ from proxy.backends.cgroup.files import OsFiles, read_whole
 from proxy.backends.cgroup.hierarchies import elsewhere, has, mounted
 from proxy.backends.cgroup.mounts import mounted_v1
 from proxy.backends.cgroup.search import GroupFinder
-from proxy.controller.kernel_ports import MemoryUse
+from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
@@ -83,7 +83,7 @@ def _huge(text: str) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class KernelMemory:
-    """The memory controller's tree; implements ``proxy.controller.kernel_ports.MemoryTree``.
+    """The memory controller's tree; implements ``proxy.executor.kernel_ports.MemoryTree``.
 
     Attributes:
         root: Where it is mounted.
@@ -102,7 +102,7 @@ class KernelMemory:
         object.__setattr__(self, "_finder", GroupFinder(OsFiles(self.root)))
 
     def use(self, parent: str, container_id: str) -> MemoryUse | None:
-        """Return where a container's memory is; see ``proxy.controller.kernel_ports.MemoryTree.use``."""
+        """Return where a container's memory is; see ``proxy.executor.kernel_ports.MemoryTree.use``."""
         path = self._finder.find(parent, container_id)
         if path is None:
             return None

@@ -25,7 +25,7 @@ What must be known of the kernel:
   is a member again, from the bottom.
 * A partition goes by its own exclusive set where it has one: then a foreign write of ``cpuset.cpus`` changes
   neither the partition nor where its tasks run. So that is set too.
-* The file signals changes by poll (``EPOLLPRI``); see ``proxy.controller.partitions.owners``.
+* The file signals changes by poll (``EPOLLPRI``); see ``proxy.executor.partitions.owners``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.error_text import explain
 from proxy.backends.cgroup.files import Files, OsFiles
-from proxy.controller.partitions.ports import MEMBER, PartitionState
+from proxy.executor.partitions.ports import MEMBER, PartitionState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -51,7 +51,7 @@ NO_WORD = "another group names some of its CPUs, or those above no longer lend t
 
 
 class KernelPartitions:
-    """Partitions of a cpuset hierarchy; implements ``proxy.controller.partitions.ports.Partitions``."""
+    """Partitions of a cpuset hierarchy; implements ``proxy.executor.partitions.ports.Partitions``."""
 
     def __init__(self, files: Files, version: int, root: str = "") -> None:
         """Take a hierarchy as it is.

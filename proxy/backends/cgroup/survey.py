@@ -15,7 +15,7 @@ from cgroupspy.controllers import Controller
 from cgroupspy.interfaces import CommaDashSetFile
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.controller.kernel_ports import CpusetValue
+from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class KubeletClient:
-    """Implements ``proxy.controller.ports.Kubelet``; safe to use from several threads."""
+    """Implements ``proxy.executor.ports.Kubelet``; safe to use from several threads."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class KubeletClient:
         return self._resources is not None
 
     def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
-        """Ask for a pod's requests and limits; see ``proxy.controller.ports.Kubelet``."""
+        """Ask for a pod's requests and limits; see ``proxy.executor.ports.Kubelet``."""
         if not uid:
             return None
         spec, source, pods = None, PODS_API, self._list
@@ -91,7 +91,7 @@ class KubeletClient:
         return None if spec is None else (replace(spec.ask, uid=uid), source)
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
-        """Ask which devices a container was given; see ``proxy.controller.ports.Kubelet``."""
+        """Ask which devices a container was given; see ``proxy.executor.ports.Kubelet``."""
         resources = self._resources
         if resources is None:
             return None

@@ -25,7 +25,7 @@ ASK_AGAIN_S = 60.0
 
 
 class KubeletCpuManagerReader:
-    """Implements ``proxy.controller.ports.KubeletCpuManager``.
+    """Implements ``proxy.executor.ports.KubeletCpuManager``.
 
     ``look`` and ``refresh`` each for one thread at a time.
     """
@@ -63,7 +63,7 @@ class KubeletCpuManagerReader:
     def refresh(self) -> None:
         """Find out kubelet's settings again where that is due.
 
-        See ``proxy.controller.ports.KubeletCpuManager``.
+        See ``proxy.executor.ports.KubeletCpuManager``.
         """
         now = self._clock()
         if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
@@ -79,7 +79,7 @@ class KubeletCpuManagerReader:
             self._reported = reported
 
     def look(self) -> CpuManager:
-        """Look at the state file and give what is known; see ``proxy.controller.ports.KubeletCpuManager``."""
+        """Look at the state file and give what is known; see ``proxy.executor.ports.KubeletCpuManager``."""
         reported, seen = self._reported, self._state.look()
         if self._made_of is None or self._made_of[0] is not reported or self._made_of[1] is not seen:
             self._manager = put_together(reported, seen, self._state.path, self._topology)

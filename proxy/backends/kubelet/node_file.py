@@ -25,7 +25,7 @@ PAUSE_S = 0.05
 
 
 class NodeFile:
-    """A Node object in a file; see ``proxy.controller.ports.NodeObject``."""
+    """A Node object in a file; see ``proxy.executor.ports.NodeObject``."""
 
     def __init__(self, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
         """Name a file; it is read when it is asked for.

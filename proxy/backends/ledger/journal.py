@@ -34,7 +34,7 @@ _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileLedger:
-    """Implements ``proxy.controller.ports.Ledger`` on one file. Made by ``open_ledger``; thread-safe.
+    """Implements ``proxy.executor.ports.Ledger`` on one file. Made by ``open_ledger``; thread-safe.
 
     Attributes:
         path: The file.
@@ -59,7 +59,7 @@ class FileLedger:
         return fmt.View(self._entries)
 
     def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
-        """Store values (None: delete) in one atomic step; see ``proxy.controller.ports.Ledger``.
+        """Store values (None: delete) in one atomic step; see ``proxy.executor.ports.Ledger``.
 
         Raises:
             CannotCreateError: The state cannot be written; it is as before then, in memory and on disk.

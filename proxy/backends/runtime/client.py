@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.listing import entries_of, read_container, read_sandbox
 from proxy.backends.runtime.verbose_status import parse_detail
-from proxy.controller.runtime_ports import Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.executor.runtime_ports import Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.idset import CpuSet, Mask
@@ -43,7 +43,7 @@ Answer = TypeVar("Answer", bound="Message")
 
 
 class GrpcRuntime:
-    """Implements ``proxy.controller.runtime_ports.Runtime``; safe to use from several threads.
+    """Implements ``proxy.executor.runtime_ports.Runtime``; safe to use from several threads.
 
     Answers are decoded here and not by grpc, for which one answer that cannot be decoded is a failed call.
 
@@ -68,7 +68,7 @@ class GrpcRuntime:
         self.unread: Callable[[str], None] = lambda what: None
 
     def version(self) -> str:
-        """Ask ``name version``; see ``proxy.controller.runtime_ports.Runtime``."""
+        """Ask ``name version``; see ``proxy.executor.runtime_ports.Runtime``."""
         answer = self._ask("ask the version", "Version", pb.VersionRequest(), pb.VersionFacts)
         return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
 
@@ -86,12 +86,12 @@ class GrpcRuntime:
         return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
 
     def list_pods(self) -> Listed[RuntimePod]:
-        """List all sandboxes; see ``proxy.controller.runtime_ports.Runtime``."""
+        """List all sandboxes; see ``proxy.executor.runtime_ports.Runtime``."""
         raw = self._call("list pods", "ListPodSandbox", pb.ListPodSandboxRequest())
         return entries_of(raw, "sandbox", read_sandbox, self.unread)
 
     def list_containers(self, container_id: str = "") -> Listed[RuntimeContainer]:
-        """List all containers, or the one with the id; see ``proxy.controller.runtime_ports.Runtime``."""
+        """List all containers, or the one with the id; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ListContainersRequest()
         if container_id:
             request.filter.id = container_id
@@ -106,13 +106,13 @@ class GrpcRuntime:
         return Listed(item for item in found if item.id == container_id)
 
     def detail(self, container_id: str) -> RuntimeDetail:
-        """Ask for one container's status, verbose; see ``proxy.controller.runtime_ports.Runtime``."""
+        """Ask for one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         what = f"ask the status of container {container_id}"
         return parse_detail(self._ask(what, "ContainerStatus", request, pb.DetailFacts))
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
-        """Make a cpuset lasting, and a quota; see ``proxy.controller.runtime_ports.Runtime``.
+        """Make a cpuset lasting, and a quota; see ``proxy.executor.runtime_ports.Runtime``.
 
         Fields that are not set mean "leave" to the runtime, so the request holds nothing else.
         """
@@ -129,7 +129,7 @@ class GrpcRuntime:
     def update_limits(
         self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
     ) -> None:
-        """Change what a container may use; see ``proxy.controller.runtime_ports.Runtime``."""
+        """Change what a container may use; see ``proxy.executor.runtime_ports.Runtime``."""
         linux = pb.LinuxContainerResources(
             cpu_period=limits.cpu_period,
             cpu_quota=limits.cpu_quota,
@@ -146,7 +146,7 @@ class GrpcRuntime:
         self._call(what, "UpdateContainerResources", request)
 
     def raw_lists(self) -> tuple[bytes, bytes]:
-        """List all sandboxes and containers; see ``proxy.controller.runtime_ports.Runtime``."""
+        """List all sandboxes and containers; see ``proxy.executor.runtime_ports.Runtime``."""
         pods = self._call("list pods", "ListPodSandbox", pb.ListPodSandboxRequest())
         return pods, self._call("list containers", "ListContainers", pb.ListContainersRequest())
 

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError
 
 from proxy.api.containerd import containerd_events_pb2 as pb
-from proxy.controller.runtime_ports import RuntimeEvent
+from proxy.executor.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER
 
@@ -52,7 +52,7 @@ _OPTIONS = (
 
 
 class ContainerdEvents:
-    """Implements ``proxy.controller.runtime_ports.Events``.
+    """Implements ``proxy.executor.runtime_ports.Events``.
 
     Attributes:
         timeout: Returns the deadline of a call, in seconds; called from any thread.
@@ -74,7 +74,7 @@ class ContainerdEvents:
         self.unread: Callable[[str], None] = lambda what: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
-        """Subscribe; see ``proxy.controller.runtime_ports.Events``."""
+        """Subscribe; see ``proxy.executor.runtime_ports.Events``."""
         import grpc
 
         channel = self._open()

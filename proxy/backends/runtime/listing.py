@@ -8,7 +8,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.runtime_ports import SOURCE, Listed, RuntimeContainer, RuntimePod
+from proxy.executor.runtime_ports import SOURCE, Listed, RuntimeContainer, RuntimePod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.pools.facts import POD_KEYS

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.runtime_ports import RuntimeDetail
+from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.idset import plausible
 from proxy.wire.lenient_text import entry_of, text
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.controller.systemd.ports import UnitNews, UnitSets
+from proxy.executor.systemd.ports import UnitNews, UnitSets
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet, IdSet, Mask
@@ -61,7 +61,7 @@ def object_path(unit: str) -> str:
 
 
 class SystemdUnits:
-    """Implements ``proxy.controller.systemd.ports.Units``."""
+    """Implements ``proxy.executor.systemd.ports.Units``."""
 
     def __init__(self, addresses: Callable[[], Sequence[str]] = sockets, timeout_s: float = 10.0) -> None:
         """Store the address of systemd; nothing is dialled before ``watch``.

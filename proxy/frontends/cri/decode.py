@@ -8,7 +8,7 @@ from msgspec import structs
 
 from proxy.allocation.memory.page_sizes import SIZE_LENGTH_LIMIT, SIZES_LIMIT, huge_pages
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.ports import DeviceFacts
+from proxy.executor.ports import DeviceFacts
 from proxy.frontends.cri.device_facts import given_of
 from proxy.model.idset import plausible
 from proxy.model.machine import ANY_MACHINE, Bounds

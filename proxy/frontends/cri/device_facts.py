@@ -16,7 +16,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.ports import DeviceFacts
+from proxy.executor.ports import DeviceFacts
 from proxy.topology.device_files import device_file, worth_a_look
 from proxy.wire.lenient_text import identity
 

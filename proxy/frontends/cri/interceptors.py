@@ -27,13 +27,13 @@ class Interceptors(CallFlow):
 
     def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
         """A request is not one plain message: report it; gives a refusal or None."""
-        controller, method = self.controller, path.rpartition("/")[2]
-        controller.telemetry.count(metrics.CALLS_MALFORMED)
-        controller.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))
-        controller.attention.set()
+        executor, method = self.executor, path.rpartition("/")[2]
+        executor.telemetry.count(metrics.CALLS_MALFORMED)
+        executor.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))
+        executor.attention.set()
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
-        if not is_applied_to_all(controller.state):
+        if not is_applied_to_all(executor.state):
             return None  # the pod may be one that is observed
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
@@ -43,10 +43,8 @@ class Interceptors(CallFlow):
             try:
                 created = identity(pb.Identity.FromString(message).id)
             except DecodeError as error:  # the runtime's list will show what was created
-                self.controller.attention.set()
-                self.controller.telemetry.problem(
-                    "cannot decode an answer", method=call.method, err=str(error)
-                )
+                self.executor.attention.set()
+                self.executor.telemetry.problem("cannot decode an answer", method=call.method, err=str(error))
             else:
                 self.answered(call, created)
 

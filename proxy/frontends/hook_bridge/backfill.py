@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from proxy.controller.worker import Worker
+from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 
 if TYPE_CHECKING:
-    from proxy.controller.context import NodeContext
+    from proxy.executor.context import NodeContext
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.hooks.hook import Asking
 
@@ -28,17 +28,17 @@ RETRY: Final = Backoff(1.0, 30.0)
 class Backfill:
     """Looks up what hooks lack, and has them notified."""
 
-    def __init__(self, controller: NodeContext, asking: Asking) -> None:
+    def __init__(self, executor: NodeContext, asking: Asking) -> None:
         """Prepare; ``following`` is set before anything is looked up.
 
         Args:
-            controller: The node.
+            executor: The node.
             asking: Notifies hooks.
         """
         self.following: LifecycleEvents | None = None
-        self._controller = controller
+        self._executor = executor
         self._asking = asking
-        self._worker = Worker("hooks-learn", controller.broken)
+        self._worker = Worker("hooks-learn", executor.broken)
         self._learning = self._notify = False
         self._asked = asyncio.Lock()
 
@@ -70,28 +70,28 @@ class Backfill:
         except TimeoutError:
             pass
         except Exception as error:  # noqa: BLE001  hooks learn less, and the call is decided all the same
-            self._controller.broken(error)
+            self._executor.broken(error)
 
     def later(self) -> None:
         """Look it up in a moment, and until it works."""
         if not self._learning:
             self._learning = True
-            self._controller.spawn(self._go_on())
+            self._executor.spawn(self._go_on())
 
     def resumed(self) -> None:
         """The node is ours again: hooks have missed what happened meanwhile."""
-        self._controller.spawn(self._notify_of_all())
+        self._executor.spawn(self._notify_of_all())
 
     async def when_synced(self) -> None:
         """The runtime comes late, and hooks are in use that were not notified of what exists."""
-        await self._controller.synced.wait()
+        await self._executor.synced.wait()
         await self._notify_of_all()
 
     async def _learned(self) -> bool:
         try:
-            pods, containers = await self._worker.run(self._controller.runtime.raw_lists)
+            pods, containers = await self._worker.run(self._executor.runtime.raw_lists)
         except (UnavailableError, RuntimeCallError) as error:
-            self._controller.telemetry.problem(
+            self._executor.telemetry.problem(
                 "cannot show hooks the labels and annotations of earlier containers", err=error
             )
             return False

@@ -55,7 +55,7 @@ class Hooked:
     def __init__(self, dispatcher: HookDispatcher) -> None:
         """Prepare; no hook is called yet."""
         self._dispatcher = dispatcher
-        self._controller = dispatcher.controller
+        self._executor = dispatcher.executor
         self._following = dispatcher.following
         self.update = UpdateQueue(dispatcher).update
 
@@ -68,12 +68,12 @@ class Hooked:
 
     def run_pod(self, call: HeldCall, go: Callable[[HeldCall, Pod], None]) -> None:
         """See ``HookGateway``."""
-        bounds = self._controller.state.node.machine.bounds
+        bounds = self._executor.state.node.machine.bounds
         pod = call.sandbox(bounds)
         try:
             event = PreRunPodSandbox(*call.seen_by_hooks().sandbox(pod))
         except TooManyFieldsError as error:
-            self._controller.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
+            self._executor.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
             return
 
@@ -85,8 +85,8 @@ class Hooked:
                 go(call, pod if call.body is before else _renewed(pod, call.sandbox(bounds)))
 
         def refused(words: str) -> None:
-            self._controller.overrides.refused_pod(pod, words)
-            self._controller.rejections.rejected(pod, "", words)
+            self._executor.overrides.refused_pod(pod, words)
+            self._executor.rejections.rejected(pod, "", words)
 
         self._dispatcher.ask(call, event, decided)
 
@@ -100,7 +100,7 @@ class Hooked:
         """See ``HookGateway``."""
         if isinstance(call.state, Trip):
             call.state.body = call.body
-        event, state = self._creating(call, container), self._controller.state
+        event, state = self._creating(call, container), self._executor.state
 
         def decided(outcome: Outcome) -> None:
             hooked = self._placed(call, container, state, event.decision.cpus, outcome)
@@ -108,7 +108,7 @@ class Hooked:
                 go(call, hooked)
 
         def over() -> None:
-            self._controller.lifecycle.failed(container.id)  # it never left for the runtime
+            self._executor.lifecycle.failed(container.id)  # it never left for the runtime
 
         self._dispatcher.ask(call, event, decided, over)
 
@@ -116,10 +116,10 @@ class Hooked:
         """See ``HookGateway``. Hooks start again with the request as it came: it had other CPUs then."""
         if isinstance(call.state, Trip) and call.state.body is not None:
             call.change(call.state.body)
-        event, state = self._creating(call, container), self._controller.state
+        event, state = self._creating(call, container), self._executor.state
         outcome = await self._dispatcher.outcome(self._dispatcher.answers(event))
         if call.done:
-            self._controller.lifecycle.failed(container.id)
+            self._executor.lifecycle.failed(container.id)
             return None
         return self._placed(call, container, state, event.decision.cpus, outcome)
 
@@ -146,21 +146,21 @@ class Hooked:
             offered: What it ran on then.
             outcome: What hooks want.
         """
-        controller, token = self._controller, placed.id
+        executor, token = self._executor, placed.id
 
         def refused(words: str) -> None:
-            controller.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
-            controller.rejections.rejected(placed.pod, placed.name, words)
-            controller.lifecycle.failed(token)
+            executor.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
+            executor.rejections.rejected(placed.pod, placed.name, words)
+            executor.lifecycle.failed(token)
 
         applied = self._dispatcher.apply(call, outcome, refused)
         if applied is None:
             return None
         self._dispatcher.narrow(token, applied, offered)
-        if controller.state is state and not controller.store.mode.is_leaving:
+        if executor.state is state and not executor.store.mode.is_leaving:
             return placed  # nothing has happened since
-        container = controller.state.containers.get(token)
-        if container is None or controller.store.mode.is_leaving:
+        container = executor.state.containers.get(token)
+        if container is None or executor.store.mode.is_leaving:
             call.release()
             return None
         return container
@@ -185,7 +185,7 @@ class Hooked:
             step()
 
     def _start(self, call: HeldCall, container_id: str, go: Handle) -> None:
-        container, following = self._controller.state.containers.get(container_id), self._following
+        container, following = self._executor.state.containers.get(container_id), self._following
         if container is None or container.phase not in STARTABLE:
             go(call)  # of any other the runtime will say what is wrong with that
             return
@@ -222,7 +222,7 @@ class Hooked:
 
     def _leaving(self, call: HeldCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None where it stops or removes nothing."""
-        following, state, point = self._following, self._controller.state, LEAVING[call.method]
+        following, state, point = self._following, self._executor.state, LEAVING[call.method]
         if point == PreStopPodSandbox.NAME:
             pod = state.pods.get(target)
             return None if pod is None else PreStopPodSandbox(following.pod(pod))

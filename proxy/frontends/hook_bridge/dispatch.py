@@ -17,7 +17,7 @@ from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import NodeController
+    from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.hook_bridge.updates import Updates
     from proxy.hooks.hook import Asking
@@ -36,7 +36,7 @@ class HookDispatcher:
 
     def __init__(
         self,
-        controller: NodeController,
+        executor: NodeExecutor,
         asking: Asking,
         updates: Updates,
         following: LifecycleEvents,
@@ -49,7 +49,7 @@ class HookDispatcher:
         """Prepare; no hook is called yet.
 
         Args:
-            controller: The node.
+            executor: The node.
             asking: Calls the hooks.
             updates: Does what hooks want of other containers.
             following: Has the facts that hooks are called with.
@@ -59,7 +59,7 @@ class HookDispatcher:
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self.asking = asking
-        self.controller = controller
+        self.executor = executor
         self.following = following
         self.hold = hold
         self._updates = updates
@@ -69,11 +69,11 @@ class HookDispatcher:
 
     def knows(self, container_id: str) -> bool:
         """Return whether a container and its facts are known."""
-        return container_id in self.controller.state.containers and not self.following.lacks(container_id)
+        return container_id in self.executor.state.containers and not self.following.lacks(container_id)
 
     async def look_up(self, target: str, *, adopt: bool = True) -> None:
         """Have a container (or a sandbox, which is never adopted) and its facts known, if that can be."""
-        if adopt and target not in self.controller.state.containers:
+        if adopt and target not in self.executor.state.containers:
             await self._adopt(target)
         if self.following.lacks(target):
             await self._learn(target)
@@ -83,7 +83,7 @@ class HookDispatcher:
         try:
             return self.asking.ask(event)
         except Exception as error:  # noqa: BLE001  a fault of ours costs the hooks, never the call
-            self.controller.broken(error)
+            self.executor.broken(error)
             return _NONE
 
     async def outcome(self, answers: Answers) -> Outcome:
@@ -94,7 +94,7 @@ class HookDispatcher:
             async with asyncio.timeout(LONGEST_S + _MARGIN_S):
                 return await answers.wait()
         except TimeoutError as error:
-            self.controller.broken(error)
+            self.executor.broken(error)
             return AS_IT_IS
 
     def ask(self, call: HeldCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
@@ -123,11 +123,9 @@ class HookDispatcher:
     def refuses(self, call: HeldCall, outcome: Outcome) -> bool:
         """Refuse the call where hooks do; else start what they want of other containers."""
         if outcome.refusal:
-            self.controller.telemetry.count(metrics.REFUSED_BY_HOOKS)
+            self.executor.telemetry.count(metrics.REFUSED_BY_HOOKS)
             if call.method not in _REJECTIONS:
-                self.controller.telemetry.frequent(
-                    "refused a call", method=call.method, reason=outcome.refusal
-                )
+                self.executor.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
         self.update(outcome)
@@ -135,7 +133,7 @@ class HookDispatcher:
 
     def relays(self, call: HeldCall) -> bool:
         """Let a call go where the node was released meanwhile: nothing is decided here any more."""
-        if not self.controller.store.mode.is_leaving:
+        if not self.executor.store.mode.is_leaving:
             return False
         call.release()
         return True
@@ -180,9 +178,7 @@ class HookDispatcher:
             return outcome, call.seen_by_hooks().adjusted(outcome.adjustment)
         except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
             words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
-            self.controller.telemetry.problem(
-                "cannot apply what hooks ask for", method=call.method, err=words
-            )
+            self.executor.telemetry.problem("cannot apply what hooks ask for", method=call.method, err=words)
             return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
@@ -199,8 +195,8 @@ class HookDispatcher:
             owners.get("mems", ""),
             self._owned_cpus,
         )
-        if problem := self.controller.overrides.narrow(container_id, wish, offered):
-            self.controller.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+        if problem := self.executor.overrides.narrow(container_id, wish, offered):
+            self.executor.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
 
 class _NoDecision:

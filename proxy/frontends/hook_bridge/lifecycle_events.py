@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.controller.observer import Observer
 from proxy.engine.node_effects import Change
+from proxy.executor.observer import Observer
 from proxy.frontends.hook_bridge.facts import (
     decision_of,
     existing_facts,
@@ -48,7 +48,7 @@ from proxy.pools.facts import pod_facts
 from proxy.wire.lenient_message import read
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import NodeController
+    from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.hook_bridge.object_cache import RememberedContainer
     from proxy.frontends.hook_bridge.view import HookView
     from proxy.hooks.hook import Asking
@@ -67,7 +67,7 @@ class LifecycleEvents(Observer):
 
     def __init__(
         self,
-        controller: NodeController,
+        executor: NodeExecutor,
         asking: Asking,
         resumed: Callable[[], None] = lambda: None,
         lacks: Callable[[], None] = lambda: None,
@@ -77,16 +77,16 @@ class LifecycleEvents(Observer):
         """Begin with an empty memory.
 
         Args:
-            controller: The node.
+            executor: The node.
             asking: Calls the hooks.
             resumed: Called when a node that was released is ours again: hooks were not notified meanwhile.
             lacks: Called when there is something that came without a call, so that little is known of it.
             owned_cpus: Hooks may give CPUs that have owners.
         """
-        self._controller = controller
+        self._executor = executor
         self._asking = asking
         self._owned_cpus = owned_cpus
-        self._state = controller.state
+        self._state = executor.state
         self._resumed = resumed
         self._lacks = lacks
         self._rested = False
@@ -99,14 +99,14 @@ class LifecycleEvents(Observer):
 
     def lacks(self, target: str) -> bool:
         """Return whether labels and annotations of a container and its pod, or of a sandbox, are missing."""
-        container = self._controller.state.containers.get(target)
+        container = self._executor.state.containers.get(target)
         if container is None:
             return self.find_pod(target) is not None and self.memory.pod(target) is None
         return not self.memory.knows(target) or self.memory.pod(container.pod.sandbox_id) is None
 
     def find_pod(self, sandbox_id: str) -> Pod | None:
         """Give a sandbox that is there, one that has been stopped, too."""
-        return self._controller.state.pods.get(sandbox_id) or self.stopped.get(sandbox_id)
+        return self._executor.state.pods.get(sandbox_id) or self.stopped.get(sandbox_id)
 
     def pod(self, pod: Pod) -> PodFacts:
         """Return the facts of a sandbox."""
@@ -119,17 +119,17 @@ class LifecycleEvents(Observer):
 
     def decision(self, container: Container) -> Decision:
         """Return what is decided for a container."""
-        return decision_of(self._controller.state, container, self._owned_cpus)
+        return decision_of(self._executor.state, container, self._owned_cpus)
 
     def everything(self) -> Synchronize:
         """Return the event with all that exists."""
-        state = self._controller.state
+        state = self._executor.state
         there = [c for c in state.containers.values() if c.phase is not Phase.CREATING]
         pods = [*state.pods.values(), *self.stopped.values()]
         return Synchronize(
             state.node.machine,
             pools_of(state),
-            [self.pod(pod) for pod in pods if pod.sandbox_id not in self._controller.state.runtime.arriving],
+            [self.pod(pod) for pod in pods if pod.sandbox_id not in self._executor.state.runtime.arriving],
             [Running(*self.facts(c), self.decision(c)) for c in there],
         )
 
@@ -153,13 +153,13 @@ class LifecycleEvents(Observer):
 
     def notify(self, kind: type[Point], make: Callable[[], Point]) -> None:
         """Notify hooks of something, if any of them handles it."""
-        controller = self._controller
-        if kind.NAME not in self._asking.points or controller.store.mode.is_leaving:
+        executor = self._executor
+        if kind.NAME not in self._asking.points or executor.store.mode.is_leaving:
             return
         try:
             self._asking.notify(make())
         except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not notified
-            controller.broken(error)
+            executor.broken(error)
 
     def ran(self, pod: Pod, view: HookView) -> None:
         """A sandbox has been created by a RunPodSandbox."""
@@ -169,7 +169,7 @@ class LifecycleEvents(Observer):
     def updated(self, container_id: str, view: HookView) -> None:
         """A container's resources have been changed by an UpdateContainerResources."""
         self.memory.updated(container_id, view.update()[0])
-        container = self._controller.state.containers.get(container_id)
+        container = self._executor.state.containers.get(container_id)
         if container is not None:
             self._notify(PostUpdateContainerResources, container)
 
@@ -213,7 +213,7 @@ class LifecycleEvents(Observer):
 
     def pod_stopped(self, pod: Pod) -> None:
         """See ``Observer``."""
-        if pod.sandbox_id in self._controller.state.runtime.arriving:
+        if pod.sandbox_id in self._executor.state.runtime.arriving:
             return  # it was never created
         self.stopped[pod.sandbox_id] = pod
         self.notify(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))
@@ -227,8 +227,8 @@ class LifecycleEvents(Observer):
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
         """See ``Observer``."""
-        state = self._controller.state
-        rested, self._rested = self._rested, self._controller.store.mode.is_leaving
+        state = self._executor.state
+        rested, self._rested = self._rested, self._executor.store.mode.is_leaving
         if rested and not self._rested:
             self._resumed()
         for sandbox_id in [
@@ -257,7 +257,7 @@ class LifecycleEvents(Observer):
 
     def _compare(self) -> None:
         self._stirred = False
-        before, now = self._state, self._controller.state
+        before, now = self._state, self._executor.state
         self._state = now
         was, machine = before.node.machine, now.node.machine
         if was is not machine and was != machine:

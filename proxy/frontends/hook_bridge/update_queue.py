@@ -33,7 +33,7 @@ class UpdateQueue:
     def __init__(self, dispatcher: HookDispatcher) -> None:
         """Begin without any update."""
         self._dispatcher = dispatcher
-        self._controller = dispatcher.controller
+        self._executor = dispatcher.executor
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last in line of each container that has a line."""
 
@@ -74,11 +74,11 @@ class UpdateQueue:
 
     def _ask(self, call: HeldCall, container_id: str, go: Handle) -> _Waiting | None:
         """Call hooks for an update; returns what is to be waited for, None where it has gone on."""
-        container = self._controller.state.containers.get(container_id)
+        container = self._executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:
             go(call)
             return None
-        following, offered = self._dispatcher.following, self._controller.state.offered(container)
+        following, offered = self._dispatcher.following, self._executor.state.offered(container)
 
         def decided(outcome: Outcome) -> None:
             applied = self._dispatcher.apply(call, outcome)

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from proxy.controller.runtime_ports import Limits
-from proxy.controller.worker import Worker
 from proxy.engine.enforcement import applies_to
 from proxy.engine.narrowing import Narrowing
+from proxy.executor.runtime_ports import Limits
+from proxy.executor.worker import Worker
 from proxy.hooks.answers import CLEAR, LEAVE, Update
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -28,8 +28,8 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
 if TYPE_CHECKING:
-    from proxy.controller.controller import NodeController
-    from proxy.controller.start_update import StartUpdate
+    from proxy.executor.node_executor import NodeExecutor
+    from proxy.executor.start_update import StartUpdate
 
 MOST: Final = 256
 """So many containers may have updates that wait."""
@@ -72,19 +72,19 @@ class Updates:
     """Carries out what hooks want of containers."""
 
     def __init__(
-        self, controller: NodeController, start_update: StartUpdate, *, owned_cpus: bool = False
+        self, executor: NodeExecutor, start_update: StartUpdate, *, owned_cpus: bool = False
     ) -> None:
         """Wait for updates.
 
         Args:
-            controller: The node.
+            executor: The node.
             start_update: Follows updates.
             owned_cpus: Hooks may give CPUs that have owners.
         """
-        self._controller = controller
+        self._executor = executor
         self._start_update = start_update
         self._owned_cpus = owned_cpus
-        self._worker = Worker("hook-updates", controller.broken)
+        self._worker = Worker("hook-updates", executor.broken)
         self._waiting: dict[str, _Wanted] = {}
         self._runs = False
 
@@ -100,7 +100,7 @@ class Updates:
             by = {name.removeprefix(prefix): hook for name, hook in owners.items() if name.startswith(prefix)}
             wanted = self._waiting.get(container_id)
             if wanted is None:
-                wanted = _Wanted(self._controller.clock())
+                wanted = _Wanted(self._executor.clock())
                 if self._find(container_id, by) is None:
                     continue
                 if len(self._waiting) >= MOST:
@@ -110,7 +110,7 @@ class Updates:
             wanted.add(update, by)
         if self._waiting and not self._runs:
             self._runs = True
-            self._controller.spawn(self._carry_out())
+            self._executor.spawn(self._carry_out())
 
     async def _carry_out(self) -> None:
         try:
@@ -120,7 +120,7 @@ class Updates:
                 try:
                     again = await self._one(container_id, wanted)
                 except Exception as error:  # noqa: BLE001  one odd container must not stop the others
-                    self._controller.broken(error)
+                    self._executor.broken(error)
                     again = False
                 if again:
                     self._put_back(container_id, wanted)
@@ -139,18 +139,18 @@ class Updates:
 
     async def _one(self, container_id: str, wanted: _Wanted) -> bool:
         """Do what is wanted of one container; returns whether that has to wait on."""
-        controller = self._controller
+        executor = self._executor
         if (container := self._find(container_id, wanted.by)) is None:
             return False
-        if not applies_to(controller.state, container.pod):
+        if not applies_to(executor.state, container.pod):
             return False
         cpus = wanted.fields.pop("cpus", LEAVE)
         if cpus is not LEAVE:
             self._narrow(container, cpus, wanted.by["cpus"])
         if not wanted.fields and not wanted.unified:
             return False
-        late = controller.clock() - wanted.since > PATIENCE_S
-        if controller.state.inflight.of(container_id):
+        late = executor.clock() - wanted.since > PATIENCE_S
+        if executor.state.inflight.of(container_id):
             if late:
                 self._lack(container_id, wanted.by, "the runtime is still busy with it")
             return not late
@@ -167,17 +167,17 @@ class Updates:
         return False
 
     def _narrow(self, container: Container, cpus: Any, by: str) -> None:
-        controller = self._controller
+        executor = self._executor
         if cpus is not CLEAR:
-            outside = cpus - controller.state.offered(container)
+            outside = cpus - executor.state.offered(container)
             if self._owned_cpus:
-                outside = cpus - controller.state.node.machine.online
+                outside = cpus - executor.state.node.machine.online
             if outside:
                 self._lack(container.id, {"cpus": by}, f"CPUs {outside} are not among those it has")
                 return
         wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
-        if problem := controller.overrides.narrow(container.id, wish):
-            controller.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+        if problem := executor.overrides.narrow(container.id, wish):
+            executor.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
     async def _send(self, container_id: str, wanted: _Wanted) -> None:
         """Send the runtime what is wanted of a container.
@@ -185,33 +185,33 @@ class Updates:
         Raises:
             UnavailableError, RuntimeCallError: It does not take it.
         """
-        controller = self._controller
-        fencing = controller.unit_properties.fencing
+        executor = self._executor
+        fencing = executor.unit_properties.fencing
         fence = await fencing.fitting(container_id)
-        container = controller.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or controller.state.inflight.of(container_id):
+        container = executor.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or executor.state.inflight.of(container_id):
             await fencing.drop(fence)
             raise UnavailableError("it is being changed, or has ended")
-        want, limits = controller.state.wanted(container), self._limits(container, wanted)
-        cpus: CpuSet | None = None if controller.state.node.erases(container.placement) else want
-        flight = controller.calls.depart(container_id, want)
+        want, limits = executor.state.wanted(container), self._limits(container, wanted)
+        cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
+        flight = executor.calls.depart(container_id, want)
         fencing.bind(flight, fence)
         async with self._start_update.under_way(flight):
-            mems = controller.mems.renewed(container)
-            await self._worker.run(controller.runtime.update_limits, container_id, cpus, mems, limits)
-            controller.telemetry.count(metrics.UPDATED_BY_HOOKS)
+            mems = executor.mems.renewed(container)
+            await self._worker.run(executor.runtime.update_limits, container_id, cpus, mems, limits)
+            executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     def _limits(self, container: Container, wanted: _Wanted) -> Limits:
         values = {n: _NOT_ASKED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
         quota = values.pop("cpu_quota", 0)
         # A quota that is off stays off; what is wanted now is what will be put back.
-        quota = self._controller.quotas.requested(container, quota) or quota
+        quota = self._executor.quotas.requested(container, quota) or quota
         return Limits(cpu_quota=quota, unified=wanted.unified, **values)
 
     # -- containers, and what is wrong --------------------------------------------------------------------
 
     def _find(self, container_id: str, by: Mapping[str, str]) -> Container | None:
-        container = self._controller.state.containers.get(container_id)
+        container = self._executor.state.containers.get(container_id)
         if container is None or container.phase in (Phase.CREATING, Phase.EXITED):
             self._lack(
                 container_id, by, "there is no such container" if container is None else "it does not run"
@@ -220,10 +220,10 @@ class Updates:
         return container
 
     def _lack(self, container_id: str, by: Mapping[str, str], why: str) -> None:
-        which = subject_of(self._controller.state.containers, container_id)
+        which = subject_of(self._executor.state.containers, container_id)
         hooks = ", ".join(sorted(set(by.values())))
-        self._controller.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
-        self._controller.telemetry.problem(
+        self._executor.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
+        self._executor.telemetry.problem(
             "cannot update a container as hooks ask", **which, hook=hooks, err=why
         )
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 
 from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import NO_DEVICES, HeldCall
-from proxy.controller.ports import DeviceFacts
 from proxy.engine.call_events import UpdateRequested
+from proxy.executor.ports import DeviceFacts
 from proxy.frontends.hookserver.messages import ContainerReply, SandboxReply, pod_of, request_of, total_of
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet, Mask

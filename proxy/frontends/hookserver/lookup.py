@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.controller.controller import NodeController
-from proxy.controller.runtime_ports import RuntimeContainer
-from proxy.controller.start_update import StartUpdate
 from proxy.engine.call_events import SavedCpusLearned
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.runtime_ports import RuntimeContainer
+from proxy.executor.start_update import StartUpdate
 from proxy.frontends.hookserver.pending_calls import PendingCalls
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -22,16 +22,16 @@ RETRY, TRIES = Backoff(0.1, 0.4), 4
 class RuntimeLookup:
     """Asks the runtime for what a request does not name."""
 
-    def __init__(self, controller: NodeController, start_update: StartUpdate, pending: PendingCalls) -> None:
-        self._controller = controller
+    def __init__(self, executor: NodeExecutor, start_update: StartUpdate, pending: PendingCalls) -> None:
+        self._executor = executor
         self._start_update = start_update
         self._pending = pending
 
     def sandboxes(self, uid: str) -> list[str]:
         """Return the sandboxes of a pod that are known by their ids."""
-        controller = self._controller
-        arriving = controller.state.runtime.arriving
-        return [i for i, pod in controller.state.pods.items() if pod.uid == uid != "" and i not in arriving]
+        executor = self._executor
+        arriving = executor.state.runtime.arriving
+        return [i for i, pod in executor.state.pods.items() if pod.uid == uid != "" and i not in arriving]
 
     async def sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:
         """Find the sandbox that a container is about to be created in: the pod's newest one that is ready.
@@ -42,14 +42,14 @@ class RuntimeLookup:
         Raises:
             UnavailableError, RuntimeCallError: The runtime does not answer.
         """
-        controller, new = self._controller, meta.uid in self._pending.pods
+        executor, new = self._executor, meta.uid in self._pending.pods
         known = self.sandboxes(meta.uid)
         if len(known) == 1 and not new:
-            return known[0], controller.state.pods[known[0]].attempt
+            return known[0], executor.state.pods[known[0]].attempt
         name = (meta.uid, meta.namespace, meta.name)
         pauses = RetryDelays(RETRY)
         for last in range(TRIES - 1, -1, -1):
-            listed = await self._start_update.lookups.run(controller.runtime.list_pods)
+            listed = await self._start_update.lookups.run(executor.runtime.list_pods)
             there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
             if there:
                 newest = max(there, key=lambda pod: pod.attempt)
@@ -64,36 +64,34 @@ class RuntimeLookup:
 
         The peer's own data show what the runtime has saved for it.
         """
-        controller = self._controller
-        if container_id not in controller.state.containers and self._pending.creates:
+        executor = self._executor
+        if container_id not in executor.state.containers and self._pending.creates:
             for one in await self.seen(container_id) or ():
                 self._pending.see_container(one)
-        container = controller.state.containers.get(container_id)
+        container = executor.state.containers.get(container_id)
         if container is None or container.phase is not Phase.CREATED:
             return
-        if container_id in controller.state.runtime.saved:
+        if container_id in executor.state.runtime.saved:
             return
         try:
-            detail = await self._start_update.lookups.run(controller.runtime.detail, container_id)
+            detail = await self._start_update.lookups.run(executor.runtime.detail, container_id)
             saved = CpuSet.parse(detail.cpuset_cpus)
         except (UnavailableError, RuntimeCallError, ValueError):
             return  # the runtime gets the current set in any case
-        controller.store.handle(SavedCpusLearned(container_id, saved))
-        if detail.cpu_quota > 0 > controller.quotas.carried(container):
-            controller.quotas.send((container_id,))
+        executor.store.handle(SavedCpusLearned(container_id, saved))
+        if detail.cpu_quota > 0 > executor.quotas.carried(container):
+            executor.quotas.send((container_id,))
 
     async def seen(self, container_id: str) -> list[RuntimeContainer] | None:
         """Ask the runtime for one container: none, or one; None if it does not answer."""
-        controller = self._controller
+        executor = self._executor
         try:
-            return list(
-                await self._start_update.lookups.run(controller.runtime.list_containers, container_id)
-            )
+            return list(await self._start_update.lookups.run(executor.runtime.list_containers, container_id))
         except (UnavailableError, RuntimeCallError) as error:
             self.look_later(error)
             return None
 
     def look_later(self, error: Exception) -> None:
         """The runtime does not answer: report it, and reconcile with it soon."""
-        self._controller.telemetry.problem("cannot list what the runtime has", err=error)
-        self._controller.attention.set()
+        self._executor.telemetry.problem("cannot list what the runtime has", err=error)
+        self._executor.attention.set()

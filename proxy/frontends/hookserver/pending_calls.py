@@ -21,10 +21,10 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from proxy.controller.controller import NodeController
-from proxy.controller.runtime_ports import RuntimeContainer, RuntimePod
-from proxy.controller.start_update import StartUpdate
 from proxy.engine.call_events import SavedCpusLearned
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.executor.start_update import StartUpdate
 from proxy.frontends.hookserver.foreign_call import ForeignCall
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -104,19 +104,19 @@ class PendingCalls:
         starts: By container id: containers that are being started.
     """
 
-    def __init__(self, controller: NodeController, start_update: StartUpdate) -> None:
-        self._controller = controller
+    def __init__(self, executor: NodeExecutor, start_update: StartUpdate) -> None:
+        self._executor = executor
         self._start_update = start_update
-        self.pods = Calls[str](POD_PATIENCE_S, controller.clock)
-        self.creates = Calls[Creation](CREATE_PATIENCE_S, controller.clock)
-        self.starts = Calls[str](START_PATIENCE_S, controller.clock)
+        self.pods = Calls[str](POD_PATIENCE_S, executor.clock)
+        self.creates = Calls[Creation](CREATE_PATIENCE_S, executor.clock)
+        self.starts = Calls[str](START_PATIENCE_S, executor.clock)
         self._older: dict[str, frozenset[str]] = {}
         self._woken = asyncio.Event()
 
     def add_pod(self, uid: str, call: ForeignCall) -> None:
         """A sandbox is being created; those that its pod has now are others."""
         self.pods.add(uid, call)
-        there = self._controller.state.pods.items()
+        there = self._executor.state.pods.items()
         self._older = {known: ids for known, ids in self._older.items() if known in self.pods}
         self._older[uid] = frozenset(i for i, pod in there if pod.uid == uid)
         self.wake()
@@ -139,17 +139,17 @@ class PendingCalls:
 
     async def look(self) -> None:
         """Ask the runtime for the outcome of pending calls; those past their timeout are lost."""
-        controller, ask = self._controller, self._start_update.lookups.run
+        executor, ask = self._executor, self._start_update.lookups.run
         try:
             await self.settle_creates()
             if self.pods:
-                for pod in await ask(controller.runtime.list_pods):
+                for pod in await ask(executor.runtime.list_pods):
                     self.see_pod(pod)
             if self.starts:
-                for container in await ask(controller.runtime.list_containers):
+                for container in await ask(executor.runtime.list_containers):
                     self.see_container(container)
         except (UnavailableError, RuntimeCallError) as error:
-            controller.telemetry.problem("cannot list what the runtime has", err=error)
+            executor.telemetry.problem("cannot list what the runtime has", err=error)
         for calls in (self.pods, self.creates, self.starts):
             calls.expire()
 
@@ -160,7 +160,7 @@ class PendingCalls:
             UnavailableError, RuntimeCallError: The runtime does not answer.
         """
         if self.creates:
-            for container in await self._start_update.lookups.run(self._controller.runtime.list_containers):
+            for container in await self._start_update.lookups.run(self._executor.runtime.list_containers):
                 self.see_container(container)
 
     def see_pod(self, pod: RuntimePod) -> None:
@@ -168,7 +168,7 @@ class PendingCalls:
         if not pod.ready or pod.id in self._older.get(pod.uid, ()):
             return
         call = self.pods.take(pod.uid)
-        if call is not None and pod.id in self._controller.state.pods:
+        if call is not None and pod.id in self._executor.state.pods:
             call.lost()  # known already: it has passed through us, too
         elif call is not None:
             call.answered(pod.id)
@@ -176,14 +176,14 @@ class PendingCalls:
     def see_container(self, container: RuntimeContainer) -> None:
         """The runtime lists a container."""
         call = self.creates.take(Creation(container.sandbox_id, container.name, container.attempt))
-        if call is not None and container.id in self._controller.state.containers:
+        if call is not None and container.id in self._executor.state.containers:
             call.lost()  # known already: it has passed through us, too
         elif call is not None:
             call.answered(container.id)
             # Others may have changed the request after us.
-            self._controller.store.handle(SavedCpusLearned(container.id, None))
+            self._executor.store.handle(SavedCpusLearned(container.id, None))
             if container.state in BEGUN:  # started without a request to us
-                self._controller.lifecycle.phase(container.id, BEGUN[container.state])
-                self._controller.writes.later([container.id])
+                self._executor.lifecycle.phase(container.id, BEGUN[container.state])
+                self._executor.writes.later([container.id])
         if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
             start.over(0)  # it runs, or has run

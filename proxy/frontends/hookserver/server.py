@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.controller.context import NodeContext
+from proxy.executor.context import NodeContext
 from proxy.frontends.hookserver.foreign_call import HookCallRefusedError
 from proxy.frontends.hookserver.messages import container_echo, pod_echo
 from proxy.frontends.hookserver.servicer import Servicer
@@ -62,17 +62,17 @@ class Server:
     """
 
     def __init__(
-        self, path: Path, controller: NodeContext, servicer: Servicer, limit: float = LONGEST_S
+        self, path: Path, executor: NodeContext, servicer: Servicer, limit: float = LONGEST_S
     ) -> None:
         """Prepare; nothing is opened before ``socket.open``.
 
         Args:
             path: Where to listen.
-            controller: Takes faults.
+            executor: Takes faults.
             servicer: Answers the requests.
             limit: Seconds that one answer may take.
         """
-        self._controller = controller
+        self._executor = executor
         self._servicer = servicer
         self._limit = limit
         self._loop = asyncio.get_running_loop()
@@ -128,24 +128,24 @@ class Server:
 
     async def _answered(self, name: str, answer: Answer, asked: Any, limit: float) -> Any:
         """Have a request answered in time; runs on the loop."""
-        controller = self._controller
-        controller.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
+        executor = self._executor
+        executor.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
         try:
             async with asyncio.timeout(limit):
                 return await answer(asked)
         except HookCallRefusedError:
-            controller.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
+            executor.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
             raise
         except TimeoutError:
-            controller.attention.set()
+            executor.attention.set()
             words = f"cannot answer {name}: it took longer than {limit:.3g} s"
-            controller.telemetry.problem(
+            executor.telemetry.problem(
                 "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
             )
             raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
-            controller.broken(error)
-            controller.attention.set()
+            executor.broken(error)
+            executor.attention.set()
             return self._despite(name, asked, error)
 
     def _despite(self, name: str, asked: Any, error: Exception) -> Any:

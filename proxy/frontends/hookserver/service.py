@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from proxy.controller.tasks import tended
+from proxy.executor.tasks import tended
 from proxy.frontends.hookserver.server import Server
 from proxy.frontends.hookserver.servicer import Servicer
 from proxy.model.backoff import Backoff, RetryDelays
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proxy.calls.call_flow import CallFlow
-    from proxy.controller.controller import NodeController
-    from proxy.controller.start_update import StartUpdate
+    from proxy.executor.node_executor import NodeExecutor
+    from proxy.executor.start_update import StartUpdate
 
 RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the socket is tried again: its current user may be stopping."""
@@ -25,23 +25,21 @@ RETRY: Final = Backoff(1.0, 15.0)
 class Serving:
     """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
-    def __init__(
-        self, path: Path, controller: NodeController, start_update: StartUpdate, flow: CallFlow
-    ) -> None:
+    def __init__(self, path: Path, executor: NodeExecutor, start_update: StartUpdate, flow: CallFlow) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             path: Where to listen.
-            controller: The node.
+            executor: The node.
             start_update: Makes calls to the runtime on behalf of a call.
             flow: Decides calls: the same as for calls that pass through us, so that the same hooks are
                 called.
         """
         self.path = path
         self.listening = False
-        self.servicer = Servicer(controller, start_update, flow)
-        self._controller = controller
-        self._server = Server(path, controller, self.servicer)
+        self.servicer = Servicer(executor, start_update, flow)
+        self._executor = executor
+        self._server = Server(path, executor, self.servicer)
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -51,9 +49,7 @@ class Serving:
             try:
                 return await self.start()
             except TopoproxyError as error:
-                self._controller.telemetry.problem(
-                    "cannot listen as a hook server", path=self.path, err=error
-                )
+                self._executor.telemetry.problem("cannot listen as a hook server", path=self.path, err=error)
             await asyncio.sleep(pauses.next())
 
     async def start(self) -> None:
@@ -65,9 +61,9 @@ class Serving:
         self._server.socket.wanted = True
         await asyncio.to_thread(self._server.socket.open)
         self.listening = True
-        looking = tended(self.servicer.pending.run, self._controller.restarted)
+        looking = tended(self.servicer.pending.run, self._executor.restarted)
         self._task = asyncio.get_running_loop().create_task(looking)
-        self._controller.telemetry.event("listening as a hook server", path=self.path)
+        self._executor.telemetry.event("listening as a hook server", path=self.path)
 
     async def stop(self) -> None:
         """Listen no more. What is under way is found again after a start, as after a crash."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import Trip
-from proxy.controller.controller import NodeController
-from proxy.controller.start_update import StartUpdate
 from proxy.engine.container_events import CreateDelegated
 from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.start_update import StartUpdate
 from proxy.frontends.hookserver.foreign_call import ContainerCall, HookCallRefusedError, SandboxCall
 from proxy.frontends.hookserver.lookup import RuntimeLookup
 from proxy.frontends.hookserver.messages import (
@@ -38,19 +38,19 @@ ContainerAnswer = pb.ContainerResourceHookResponse
 class Servicer:
     """Answers the requests; all methods on the loop."""
 
-    def __init__(self, controller: NodeController, start_update: StartUpdate, flow: CallFlow) -> None:
+    def __init__(self, executor: NodeExecutor, start_update: StartUpdate, flow: CallFlow) -> None:
         """Prepare to answer.
 
         Args:
-            controller: The node.
+            executor: The node.
             start_update: Makes calls to the runtime on behalf of a call.
             flow: Decides calls.
         """
-        self._controller = controller
+        self._executor = executor
         self._start_update = start_update
         self._flow = flow
-        self.pending = PendingCalls(controller, start_update)
-        self._find = RuntimeLookup(controller, start_update, self.pending)
+        self.pending = PendingCalls(executor, start_update)
+        self._find = RuntimeLookup(executor, start_update, self.pending)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -71,15 +71,15 @@ class Servicer:
 
     async def post_stop_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
         """A sandbox was stopped, or was not: the runtime knows."""
-        controller = self._controller
+        executor = self._executor
         ours = self._find.sandboxes(asked.pod_meta.uid)
         if ours:
             try:
-                listed = await self._start_update.lookups.run(controller.runtime.list_pods)
+                listed = await self._start_update.lookups.run(executor.runtime.list_pods)
                 ready = {pod.id for pod in listed if pod.ready}
                 for sandbox_id in ours:
                     if sandbox_id not in ready:
-                        controller.sandboxes.stopped(sandbox_id)
+                        executor.sandboxes.stopped(sandbox_id)
             except (UnavailableError, RuntimeCallError) as error:
                 self._find.look_later(error)
         return pod_echo(asked)
@@ -92,7 +92,7 @@ class Servicer:
         Raises:
             HookCallRefusedError: It is not to be.
         """
-        if self._controller.store.mode.is_leaving:
+        if self._executor.store.mode.is_leaving:
             return container_echo(asked)  # the node is released
         try:
             await self.pending.settle_creates()  # the container may run already: others leave its CPUs
@@ -106,7 +106,7 @@ class Servicer:
         with call.or_lost():
             self._entrust(call, reply.answer)
         if reply.lost:
-            self._controller.telemetry.problem(
+            self._executor.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
                 pod=f"{asked.pod_meta.namespace}/{asked.pod_meta.name}",
                 container=asked.container_meta.name,
@@ -118,7 +118,7 @@ class Servicer:
         """The create is the peer's from here on."""
         if isinstance(call.state, Trip):
             sent = answer.container_resources
-            self._controller.store.handle(
+            self._executor.store.handle(
                 CreateDelegated(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
             )
             self.pending.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)
@@ -147,11 +147,11 @@ class Servicer:
     async def post_start_container(self, asked: Container) -> ContainerAnswer:
         """A container was started, or was not: the runtime knows."""
         container_id = asked.container_meta.id
-        if container_id in self.pending.starts or container_id in self._controller.state.containers:
+        if container_id in self.pending.starts or container_id in self._executor.state.containers:
             seen = await self._find.seen(container_id)
             call = self.pending.starts.take(container_id)
             if call is None:
-                self._controller.attention.set()
+                self._executor.attention.set()
             elif seen is None:
                 call.lost()
             else:
@@ -168,7 +168,7 @@ class Servicer:
         if not container_id:
             return container_echo(asked)
         await self._find.name(container_id)
-        quotas, container = self._controller.quotas, self._controller.state.containers.get(container_id)
+        quotas, container = self._executor.quotas, self._executor.state.containers.get(container_id)
         recorded = CONTAINER + container_id in quotas.known.records
         ours = recorded or (container is not None and quotas.off(container))
         call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(asked, quota=not ours))
@@ -179,35 +179,35 @@ class Servicer:
     async def post_stop_container(self, asked: Container) -> ContainerAnswer:
         """A container was stopped, or was not: the runtime knows."""
         container_id = asked.container_meta.id
-        if container_id in self._controller.state.containers:
+        if container_id in self._executor.state.containers:
             seen = await self._find.seen(container_id)
             if seen is not None and all(one.state == "EXITED" for one in seen):
-                self._controller.lifecycle.phase(container_id, Phase.EXITED)
+                self._executor.lifecycle.phase(container_id, Phase.EXITED)
             else:
-                self._controller.attention.set()
+                self._executor.attention.set()
         return container_echo(asked)
 
     # -- where nothing can be decided ---------------------------------------------------------------------
 
     def _undecided(self, asked: Container, why: str) -> ContainerAnswer:
         """Let a create go on as it is, unless its pod must not run unplaced."""
-        controller = self._controller
+        executor = self._executor
         meta = asked.pod_meta
         words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
-        controller.telemetry.problem(
+        executor.telemetry.problem(
             "cannot place a container",
             pod=f"{meta.namespace}/{meta.name}",
             container=asked.container_meta.name,
             err=why,
         )
-        controller.attention.set()
+        executor.attention.set()
         if self.must_be_placed(asked):
             raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, words)
         return container_echo(asked)
 
     def must_be_placed(self, asked: Container) -> bool:
         """Return whether a container's pod must not run unplaced."""
-        state = self._controller.state
+        state = self._executor.state
         pod = pod_of(asked, "", 0, state.node.machine.bounds)
-        is_strict = self._controller.options.refuse_on_error or state.node.refuses_unplaced(pod)
+        is_strict = self._executor.options.refuse_on_error or state.node.refuses_unplaced(pod)
         return is_strict and applies_to(state, pod)

@@ -12,8 +12,8 @@ from proxy.model.errors import CannotCreateError, PermissionDeniedError, Topopro
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from proxy.controller.context import NodeContext
     from proxy.engine.state import NodeState
+    from proxy.executor.context import NodeContext
     from proxy.frontends.podresources.server import KubeletAnswers
 
 RETRY: Final = Backoff(1.0, 15.0)
@@ -25,24 +25,24 @@ DIRECTORY_MODE: Final = 0o750
 class PodResourcesService:
     """``run``, and then ``stop``."""
 
-    def __init__(self, path: Path, controller: NodeContext, kubelet: KubeletAnswers | None) -> None:
+    def __init__(self, path: Path, executor: NodeContext, kubelet: KubeletAnswers | None) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             path: Where to listen. Its directory is made, if the one above it exists.
-            controller: The node.
+            executor: The node.
             kubelet: kubelet's own API; None where it is not asked.
         """
         self._path = path
-        self._controller = controller
-        self._server = PodResourcesServer(path, self._state, kubelet, controller.telemetry)
+        self._executor = executor
+        self._server = PodResourcesServer(path, self._state, kubelet, executor.telemetry)
 
     def _state(self) -> NodeState | None:
-        return self._controller.state if self._controller.synced.is_set() else None
+        return self._executor.state if self._executor.synced.is_set() else None
 
     async def run(self) -> None:
         """Listen, as soon as the socket can be had; returns when it does."""
-        pauses, telemetry = RetryDelays(RETRY), self._controller.telemetry
+        pauses, telemetry = RetryDelays(RETRY), self._executor.telemetry
         while True:
             try:
                 await asyncio.to_thread(self._open)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from proxy.config.hooks import HooksConfig
-from proxy.controller.worker import Worker
+from proxy.executor.worker import Worker
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader.crash_guard import Trials
 from proxy.hooks.loader.directories import Candidate

@@ -15,7 +15,7 @@ from proxy.backends.cgroup.hierarchies import read_mounts, root_of
 from proxy.backends.cgroup.locator import Locator
 from proxy.backends.cgroup.memory import KernelMemory, open_memory
 from proxy.backends.cgroup.mounts import below, group_line
-from proxy.controller.runtime_ports import RuntimeDetail
+from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 

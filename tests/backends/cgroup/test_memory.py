@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.memory import KernelMemory, open_memory, parse_use
-from proxy.controller.kernel_ports import MemoryUse
+from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 from proxy.model.idset import Mask
 

@@ -18,7 +18,7 @@ from proxy.api.kubelet import podresources_pb2, pods_pb2
 from proxy.backends.kubelet.client import POD_LIST, PODS_API, KubeletClient, SourceErrorLog
 from proxy.backends.kubelet.pods import PodList
 from proxy.backends.kubelet.settings import KubeletSettings
-from proxy.controller.ports import Kubelet
+from proxy.executor.ports import Kubelet
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerResources
 from proxy.model.workload import Near

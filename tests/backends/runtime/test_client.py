@@ -14,7 +14,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.client import GrpcRuntime
-from proxy.controller.runtime_ports import SOURCE, RuntimeDetail
+from proxy.executor.runtime_ports import SOURCE, RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS

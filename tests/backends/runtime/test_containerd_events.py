@@ -19,7 +19,7 @@ from google.protobuf.any_pb2 import Any as Payload
 
 from proxy.api.containerd import containerd_events_pb2 as pb
 from proxy.backends.runtime.containerd_events import MESSAGE_LIMIT, ContainerdEvents
-from proxy.controller.runtime_ports import RuntimeEvent
+from proxy.executor.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from tests.oracles.containerd_events import read_event
 

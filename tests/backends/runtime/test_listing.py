@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.listing import entries_of, read_container, read_sandbox
-from proxy.controller.runtime_ports import RuntimeContainer
+from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.errors import RuntimeCallError
 from proxy.pools.facts import QOS_LABEL
 from proxy.wire.fields import field

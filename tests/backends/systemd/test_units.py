@@ -16,7 +16,7 @@ from jeepney.low_level import HeaderFields, Message, Parser
 from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_signal
 
 from proxy.backends.systemd.units import SystemdUnits, object_path, sockets, to_bytes
-from proxy.controller.systemd.ports import UnitNews, UnitSets
+from proxy.executor.systemd.ports import UnitNews, UnitSets
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask

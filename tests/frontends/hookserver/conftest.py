@@ -210,14 +210,12 @@ hooks:
     async def start(self, text: str) -> None:
         self.daemon = Daemon(self.configured(text), machine=MACHINE, cgroups=self.cgroups)
         await self.daemon.start()
-        controller, sync, start_update = self.daemon.controller, self.daemon.sync, self.daemon._start_update
-        assert controller is not None
+        executor, sync, start_update = self.daemon.executor, self.daemon.sync, self.daemon._start_update
+        assert executor is not None
         assert sync is not None
         assert start_update is not None
         # The daemon itself serves nothing here: what is tried is what it would start.
-        self.serving = Serving(
-            self.socket, controller, start_update, CallFlow(controller, sync, start_update)
-        )
+        self.serving = Serving(self.socket, executor, start_update, CallFlow(executor, sync, start_update))
         await self.serving.run()
         self.peer = Peer(self.directory / "runtime.sock", self.socket)
 
@@ -227,8 +225,8 @@ hooks:
         await self.daemon.stop()
 
     @property
-    def controller(self) -> Any:
-        return self.daemon.controller
+    def executor(self) -> Any:
+        return self.daemon.executor
 
     @property
     def pending(self) -> Any:
@@ -266,7 +264,7 @@ hooks:
                 await asyncio.sleep(0.01)
 
     def owners(self) -> list[str]:
-        return sorted(str(held.cpus) for held in self.controller.state.owners.values())
+        return sorted(str(held.cpus) for held in self.executor.state.owners.values())
 
 
 async def off(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -297,7 +295,7 @@ def live(node: Node) -> Callable[..., None]:
             await node.start(text)
             try:
                 await day(node)
-                assert faults or not node.controller.telemetry.value(metrics.INTERNAL_ERRORS)
+                assert faults or not node.executor.telemetry.value(metrics.INTERNAL_ERRORS)
             finally:
                 await node.stop()
 

@@ -52,8 +52,8 @@ hooks: {{folder: {directory}, vendorFolder: {directory}-no, serverFolder: {serve
             config = node.config(lse.container_id)
             assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]
             assert config.annotations["seen"] == "lse"
-            assert daemon.controller.telemetry.value(metrics.HOOK_SERVER_REQUESTS) == len(peer.log)
-            problems = [p["what"] for p in daemon.controller.telemetry.problems()]
+            assert daemon.executor.telemetry.value(metrics.HOOK_SERVER_REQUESTS) == len(peer.log)
+            problems = [p["what"] for p in daemon.executor.telemetry.problems()]
             assert not [p for p in problems if "topoproxy.json" in p]
             lacks = "Koordinator's hook protocol has no fields for it"
             known = f"cannot change a container: {lacks} pod=demo/lse container=main fields=labels"

@@ -28,12 +28,12 @@ def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[...
         assert (reported.cpuset_cpus, reported.cpuset_mems, reported.cpu_quota) == ("2-3", "0", -1)
         await beside(node.peer.start, created)
         assert node.cpus(created) == "2-3"
-        containers = node.controller.state.containers
+        containers = node.executor.state.containers
         assert containers[created].phase is Phase.RUNNING
         assert set(containers) == {ls.container_id, created}
         await beside(node.peer.stop, created)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
-        assert not node.controller.state.owners
+        assert not node.executor.state.owners
 
     live(day)
 
@@ -49,7 +49,7 @@ def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any)
             assert node.saved(pod.container_id).cpuset_cpus in (cpus, ""), qos
             assert node.cpus(pod.container_id) == cpus, qos
         whole = await beside(node.peer.launch, DemoPod("whole", "", KubeQos.GUARANTEED, cpus=2))
-        assert len(node.controller.state.containers[whole.container_id].placement.exclusive) == 2
+        assert len(node.executor.state.containers[whole.container_id].placement.exclusive) == 2
 
     live(day)
 
@@ -64,10 +64,10 @@ def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., No
         assert node.cpus(lse.container_id) == "2-3"
         # The peer's next update carries what we have answered; the client's own quota is not forgotten by it.
         await beside(node.peer.update, lse.container_id, cri.LinuxContainerResources(cpu_shares=600))
-        container = node.controller.state.containers[lse.container_id]
+        container = node.executor.state.containers[lse.container_id]
         assert container.request.cpuset_cpus == ""
-        assert node.controller.quotas.known.records[f"qc/{lse.container_id}"].quota == 50_000
-        await node.until(lambda: not node.controller.state.inflight.of(lse.container_id))
+        assert node.executor.quotas.known.records[f"qc/{lse.container_id}"].quota == 50_000
+        await node.until(lambda: not node.executor.state.inflight.of(lse.container_id))
 
     live(day)
 
@@ -78,7 +78,7 @@ def test_a_pod_that_stops_gives_everything_back(live: Callable[..., None], besid
         lse = await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         await beside(node.peer.end_pod, lse)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
-        assert lse.pod_id not in node.controller.state.pods
+        assert lse.pod_id not in node.executor.state.pods
 
     live(day, QUICK.replace("200ms", "1h"))  # only the request shows it
 
@@ -88,7 +88,7 @@ def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any
         pod = await beside(node.peer.run_pod, DemoPod("ls", "LS"))
         created = await beside(node.peer.create, pod)
         await beside(node.peer.start, created)
-        assert node.controller.state.containers[created].phase is Phase.RUNNING
+        assert node.executor.state.containers[created].phase is Phase.RUNNING
         assert not node.pending.creates
         assert not node.pending.starts
         # What the runtime has is today's set, so nothing had to be sent again.
@@ -101,9 +101,9 @@ def test_a_container_that_is_not_started_is_found_in_the_list(live: Callable[...
     async def day(node: Any) -> None:
         pod = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         created = await beside(node.peer.create, pod)
-        await node.until(lambda: created in node.controller.state.containers)
-        assert node.controller.state.containers[created].phase is Phase.CREATED
-        assert len(node.controller.state.containers) == 1
+        await node.until(lambda: created in node.executor.state.containers)
+        assert node.executor.state.containers[created].phase is Phase.CREATED
+        assert len(node.executor.state.containers) == 1
 
     live(day)
 
@@ -137,7 +137,7 @@ def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: A
         error: Any = refused.value
         assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "demo/big" in error.details()
-        assert node.controller.telemetry.value(metrics.HOOK_SERVER_REQUESTS_REFUSED) == 1
+        assert node.executor.telemetry.value(metrics.HOOK_SERVER_REQUESTS_REFUSED) == 1
 
     live(day, text)
 
@@ -158,7 +158,7 @@ def test_a_foreign_change_is_corrected_before_the_start(
         pod = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         created = await beside(node.peer.create, pod)
         if listed:
-            await node.until(lambda: created in node.controller.state.containers)
+            await node.until(lambda: created in node.executor.state.containers)
         seen: list[tuple[str, int]] = []
 
         def look(request: Any) -> None:

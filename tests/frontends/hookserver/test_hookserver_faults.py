@@ -61,9 +61,9 @@ def test_a_create_that_fails_and_comes_again_is_one_container(live: Callable[...
         pod.attempts = iter((0,))  # kubelet asks for the same attempt again
         created = await beside(node.peer.create, pod)
         await beside(node.peer.start, created)
-        assert set(node.controller.state.containers) == {ls.container_id, created}
+        assert set(node.executor.state.containers) == {ls.container_id, created}
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
-        assert node.controller.telemetry.value(metrics.CREATES_PLACED) == 2
+        assert node.executor.telemetry.value(metrics.CREATES_PLACED) == 2
 
     live(day)
 
@@ -80,7 +80,7 @@ def test_a_create_that_is_not_repeated_is_given_up(
         with pytest.raises(RuntimeCallError):
             await beside(node.peer.create, pod)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
-        assert set(node.controller.state.containers) == {ls.container_id}
+        assert set(node.executor.state.containers) == {ls.container_id}
 
     live(day)
 
@@ -92,9 +92,9 @@ def test_a_sandbox_that_fails_gives_back_what_was_set_aside(
 
     async def day(node: Any) -> None:
         await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
-        (pod,) = node.controller.state.pods.values()
+        (pod,) = node.executor.state.pods.values()
         assert len(pod.reserved_for_pod.cpus) == 2
-        await node.until(lambda: not node.controller.state.pods)
+        await node.until(lambda: not node.executor.state.pods)
         assert not node.pending.pods
 
     live(day, ASIDE)
@@ -116,9 +116,9 @@ def test_a_sandbox_that_comes_again_keeps_what_was_set_aside(live: Callable[...,
     async def day(node: Any) -> None:
         for _ in range(3):
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
-            (pod,) = node.controller.state.pods.values()
+            (pod,) = node.executor.state.pods.values()
             assert str(pod.reserved_for_pod.cpus) == "0,8"
-        assert len(node.controller.state.runtime.arriving) == 1
+        assert len(node.executor.state.runtime.arriving) == 1
 
     live(day, ASIDE)
 
@@ -132,18 +132,18 @@ def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], 
         with CriClient(str(node.directory / "cri.sock")) as client:
             request = cri.RunPodSandboxRequest(config=config)
             made = (await beside(client.call, "RunPodSandbox", request)).pod_sandbox_id
-            assert str(node.controller.state.pods[made].reserved_for_pod.cpus) == "0,8"
-            await node.until(lambda: set(node.controller.state.pods) == {made})
+            assert str(node.executor.state.pods[made].reserved_for_pod.cpus) == "0,8"
+            await node.until(lambda: set(node.executor.state.pods) == {made})
             # Made again while the old one is still there: it is not taken for the new one.
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
             await node.pending.look()
-            assert len(node.controller.state.runtime.arriving) == 1
+            assert len(node.executor.state.runtime.arriving) == 1
             await beside(client.end_pod, made)
             config.metadata.attempt = 1
             again = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
-            await node.until(lambda: set(node.controller.state.pods) == {again})
-            assert str(node.controller.state.pods[again].reserved_for_pod.cpus) == "0,8"
-        assert not node.controller.state.runtime.arriving
+            await node.until(lambda: set(node.executor.state.pods) == {again})
+            assert str(node.executor.state.pods[again].reserved_for_pod.cpus) == "0,8"
+        assert not node.executor.state.runtime.arriving
 
     live(day, ASIDE)
 
@@ -155,8 +155,8 @@ def test_a_failed_start_leaves_the_container_where_it_is(live: Callable[..., Non
         node.runtime.fail_next("StartContainer", "no such file")
         with pytest.raises(RuntimeCallError, match="no such file"):
             await beside(node.peer.start, created)
-        await node.until(lambda: not node.controller.state.inflight.of(created))
-        assert node.controller.state.containers[created].phase is Phase.CREATED
+        await node.until(lambda: not node.executor.state.inflight.of(created))
+        assert node.executor.state.containers[created].phase is Phase.CREATED
         await beside(node.peer.start, created)
         assert node.cpus(created) == "2-3"
 
@@ -173,7 +173,7 @@ def test_a_failed_stop_keeps_the_containers_cpus(live: Callable[..., None], besi
         with pytest.raises(RuntimeCallError):
             await beside(node.peer.end_pod, lse)
         assert node.owners() == ["2-3"]
-        assert node.controller.state.containers[lse.container_id].phase is Phase.RUNNING
+        assert node.executor.state.containers[lse.container_id].phase is Phase.RUNNING
 
     live(day)
 
@@ -182,8 +182,8 @@ def test_a_start_without_a_reported_end_is_found(live: Callable[..., None], besi
     async def day(node: Any) -> None:
         node.peer.skips.add("PostStartContainer")
         lse = await beside(node.peer.launch, LSE)
-        await node.until(lambda: not node.controller.state.inflight.of(lse.container_id))
-        assert node.controller.state.containers[lse.container_id].phase is Phase.RUNNING
+        await node.until(lambda: not node.executor.state.inflight.of(lse.container_id))
+        assert node.executor.state.containers[lse.container_id].phase is Phase.RUNNING
 
     live(day, SLOW)
 
@@ -197,7 +197,7 @@ def test_a_peer_that_asks_only_before_creates_is_enough(live: Callable[..., None
         lse = await beside(node.peer.launch, LSE)
         assert (node.cpus(lse.container_id), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
         ids = {ls.container_id, lse.container_id}
-        await node.until(lambda: set(node.controller.state.containers) == ids)
+        await node.until(lambda: set(node.executor.state.containers) == ids)
         await beside(node.peer.stop, lse.container_id)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
 
@@ -219,7 +219,7 @@ def test_unknown_containers_are_not_changed(
         request = container_request(container_id=container_id)
         answer = await beside(node.peer.hooks.ask, stage, request)
         assert answer.container_resources == request.container_resources
-        assert not node.controller.state.containers
+        assert not node.executor.state.containers
         assert not node.pending.starts
 
     live(day)
@@ -234,8 +234,8 @@ def test_a_pod_that_the_runtime_does_not_know_is_not_placed(live: Callable[..., 
         with pytest.raises(grpc.RpcError) as refused:
             await beside(node.peer.hooks.ask, "PreCreateContainer", strict)
         assert code(refused) is grpc.StatusCode.UNAVAILABLE
-        assert not node.controller.state.containers
-        assert any("does not know its sandbox" in p["what"] for p in node.controller.telemetry.problems())
+        assert not node.executor.state.containers
+        assert any("does not know its sandbox" in p["what"] for p in node.executor.telemetry.problems())
 
     live(day)
 
@@ -315,23 +315,23 @@ def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
         raise UnavailableError("cannot reach it")
 
     said: list[str] = []
-    controller: Any = SimpleNamespace(
+    executor: Any = SimpleNamespace(
         telemetry=telemetry(said),
         attention=asyncio.Event(),
         runtime=SimpleNamespace(list_containers=None),
     )
     start_update: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
-    assert asyncio.run(RuntimeLookup(controller, start_update, nothing).seen("c")) is None
+    assert asyncio.run(RuntimeLookup(executor, start_update, nothing).seen("c")) is None
     assert said == ['cannot list what the runtime has err="cannot reach it"']
-    assert controller.attention.is_set()
+    assert executor.attention.is_set()
 
 
 def test_a_call_that_waits_no_more_reserves_nothing(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
-        reservations = node.controller.reservations
+        reservations = node.executor.reservations
         create, begun = reservations.create, asyncio.Event()
 
         async def slow(container: Any, client: Any) -> Any:
@@ -347,7 +347,7 @@ def test_a_call_that_waits_no_more_reserves_nothing(live: Callable[..., None], b
         assert code(late) is grpc.StatusCode.DEADLINE_EXCEEDED
         assert begun.is_set()
         reservations.create, node.peer.hooks.ask = create, ask
-        await node.until(lambda: not node.controller.state.owners)
+        await node.until(lambda: not node.executor.state.owners)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         pod.attempts = iter((0,))
         await beside(node.peer.create, pod)
@@ -394,24 +394,24 @@ def test_a_caller_that_goes_away_reserves_nothing(
 
     async def day(node: Any) -> None:
         pod = await beside(node.peer.run_pod, LSE)
-        create, begun, ended = node.controller.reservations.create, asyncio.Event(), asyncio.Event()
+        create, begun, ended = node.executor.reservations.create, asyncio.Event(), asyncio.Event()
 
         async def slow(container: Any, client: Any) -> Any:
             begun.set()
             await ended.wait()
             return await create(container, client)
 
-        node.controller.reservations.create = slow
+        node.executor.reservations.create = slow
         request = container_request()
         request.pod_meta.uid, request.pod_meta.name = pod.config.metadata.uid, "lse"
         request.pod_meta.namespace = pod.config.metadata.namespace
         request.container_resources.cpu_shares, request.container_resources.cpu_quota = 2048, 200_000
         calling = node.peer.hooks.begin("PreCreateContainer", request)
         await node.until(lambda: begun.is_set() or calling.done())
-        assert begun.is_set(), (calling, node.controller.telemetry.problems())
+        assert begun.is_set(), (calling, node.executor.telemetry.problems())
         assert node.owners() == ["2-3"]
         calling.cancel()
-        await node.until(lambda: not node.controller.state.owners)
+        await node.until(lambda: not node.executor.state.owners)
         ended.set()
 
     live(day)
@@ -423,13 +423,13 @@ def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], 
         with CriClient(str(node.directory / "runtime.sock")) as behind:
             stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod.pod_id)
             await beside(behind.call, "StopPodSandbox", stop)
-        assert pod.pod_id in node.controller.state.pods  # no one has reported it
+        assert pod.pod_id in node.executor.state.pods  # no one has reported it
         pod.config.metadata.attempt = 1
         request = cri.RunPodSandboxRequest(config=pod.config)
         pod.pod_id = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
         created = await beside(node.peer.create, pod)
         await beside(node.peer.start, created)
-        assert node.controller.state.containers[created].pod.sandbox_id == pod.pod_id
+        assert node.executor.state.containers[created].pod.sandbox_id == pod.pod_id
         assert not node.pending.creates
 
     live(day, SLOW)
@@ -449,9 +449,7 @@ def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -
         own = [node.cpus(p.container_id) for p in pods[:7]]
         assert len(set(own)) == 7
         await node.until(
-            lambda: all(
-                node.cpus(p.container_id) == str(node.controller.state.pools.shared) for p in pods[7:]
-            )
+            lambda: all(node.cpus(p.container_id) == str(node.executor.state.pools.shared) for p in pods[7:])
         )
 
     live(day)
@@ -470,21 +468,21 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
         peer = type(node.peer)(node.directory / "cri.sock", node.socket)
         pod = await beside(peer.run_pod, spec)
         created = await beside(peer.create, pod)
-        containers = node.controller.state.containers
+        containers = node.executor.state.containers
         assert set(containers) == {other.container_id, created}
         quota = 100_000 * spec.cpus
         assert containers[created].request.cpu_quota == quota  # the client's, not our answer to the peer
         assert containers[created].request.cpuset_cpus == ""
         await beside(peer.start, created)
-        await node.until(lambda: not node.controller.state.inflight.of(created))
-        assert containers.keys() == node.controller.state.containers.keys()
-        assert node.controller.state.containers[created].phase is Phase.RUNNING
-        assert node.cpus(created) == str(node.controller.state.wanted(containers[created]))
-        assert set(node.controller.state.pods) == {other.pod_id, pod.pod_id}
+        await node.until(lambda: not node.executor.state.inflight.of(created))
+        assert containers.keys() == node.executor.state.containers.keys()
+        assert node.executor.state.containers[created].phase is Phase.RUNNING
+        assert node.cpus(created) == str(node.executor.state.wanted(containers[created]))
+        assert set(node.executor.state.pods) == {other.pod_id, pod.pod_id}
         await node.until(lambda: not node.pending.creates)
-        assert node.controller.telemetry.value(metrics.CREATES_PLACED) == 2
+        assert node.executor.telemetry.value(metrics.CREATES_PLACED) == 2
         await beside(peer.stop, created)
-        assert not node.controller.state.owners
+        assert not node.executor.state.owners
         peer.close()
 
     live(day, f"cpuManagerPolicy: static\nreconcilePeriod: 200ms\ntopologyManagerScope: {scope}\n")
@@ -503,7 +501,7 @@ def test_a_start_that_passes_through_us_after_an_answer_of_ours(
             await beside(client.start, created)
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
         ids = {ls.container_id, created}
-        await node.until(lambda: set(node.controller.state.containers) == ids)
+        await node.until(lambda: set(node.executor.state.containers) == ids)
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
 
     live(day)
@@ -529,7 +527,7 @@ def test_a_restart_between_create_and_start(node: Any, beside: Any) -> None:
         node.peer = peer
         await beside(node.peer.start, created)
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
-        assert node.controller.state.containers[created].phase is Phase.RUNNING
+        assert node.executor.state.containers[created].phase is Phase.RUNNING
         await node.stop()
 
     asyncio.run(whole())
@@ -561,7 +559,7 @@ def test_a_restart_while_a_create_is_at_the_runtime(node: Any, beside: Any) -> N
         node.peer = peer
         await beside(node.peer.start, created)
         assert node.cpus(created) == "2-3"
-        assert set(node.controller.state.containers) == {created}
+        assert set(node.executor.state.containers) == {created}
         await node.stop()
 
     asyncio.run(whole())
@@ -582,14 +580,14 @@ def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
             await beside(node.peer.create, pod)
         assert code(refused) is grpc.StatusCode.INTERNAL
         assert "ZeroDivisionError" in str(refused.value)
-        await node.until(lambda: not node.controller.state.owners)  # nothing stays taken for it
+        await node.until(lambda: not node.executor.state.owners)  # nothing stays taken for it
 
     live(day, faults=True)
 
 
 def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        node.controller.store.handle(ModeChanged(NodeMode.RELEASED))
+        node.executor.store.handle(ModeChanged(NodeMode.RELEASED))
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
         assert not node.pending.creates
@@ -604,7 +602,7 @@ def test_calls_pass_where_nothing_is_to_be_changed(live: Callable[..., None], be
     async def day(node: Any) -> None:
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
-        await node.until(lambda: lse.container_id in node.controller.state.containers)
+        await node.until(lambda: lse.container_id in node.executor.state.containers)
 
     live(day, "mode: observe\nreconcilePeriod: 200ms\n")
 

@@ -76,7 +76,7 @@ class RandomDay:
 
 def judged(node: Any) -> list[str]:
     """Containers on CPUs that another one owns, by what the kernel and the runtime say."""
-    state, bad = node.controller.state, violations(node.controller.state)
+    state, bad = node.executor.state, violations(node.executor.state)
     for container in state.containers.values():
         cpus = CpuSet.parse(node.cpus(container.id) or "")
         others = CpuSet()
@@ -100,14 +100,14 @@ def test_owned_cpus_have_one_owner(live: Callable[..., None], beside: Any, seed:
 
         def known() -> bool:
             there = {i for i, c in node.runtime.containers.items() if c.state == cri.CONTAINER_RUNNING}
-            ours = {c.id for c in node.controller.state.containers.values() if c.phase == "running"}
+            ours = {c.id for c in node.executor.state.containers.values() if c.phase == "running"}
             return there == ours
 
         await node.until(known)
         await node.until(lambda: not judged(node))
-        for container in list(node.controller.state.containers.values()):
+        for container in list(node.executor.state.containers.values()):
             if container.phase == "running":
-                want = str(node.controller.state.wanted(container))
+                want = str(node.executor.state.wanted(container))
                 await node.until(lambda container_id=container.id, want=want: node.cpus(container_id) == want)
         clients.close()
 

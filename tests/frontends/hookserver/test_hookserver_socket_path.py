@@ -110,12 +110,12 @@ def test_it_says_why_it_cannot(directory: Path, bind: Any) -> None:
 def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None]) -> None:
     async def day(node: Any) -> None:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
-        again = type(node.serving)(node.socket, node.controller, node.daemon._start_update, None)
+        again = type(node.serving)(node.socket, node.executor, node.daemon._start_update, None)
         with pytest.raises(CannotCreateError, match="another process answers there"):
             await again.start()
         trying = asyncio.create_task(again.run())
         await node.until(
-            lambda: any("another process answers" in p["what"] for p in node.controller.telemetry.problems())
+            lambda: any("another process answers" in p["what"] for p in node.executor.telemetry.problems())
         )
         await node.serving.stop()
         await trying
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
 
     async def day(node: Any) -> None:
         other = node.directory / "other.sock"
-        again = Serving(other, node.controller, node.daemon._start_update, node.serving.servicer._flow)
+        again = Serving(other, node.executor, node.daemon._start_update, node.serving.servicer._flow)
         with monkeypatch.context() as patched:
             patched.setattr("grpc._server._Server.start", fails)
             with pytest.raises(RuntimeError, match="no more threads"):
@@ -165,12 +165,12 @@ def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch)
                 raise CannotCreateError("it is taken")
 
     late = Late.__new__(Late)
-    late._controller = SimpleNamespace(telemetry=telemetry(said))  # type: ignore[assignment]
+    late._executor = SimpleNamespace(telemetry=telemetry(said))  # type: ignore[assignment]
     late.path = Path("/s")
     monkeypatch.setattr("proxy.frontends.hookserver.service.RETRY", Backoff(0.02, 0.06))
     asyncio.run(late.run())
     assert said == ['cannot listen as a hook server path=/s err="it is taken"']
-    assert [problem["count"] for problem in late._controller.telemetry.problems()] == [3]
+    assert [problem["count"] for problem in late._executor.telemetry.problems()] == [3]
     pauses = [later - sooner for sooner, later in pairwise(tries)]
     assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.03, 0.05), strict=True))
 

@@ -146,10 +146,10 @@ def test_an_agent_sees_the_cpus_of_owners_as_long_as_they_own_them(
         allocatable = await asyncio.to_thread(agent.allocatable)
         assert list(allocatable.cpu_ids) == list(range(1, 16))
         with node.client() as client:
-            await asyncio.to_thread(client.end_pod, daemon.controller.state.containers[owner].pod.sandbox_id)
+            await asyncio.to_thread(client.end_pod, daemon.executor.state.containers[owner].pod.sandbox_id)
         code, words = await asyncio.to_thread(agent.refused, agent.get, "db")
         assert (code, words) == (grpc.StatusCode.UNKNOWN, "pod db in namespace demo not found")
-        telemetry = daemon.controller.telemetry
+        telemetry = daemon.executor.telemetry
         assert telemetry.value(metrics.POD_RESOURCES_REQUESTS, method="Get") == 2
         assert telemetry.value(metrics.POD_RESOURCES_REQUESTS_REFUSED, method="Get") == 1
 
@@ -173,7 +173,7 @@ def test_in_observe_and_after_a_release_nothing_is_exclusive(
 
     async def observed() -> None:
         await node.launch(OWNER)
-        await until(lambda: observing.controller.state.owners)
+        await until(lambda: observing.executor.state.owners)
         assert list((await asyncio.to_thread(agent.get, "db")).containers[0].cpu_ids) == []
         assert list((await asyncio.to_thread(agent.allocatable)).cpu_ids) == []
 
@@ -183,7 +183,7 @@ def test_in_observe_and_after_a_release_nothing_is_exclusive(
     async def released() -> None:
         await node.launch(DemoPod("late", kube_qos=KubeQos.GUARANTEED, cpus=1))
         assert len((await asyncio.to_thread(agent.get, "late")).containers[0].cpu_ids) == 1
-        enforcing.controller.store.handle(ModeChanged(NodeMode.RELEASED))
+        enforcing.executor.store.handle(ModeChanged(NodeMode.RELEASED))
         assert list((await asyncio.to_thread(agent.get, "late")).containers[0].cpu_ids) == []
 
     run(enforcing, released, synced=True)
@@ -276,7 +276,7 @@ def test_as_long_as_the_runtime_was_not_asked_there_is_no_answer(
     daemon: Any = node.daemon(settings(socket))
 
     async def scenario() -> None:
-        assert not daemon.controller.synced.is_set()
+        assert not daemon.executor.synced.is_set()
         code, words = await asyncio.to_thread(agent.refused, agent.list)
         assert code == grpc.StatusCode.UNAVAILABLE
         assert words == "cannot list pods: the containers of the runtime are not known yet"
@@ -291,7 +291,7 @@ def test_a_socket_of_another_process_is_left_alone_and_reported(node: DaemonNode
 
     async def scenario() -> None:
         def problems() -> list[str]:
-            return [p["what"] for p in daemon.controller.telemetry.problems()]
+            return [p["what"] for p in daemon.executor.telemetry.problems()]
 
         await until(lambda: any("cannot serve the pod-resources API" in what for what in problems()))
         assert any("another process answers there" in what for what in problems())
@@ -315,7 +315,7 @@ async def main():
     cgroups = FakeCgroups(Path({str(node.directory / "cg")!r}), machine.online, machine.memory_nodes, 1)
     daemon = Daemon(parse({node.configuration()!r}, "test"), machine=machine, cgroups=cgroups)
     await daemon.start()
-    await asyncio.wait_for(daemon.controller.synced.wait(), 60)
+    await asyncio.wait_for(daemon.executor.synced.wait(), 60)
     await daemon.stop()
 
 asyncio.run(main())

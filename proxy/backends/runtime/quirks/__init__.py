@@ -1,6 +1,6 @@
 """What belongs to one runtime: how it names cgroups, its monitors, its faults. Values and pure functions.
 
-The others take it from here: ``backends/cgroup/group_names`` imports the names, and the controller is given
+The others take it from here: ``backends/cgroup/group_names`` imports the names, and the executor is given
 ``QUIRKS`` by the composition root. All runtimes are known at once, as a node may change its runtime, and a
 runtime is recognized by what it does, not by the name that it gives of itself.
 
@@ -10,7 +10,7 @@ A new runtime is one module here and one entry in each table below.
 from __future__ import annotations
 
 from proxy.backends.runtime.quirks import containerd, crio, runc
-from proxy.controller.runtime_ports import RuntimeQuirks
+from proxy.executor.runtime_ports import RuntimeQuirks
 
 SCOPE_PREFIXES = (containerd.SCOPE_PREFIX, crio.SCOPE_PREFIX, "docker")
 """Prefixes that containerd, CRI-O and cri-dockerd give to the systemd scopes of containers."""
@@ -23,4 +23,4 @@ QUIRKS = RuntimeQuirks(
     is_left_behind=crio.is_left_behind,
     mask_as_sent=runc.reversed_mask,
 )
-"""What the controller has to know."""
+"""What the executor has to know."""

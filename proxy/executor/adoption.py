@@ -1,0 +1,286 @@
+"""Adopts unknown containers: created without passing through the proxy, or before it started.
+
+The runtime's list does not contain enough about them (neither CPUs nor a cgroup). So the runtime is asked for
+the status of each, for a number of containers at a time. Then ``engine.adoption`` lets them have the CPUs
+that they run on, and the journal records it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+from msgspec import structs
+
+from proxy.engine.admission import sum_requests
+from proxy.engine.container_events import ContainerFound
+from proxy.engine.create import Plan
+from proxy.engine.enforcement import applies_to
+from proxy.engine.pod_events import PodLearned
+from proxy.executor.bad_input import NOT_AS_ASKED
+from proxy.executor.context import NodeContext
+from proxy.executor.creates import Creates
+from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.listing import Listing, listed
+from proxy.executor.runtime_events import RuntimeEvents
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.executor.time_slices import TimeSlices
+from proxy.executor.worker import Worker
+from proxy.model.defects import InputDefect
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.facts import parent_of, pod_facts
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+SILENT_LIMIT = 3
+"""After this many status calls in a row without an answer, the runtime counts as unreachable."""
+ADOPT_AT_ONCE = 64
+"""Containers that are looked up, adopted and recorded together, before the event loop gets a turn."""
+PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
+
+
+@functools.lru_cache(maxsize=64)
+def saved_cpus(text: str) -> CpuSet | None:
+    """Parse the CPUs that the runtime has saved; None if invalid. Cached: most containers have the same."""
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return None
+
+
+def by_pod(found: list[RuntimeContainer]) -> Iterator[list[RuntimeContainer]]:
+    """Yield containers in batches; the containers of one sandbox are in the same batch."""
+    sandboxes: dict[str, list[RuntimeContainer]] = {}
+    for container in found:
+        sandboxes.setdefault(container.sandbox_id, []).append(container)
+    some: list[RuntimeContainer] = []
+    for containers in sandboxes.values():
+        some += containers
+        if len(some) >= ADOPT_AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def request_in(detail: RuntimeDetail) -> Request:
+    """Return a container's requests and limits, as the runtime reports them."""
+    return Request(
+        detail.cpu_shares,
+        detail.cpu_quota,
+        detail.cpu_period,
+        detail.memory_limit,
+        detail.cpuset_cpus,
+        detail.cpuset_mems,
+    )
+
+
+def _shares(request: Request) -> int:
+    return request.cpu_shares
+
+
+class Adoption:
+    """Asks the runtime about unknown containers and adopts them."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        creates: Creates,
+        kubelet_cpus: KubeletCpus,
+        runtime_events: RuntimeEvents,
+        worker: Worker,
+        lookups: Worker,
+    ) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            context: The node with the containers to adopt.
+            creates: Keeps records of decisions.
+            kubelet_cpus: Reads the assignments of kubelet's CPU manager, before CPUs are taken.
+            runtime_events: Corrects lists by the exit events that have arrived.
+            worker: Makes the requests of reconcile passes.
+            lookups: Makes the requests that a client's call waits for, so that the call does not wait for a
+                reconcile pass.
+        """
+        self._context = context
+        self._creates = creates
+        self._kubelet_cpus = kubelet_cpus
+        self._runtime_events = runtime_events
+        self._worker = worker
+        self._lookups = lookups
+
+    async def adopt_one(self, container_id: str) -> bool:
+        """Adopt one unknown container that a call names.
+
+        Returns:
+            True if it is known now.
+        """
+        context = self._context
+        began = context.state.runtime.changes.number
+        try:
+            listing = await self._lookups.run(listed, context.runtime, container_id)
+            listing = self._runtime_events.corrected(listing)
+            await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
+        except (UnavailableError, RuntimeCallError) as error:
+            context.telemetry.problem("cannot adopt a container", containerID=container_id, err=error)
+        return container_id in context.state.containers
+
+    async def adopt(self, found: list[RuntimeContainer], listing: Listing, began: int) -> None:
+        """Adopt containers, if their pod is in the list and the runtime returns their status.
+
+        Args:
+            found: The containers, from the list.
+            listing: The list.
+            began: The number of the last change when the list was requested: a container that has changed
+                since, for example ended, is not adopted.
+
+        Raises:
+            UnavailableError: The runtime does not answer any more.
+        """
+        await self._adopt(found, listing, began, self._worker)
+
+    async def _adopt(
+        self, found: list[RuntimeContainer], listing: Listing, began: int, worker: Worker
+    ) -> None:
+        context = self._context
+        if found:
+            await self._kubelet_cpus.look()
+        for some in by_pod(found):
+            asked = [*(c.id for c in some), *self._ended_beside(some, listing)]
+            details = await worker.run(self._details, asked)
+            totals = self._totals(some, listing, details)
+            turns = TimeSlices()
+            for seen in some:
+                await turns.turn()
+                pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
+                new = seen.id not in context.state.containers and context.state.runtime.changes.is_unchanged(
+                    seen.id, began
+                )
+                if (
+                    pod is not None
+                    and detail is not None
+                    and new
+                    and context.state.runtime.changes.is_unchanged(pod.id, began)
+                ):
+                    self._try_take_in(seen, pod, detail, totals.get(pod.id))
+            await context.journal.flush()
+
+    def _totals(
+        self, some: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]
+    ) -> dict[str, Request]:
+        """Add up what the containers of each sandbox request, as far as the runtime reports it.
+
+        Of the containers that have ended only the largest counts. It may be a container that crashes again
+        and again beside the others, or an init container; for the latter, the scheduler has counted the
+        larger of both.
+        """
+        known = {c.id: c.request for c in self._context.state.containers.values()}
+        known.update({i: request_in(detail) for i, detail in details.items()})
+        live: dict[str, list[Request]] = {c.sandbox_id: [] for c in some}
+        ended: dict[str, list[Request]] = {}
+        for seen in listing.containers.values():
+            if seen.sandbox_id in live and (request := known.get(seen.id)) is not None:
+                over = seen.state == "EXITED"
+                (ended.setdefault(seen.sandbox_id, []) if over else live[seen.sandbox_id]).append(request)
+        return {
+            sandbox_id: sum_requests([*requests, *sorted(ended.get(sandbox_id, ()), key=_shares)[-1:]])
+            for sandbox_id, requests in live.items()
+        }
+
+    def _ended_beside(self, some: list[RuntimeContainer], listing: Listing) -> list[str]:
+        """Return the ids of the ended containers in sandboxes with an annotation that names CPUs."""
+        here = {c.sandbox_id for c in some}
+        named = {i for i in here if (pod := listing.pods.get(i)) and RESOURCE_STATUS in pod.annotations}
+        containers = listing.containers.values() if named else ()
+        return [c.id for c in containers if c.sandbox_id in named and c.state == "EXITED"]
+
+    def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
+        """Return the verbose status of containers by id; runs in the worker.
+
+        A container that has just gone, or with a status call that hangs, is left for the next pass.
+        """
+        found: dict[str, RuntimeDetail] = {}
+        silent = 0
+        for container_id in ids:
+            try:
+                found[container_id] = self._context.runtime.detail(container_id)
+                silent = 0
+            except RuntimeCallError:
+                continue
+            except UnavailableError as error:
+                silent += 1
+                if silent >= SILENT_LIMIT:
+                    raise
+                self._context.telemetry.problem("cannot read a container from the runtime", err=error)
+        return found
+
+    def _pod(self, listed: RuntimePod, detail: RuntimeDetail) -> Pod:
+        known = self._context.state.pods.get(listed.id)
+        if known is not None and known.cgroup_parent:
+            return known
+        pod = pod_facts(
+            listed.id,
+            listed.uid,
+            listed.namespace,
+            listed.name,
+            listed.attempt,
+            listed.labels,
+            listed.annotations,
+            parent_of(detail.cgroups_path),
+            self._context.state.node.machine.bounds,
+        )
+        if not detail.cgroups_path:
+            # Without a cgroup parent the Kubernetes QoS class is unknown, and "Guaranteed" might be wrong.
+            pod = structs.replace(pod, kube_qos=KubeQos.BURSTABLE)
+        return pod
+
+    def _try_take_in(
+        self, seen: RuntimeContainer, pod: RuntimePod, detail: RuntimeDetail, total: Request | None
+    ) -> None:
+        """Adopt a container; a fault that one container causes must not affect the others."""
+        try:
+            known = self._pod(pod, detail)
+            if known.cpuset is not None and known.total is None:
+                known = structs.replace(known, total=total)
+            self._take_in(seen, known, detail)
+        except Exception as error:  # noqa: BLE001  see above
+            self._context.broken(error)
+            self._context.telemetry.problem(
+                "cannot adopt a container", containerID=seen.id, err=type(error).__name__
+            )
+
+    def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
+        context = self._context
+        if pod.sandbox_id not in context.state.pods:
+            context.store.handle(PodLearned(pod, "sandbox listed"))
+        request = request_in(detail)
+        phase = PHASES.get(seen.state, Phase.RUNNING)
+        saved = saved_cpus(detail.cpuset_cpus)
+        found = ContainerFound(seen.id, pod, seen.name, seen.attempt, request, phase, saved)
+        decided = context.store.decide(found)
+        assert decided is not None
+        plan = decided.plan
+        assert plan.container is not None
+        context.telemetry.count(metrics.CONTAINERS_ADOPTED)
+        if not context.history.exists_despite_refusal(plan.container):  # else all is reported
+            self._report(plan, plan.container)
+
+    def _report(self, plan: Plan, container: Container) -> None:
+        """Record and log what the plan has for a container."""
+        context, pod = self._context, container.pod
+        applied = applies_to(context.state, pod)
+        self._creates.remember(plan, applied=applied)
+        context.bad_input.judge(pod, plan)
+        context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True, applied=applied)
+        if plan.problem and not isinstance(plan.problem, InputDefect):
+            context.telemetry.problem(NOT_AS_ASKED, **subject(container), reason=plan.problem)
+        placement, telemetry = container.placement, context.telemetry
+        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        cpus, why = context.state.wanted(container), placement.reasons[0]
+        if applied:
+            say("adopted a container", **subject(container), cpus=cpus, reason=why)
+        else:
+            say("would place a running container", **subject(container), cpus=cpus, reason=why)

@@ -1,0 +1,107 @@
+"""The cgroups above BE containers: that of the Kubernetes QoS class BestEffort, and those of its pods.
+
+Where the cpusets in requests of BE containers are erased (``beCpuset: erase``), a container starts with the
+cpuset of its pod's group, so these groups hold the BE pool. Groups in them without a cpuset of their own,
+such as a pod's sandbox, follow it too. A pod that runs elsewhere (class LS in a BestEffort cgroup) makes the
+groups above it as wide as it needs. The groups are compared whenever containers are written, and before a
+container below them starts: a new pod's groups are made with all CPUs, and on v1 no container can have more
+than they do. The order of writes is that of ``proxy.pools.write_order``. Runs in the kernel worker's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from proxy.engine.enforcement import applies_to
+from proxy.engine.state import NodeState
+from proxy.executor.kernel_ports import Cgroups
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, Phase, Pod, Pool
+from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
+
+CLASS = ("besteffort", "-besteffort.slice")
+"""The name of the class's group with cgroupfs, and the end of its name with systemd."""
+
+
+class BeGroups:
+    """Keeps the groups of BestEffort pods at the BE pool."""
+
+    def __init__(self, cgroups: Cgroups) -> None:
+        self._cgroups = cgroups
+
+    def follow(self, state: NodeState, paths: Mapping[str, str]) -> list[str]:
+        """Write the groups that have other cpusets than wanted.
+
+        Args:
+            state: The current state of the node.
+            paths: The groups of containers by id, as far as they are known.
+
+        Returns:
+            What could not be written, in words.
+        """
+        if not applies_to(state, None):
+            return []
+        pods = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
+        own = self._paths(pod for pod in pods if applies_to(state, pod))
+        observed = self._paths(pod for pod in pods if not applies_to(state, pod))
+        errors: list[str] = []
+        for root in sorted({path.rpartition("/")[0] for path in own.values()}):
+            if not root.rpartition("/")[2].endswith(CLASS):
+                continue
+            try:
+                others = set(observed.values())
+                groups = [group for group in self._groups(root) if not _is_in(group.path, others)]
+                wanted = _wanted(state, own, paths, groups)
+                if any(path.startswith(f"{root}/") for path in others):
+                    wanted[root] = state.node.machine.online  # it bounds the pods that are observed too
+                for step in steps(groups, wanted):
+                    self._cgroups.write(step.path, step.cpus, None, inner=False)
+            except CgroupError as error:
+                if error.errno not in GONE:  # else it is compared again with the next write
+                    errors.append(str(error))
+        return errors
+
+    def _paths(self, pods: Iterable[Pod]) -> dict[str, str]:
+        """Return the groups of pods by their cgroup parents."""
+        parents = sorted({pod.cgroup_parent for pod in pods})
+        return {parent: path for parent in parents if (path := self._cgroups.pod_group(parent))}
+
+    def _groups(self, root: str) -> Iterator[BeGroup]:
+        """Read a class's group, those of its pods, and the groups in them."""
+        level = [root]
+        for depth in (ROOT, POD, CONTAINER):
+            below: list[str] = []
+            for path in level:
+                value = self._cgroups.read(path)
+                yield BeGroup(path, depth, value.cpus or value.effective_cpus)
+                if depth < CONTAINER:
+                    below += [f"{path}/{name}" for name in sorted(self._cgroups.children(path))]
+            level = below
+
+
+def _is_in(path: str, groups: set[str]) -> bool:
+    """Return whether a group is one of some groups of pods, or lies in one."""
+    return path in groups or path.rpartition("/")[0] in groups
+
+
+def _wanted(
+    state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
+) -> dict[str, CpuSet]:
+    """Return the wanted CPUs of each group."""
+    pool = state.pools.of(Pool.BE)
+    wanted = {group.path: pool for group in groups}
+    root = groups[0].path
+    for container in state.containers.values():
+        pod = own.get(container.pod.cgroup_parent)
+        if container.phase is Phase.EXITED or pod is None or not pod.startswith(f"{root}/"):
+            continue
+        want = state.wanted(container)
+        path = paths.get(container.id) or container.cgroup or f"{pod}/{container.id}"
+        if path in wanted:
+            wanted[path] = want
+        for above in (pod, root):
+            if above in wanted:
+                wanted[above] |= want
+    return wanted

@@ -1,0 +1,293 @@
+"""BE suppression: reads usage counters each period, and performs what ``proxy.engine.suppression`` decides.
+
+* A narrowed BE pool is a change of the state. The containers in it follow by kernel writes only: a cpuset
+  that changes every second is not sent to the runtime (``proxy.executor.runtime_sync``). New containers get
+  the narrowed cpuset. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
+  containers are narrowed only where requests are erased (``proxy.executor.be.groups``).
+* A quota is recorded in the ledger before it is written, so that it can be removed after a crash. The quota
+  in effect is read before each decision: kubelet sets its own values now and then.
+
+Everything is restored when the daemon stops, when the other kind of suppression (or none) is configured, and
+when usage cannot be read for a while. After a crash the next start restores it: narrowed cpusets because a
+fresh state has none, quotas by the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import math
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from proxy.engine import suppression as engine
+from proxy.engine.be_usage import ABOVE, UsageGroup, UsageQuery, UsageReading, usage_query
+from proxy.engine.enforcement import applies_to, observes_any
+from proxy.engine.node_effects import Change
+from proxy.engine.node_events import BeLimited
+from proxy.engine.suppression import (
+    PATIENCE,
+    BeSuppression,
+    LimitQuota,
+    SuppressionChange,
+    SuppressionSettings,
+    quota_words,
+)
+from proxy.executor.context import NodeContext
+from proxy.executor.kernel_ports import GroupQuotas, UsageSource
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.worker import Worker
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import CgroupError, TopoproxyError
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import SuppressMode
+from proxy.model.workload import KubeQos, Pool
+from proxy.pools.be_suppression import quota_for
+from proxy.pools.quota import UNLIMITED
+from proxy.telemetry import metrics
+
+NOT_SUPPRESSED = BeSuppression()
+READ_LIMIT_S = 10.0
+STOP_LIMIT_S = 5.0
+LONGEST_WAIT_S = 60.0
+"""The longest wait between two attempts to remove the quotas of an earlier run."""
+
+
+class Suppression:
+    """Keeps BE pods within the CPU time that other pods leave.
+
+    Attributes:
+        settings: The configuration.
+        usage: Reads CPU time; None where nothing counts it.
+        groups: Reads and writes quotas; None where the cpu controller is missing.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        settings: SuppressionSettings,
+        usage: UsageSource | None,
+        groups: GroupQuotas | None,
+        record: Mapping[str, object] | None,
+    ) -> None:
+        """Suppress nothing before ``run``.
+
+        Args:
+            context: Has the BE containers.
+            writes: Makes the kernel follow the state.
+            settings: The configuration.
+            usage: Reads CPU time; None where nothing counts it.
+            groups: Reads and writes quotas; None where the cpu controller is missing.
+            record: The ledger's record under ``engine.suppression.KEY``: what an earlier run has written.
+        """
+        self._context = context
+        self._writes = writes
+        self.settings = settings
+        self.usage = usage
+        self.groups = groups
+        self._news = asyncio.Event()
+        self._worker = Worker("suppress", context.broken)
+        context.health.watch(self._worker)
+        self._reading: asyncio.Future[tuple[str, UsageReading]] | None = None
+        context.learn(recorded=False, suppression=BeSuppression.load((record or {}).get("quota")))
+
+    @property
+    def known(self) -> BeSuppression:
+        """The known facts about BE suppression."""
+        return self._context.state.facts.suppression or NOT_SUPPRESSED
+
+    def reconfigure(
+        self, settings: SuppressionSettings, usage: UsageSource | None, groups: GroupQuotas | None
+    ) -> None:
+        """Suppress by other settings from now on; see ``__init__``."""
+        self.settings, self.usage, self.groups = settings, usage, groups
+        self._news.set()
+
+    async def run(self) -> None:
+        """Suppress until cancelled; where suppression is off, remove what an earlier run has written."""
+        while True:
+            settings = self.settings
+            await self._run(settings)
+            if self.settings.mode is not settings.mode:
+                await self._give_back("the configuration has changed")
+
+    async def _run(self, settings: SuppressionSettings) -> None:
+        """Suppress until the settings change."""
+        self._news.clear()
+        synced = self._context.synced
+        waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
+        waited = 0
+        while self.settings is settings:
+            try:
+                if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
+                    await self._remove_quotas()
+                if why := self._must_not():
+                    await self._give_back(why)
+                elif settings.mode is SuppressMode.OFF:
+                    wait = waits.next() if self.known.written else math.inf
+                elif synced.is_set():
+                    waited = 0
+                    await self.once()
+                else:
+                    waited += 1  # the pods are not known yet
+            except Exception as error:  # noqa: BLE001  no fault may prevent the next round
+                self._context.broken(error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait if wait < math.inf else None):
+                    await self._news.wait()
+
+    def _must_not(self) -> str:
+        """Return why BE must not be suppressed now, in words; empty where it may be."""
+        state = self._context.state
+        if state.mode.is_leaving:
+            return "the node is released"
+        if not applies_to(state, None):
+            return "the node is observed"
+        above = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
+        if self.settings.mode is SuppressMode.QUOTA and observes_any(state, above):
+            return "the quota would limit BE pods that are observed"
+        return ""
+
+    async def once(self) -> None:
+        """Do one round."""
+        context = self._context
+        context.telemetry.count(metrics.BE_SUPPRESS_ROUNDS)
+        query = usage_query(context.state)
+        try:
+            above, reading = await self._read(query)
+        except (TopoproxyError, TimeoutError, OSError) as error:
+            known, effects = engine.unreadable(self.known, str(error) or "it takes too long")
+        else:
+            known = structs.replace(self.known, above=above)
+            known, effects = engine.measured(known, self.settings, context.state, query, reading)
+        self._context.learn(suppression=known)
+        for effect in effects:
+            match effect:
+                case engine.LimitPool(cpus, why):
+                    await self._limit(cpus, why)
+                case engine.LimitQuota():
+                    await self._limit_quota(effect)
+                case engine.ReportUnreadable(cause, lasts):
+                    context.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
+                    if lasts:
+                        context.telemetry.problem(
+                            "cannot suppress BE pods: they have all CPUs of their pool meanwhile", err=cause
+                        )
+                case engine.GiveBack(why):
+                    await self._give_back(why)
+
+    async def _read(self, query: UsageQuery) -> tuple[str, UsageReading]:
+        """Read the counters; while one reading hangs, no other is started: it is waited for again."""
+        if self.usage is None:
+            raise CgroupError("cannot read the CPU time of pods: nothing counts it")
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._worker.run(self._look, self.usage, query))
+        done, _ = await asyncio.wait([self._reading], timeout=READ_LIMIT_S)
+        if not done:
+            raise TimeoutError(f"cannot read the CPU time of pods: nothing came for {READ_LIMIT_S:g} s")
+        reading, self._reading = self._reading, None
+        return reading.result()
+
+    def _look(self, usage: UsageSource, query: UsageQuery) -> tuple[str, UsageReading]:
+        """Find the group above all BE pods, and read usage; runs in the worker."""
+        above = usage.best_effort(query.parents) or self.known.above
+        return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
+
+    async def _limit(self, limit: CpuSet | None, why: str) -> None:
+        """Narrow the BE pool (None: no longer) and have the kernel follow."""
+        context = self._context
+        was = context.state.pools.of(Pool.BE)
+        effects = context.store.handle(BeLimited(limit))
+        now = context.state.pools.of(Pool.BE)
+        if was == now:
+            return
+        self._changed(f"CPUs {was}", f"CPUs {now}", why)
+        moved = [i for effect in effects if isinstance(effect, Change) for i in effect.moved]
+        if moved:
+            await self._writes.follow(moved)
+        else:  # groups above BE containers may hold the pool too
+            await context.kernel.run(context.enforcer.enforce, ())
+
+    # -- quotas -------------------------------------------------------------------------------------------
+
+    async def _limit_quota(self, limit: LimitQuota) -> None:
+        telemetry, was = self._context.telemetry, self.known.quota
+        try:
+            if self.known.above and await self._write_quota(self.known.above, limit.milli):
+                self._changed(quota_words(was), quota_words(self.known.quota), limit.why)
+        except CgroupError as error:
+            if limit.matters:
+                telemetry.problem("cannot write the CFS quota of BE pods", err=error)
+        if limit.matters and not self.known.above:
+            telemetry.problem(
+                "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
+            )
+
+    async def _write_quota(self, path: str, milli: int) -> bool:
+        """Limit a group to a budget; returns whether its quota was written."""
+        groups, worker = self.groups, self._worker
+        if groups is None:
+            raise CgroupError("cannot set a CFS quota: the cpu controller is not there")
+        await self._remove_quotas(but=path)
+        now = await worker.run(groups.quota, path)
+        wanted = quota_for(milli, len(self._context.state.node.machine.online), now)
+        self._context.learn(suppression=structs.replace(self.known, quota=now))
+        if wanted is None or wanted == now:
+            return False
+        self._context.learn(suppression=structs.replace(self.known, written=self.known.written | {path}))
+        await self._context.journal.flush()
+        await worker.run(groups.set_quota, path, wanted)
+        self._context.learn(suppression=structs.replace(self.known, quota=wanted))
+        return True
+
+    async def _remove_quotas(self, but: str = "") -> None:
+        """Remove all quotas that topoproxy wrote, except that of one group."""
+        before = self.known.written
+        for path in sorted(before - {but}):
+            try:
+                if self.groups is None:
+                    continue
+                await self._worker.run(self.groups.set_quota, path, UNLIMITED)
+            except CgroupError as error:
+                if error.errno != errno.ENOENT:
+                    telemetry = self._context.telemetry
+                    telemetry.problem("cannot write the CFS quota of BE pods", path=path, err=error)
+                    continue
+            self._context.learn(suppression=engine.removed(self.known, path))
+        if self.known.written != before:
+            await self._context.journal.flush()
+
+    def _changed(self, before: str, after: str, why: str) -> None:
+        context = self._context
+        context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
+        change = SuppressionChange(context.wall(), before, after, why)
+        self._context.learn(suppression=structs.replace(self.known, change=change))
+        context.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
+
+    # -- giving back --------------------------------------------------------------------------------------
+
+    async def _give_back(self, why: str) -> None:
+        await self._limit(None, why)
+        had = self.known
+        await self._remove_quotas()
+        if had.written and not self.known.written:
+            self._changed(quota_words(had.quota), quota_words(UNLIMITED), why)
+
+    async def stop(self) -> None:
+        """Restore everything; ``run`` has ended."""
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await self._give_back("the daemon stops")
+        except (TimeoutError, TopoproxyError) as error:
+            self._context.telemetry.problem(
+                "cannot restore what BE pods had", err=str(error) or "it takes too long"
+            )
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+        if self.usage is not None:
+            self.usage.close()

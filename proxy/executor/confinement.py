@@ -1,0 +1,311 @@
+"""Confines the containers of starts that hang, so that owners of CPUs can be created meanwhile.
+
+Theory. A start that has been forwarded to the runtime carries the cpuset that was right at that time. The
+runtime may write this set at any moment, so a create that gives some of these CPUs away waits for the start
+(``engine.inflight``). An ordinary start ends within ``PATIENCE_S``. A start that does not may hang for
+minutes, for example in a mount from a server that does not answer, and must not delay every owner of the
+node. What can be done about it follows from when runc writes a cpuset (opencontainers/runc,
+libcontainer/process_linux.go, ``initProcess.start``):
+
+* ``manager.Apply`` creates the container's cgroup, on cgroup v1 with the set of the spec
+  (``CpusetGroup.ApplyDir``), and moves ``runc init`` into it. Only after that does ``runc init`` mount.
+* ``manager.Set`` writes the set of the spec at ``procHooks``: after the mounts, before ``pivot_root``.
+* The container's own program is executed by ``runc start``, a process that the runtime starts after
+  ``runc create`` has ended.
+
+So a cgroup that exists is narrowed at once. If runc writes again, the kernel reports the write
+(``drift.watch``) and the cgroup is narrowed again before the program is executed: until then only ``runc
+init`` is in the cgroup, and it waits. The call stays registered as in flight. When it ends, the cgroup is
+compared as after any start.
+
+* On cgroup v2 the limit of a parent bounds the set that takes effect. There the pod's cgroup gets such a
+  limit (``systemd.fencing``) until the call has ended. This does not need the container's cgroup to exist,
+  and there is no moment in which runc's write is in effect, so it works for updates too.
+* On cgroup v1 the kernel refuses a set that the parent does not have: with such a limit the start would fail.
+  There only the container's cgroup is narrowed.
+* Where the cgroup does not exist yet, the create waits and looks again. A start that is not past
+  ``manager.Apply`` will create the cgroup with the old set, and nothing reports that.
+* On cgroup v1 a create waits for an update: the container's program is running, and would run on owned CPUs
+  between the runtime's write and ours.
+
+After a restart of the daemon, the start of a created container that has a cgroup may hang: the earlier daemon
+may have admitted an owner in spite of it. Such a container is confined, too, until the runtime's list shows
+how the start ended, or its cgroup is gone (``recall``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from proxy.engine.call_events import CallConfined
+from proxy.engine.enforcement import applies_to
+from proxy.engine.write_errors import PAUSE_S, TRIES
+from proxy.executor.context import NodeContext
+from proxy.executor.drift.detection import Drift
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.systemd.fencing import Fencing
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Phase
+
+if TYPE_CHECKING:
+    from proxy.engine.inflight import InflightCall
+
+PATIENCE_S = 0.5
+"""Seconds in flight after which a create no longer waits for a call, if the container can be confined."""
+LOOK_S = 0.1
+"""Seconds until the cgroup of a start is looked for again."""
+WATCHED_S, UNWATCHED_S = 1.0, 0.02
+"""Seconds between two checks of confined containers; the second if the kernel does not report writes."""
+BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
+MANY = 3
+"""More calls than this are not named one by one."""
+
+
+class Wait(Struct, frozen=True):
+    """How a wait for calls in flight ended.
+
+    Attributes:
+        late: Calls that still prevent the create.
+        seconds: How long the wait took; None if no call prevented the create.
+        passed: The number of calls that are still in flight but do not prevent the create, because their
+            containers are confined.
+    """
+
+    late: tuple[InflightCall, ...] = ()
+    seconds: float | None = None
+    passed: int = 0
+
+    @property
+    def cpus(self) -> CpuSet:
+        """All CPUs that the late calls carry."""
+        return CpuSet.from_bits(union(flight.carries.bits for flight in self.late))
+
+
+NOT_AT_ALL = Wait()
+
+
+class Confinement:
+    """Confines containers of calls in flight."""
+
+    def __init__(self, context: NodeContext, writes: KernelWrites, drift: Drift, fencing: Fencing) -> None:
+        self._context = context
+        self._writes = writes
+        self._drift = drift
+        self._fencing = fencing
+        drift.watch.report_first(self.written)
+        self._attends = False
+        self._absent = set[str]()
+        """Confined containers that have no cgroup yet: a limit on their pod's cgroup confines them."""
+
+    # -- while a create is held ---------------------------------------------------------------------------
+
+    async def wait(self, mine: CpuSet) -> Wait:
+        """Wait until no call in flight can give some CPUs to a container that must not have them.
+
+        Args:
+            mine: These CPUs.
+        """
+        context = self._context
+        state, seconds = context.state, context.options.call_timeout
+        sharers = (c for c in state.containers.values() if state.shares(c) and applies_to(state, c.pod))
+        limits = ((c.id, state.wanted(c)) for c in sharers)
+        flights = context.state.inflight.beyond(limits, mine)
+        if not flights:
+            return NOT_AT_ALL
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while True:
+            ripe = [f for f in flights if clock() - f.departed >= PATIENCE_S and self._can_confine(f)]
+            passed = await self.confine(ripe, mine)
+            left = [f for f in flights if not context.calls.has_landed(f) and f not in passed]
+            if not left or clock() - began >= seconds:
+                there = sum(not context.calls.has_landed(flight) for flight in passed)
+                return Wait(tuple(left), clock() - began, there)
+            await context.calls.wait(left, self._next(left, began + seconds))
+
+    def _next(self, left: list[InflightCall], deadline: float) -> float:
+        """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
+        now = asyncio.get_running_loop().time()
+        ages = [now - flight.departed for flight in left if self._can_confine(flight)]
+        due = [PATIENCE_S - age if age < PATIENCE_S else LOOK_S for age in ages]
+        return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
+
+    def _can_confine(self, flight: InflightCall) -> bool:
+        """Return whether the container of a call can be confined."""
+        call = self._context.state.inflight.current(flight)
+        if call is None or (call.suspected and not call.confined):
+            return False  # most suspected calls do not exist: they are over soon
+        return flight.is_start or self._has_fence(flight.container_id)
+
+    def _has_fence(self, container_id: str) -> bool:
+        context = self._context
+        container = context.state.containers.get(container_id)
+        v2 = context.enforcer.cgroups.version == 2
+        return v2 and container is not None and self._fencing.can_confine(container)
+
+    async def confine(self, flights: Collection[InflightCall], mine: CpuSet) -> set[InflightCall]:
+        """Confine the containers of some calls in flight to the CPUs that they should have now.
+
+        A container that is confined already is confined again: it may be entitled to fewer CPUs by now.
+
+        Args:
+            flights: The calls.
+            mine: The CPUs that an owner is to have.
+
+        Returns:
+            The calls that no longer prevent an owner from having these CPUs.
+        """
+        if not flights or self._context.store.mode.is_leaving:
+            return set()
+        done = {flight for flight in flights if await self._fence(flight, mine)}
+        done |= await self._narrow([flight for flight in flights if flight.is_start])
+        for flight in flights:
+            self._context.store.handle(CallConfined(flight, flight in done))
+        if done and not self._attends:
+            self._attends = True
+            self._context.spawn(self._attend())
+        return done
+
+    async def _fence(self, flight: InflightCall, mine: CpuSet) -> bool:
+        """Limit the cgroup of a container's pod while a call is in flight; returns whether that succeeded."""
+        context = self._context
+        container = context.state.containers.get(flight.container_id)
+        if container is None or not self._has_fence(container.id):
+            return False
+        return await self._fencing.confine(flight, container, mine)
+
+    async def _narrow(self, flights: list[InflightCall]) -> set[InflightCall]:
+        """Narrow the cgroups of containers with a start in flight; returns the starts with a cgroup."""
+        context, ids = self._context, [flight.container_id for flight in flights]
+        there = await context.kernel.run(self._with_group, ids) if ids else set[str]()
+        for flight in flights:
+            if flight.container_id in there:
+                context.store.handle(CallConfined(flight, confined=True))  # else it is not written
+        there -= await self._follow(there)
+        self._absent.difference_update(there)
+        self._absent.update(container_id for container_id in ids if container_id not in there)
+        return {flight for flight in flights if flight.container_id in there}
+
+    def _with_group(self, ids: Iterable[str]) -> set[str]:
+        """Return the ids of those containers that have a cgroup; runs in the kernel worker."""
+        state, enforcer = self._context.state, self._context.enforcer
+        some = ((i, state.containers.get(i)) for i in ids)
+        return {i for i, container in some if container is not None and enforcer.path_of(container)}
+
+    async def _follow(self, ids: Collection[str]) -> set[str]:
+        """Write the cpusets of confined containers; returns the ids of those that have no cgroup.
+
+        A write that the kernel refuses is repeated a few times, whatever the reason: until one succeeds, the
+        set that runc has written stays in effect.
+        """
+        context, absent = self._context, set[str]()
+        for tried in range(1, TRIES + 1):
+            if not ids:
+                break
+            done = await context.kernel.run(self._drift.enforce, list(ids))
+            self._writes.moved(done)
+            absent.update(done.absent)
+            ids = list(done.refused)
+            if ids and tried < TRIES:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            context.report_errors(done)
+        return absent
+
+    # -- while they are in flight -------------------------------------------------------------------------
+
+    def written(self, ids: Iterable[str]) -> bool:
+        """Narrow confined containers again, after the kernel has reported writes to some cpusets.
+
+        Returns:
+            Whether any container is confined: then further reports must not be delayed.
+        """
+        inflight = self._context.state.inflight
+        confined = [i for i in ids if inflight.is_confined(i)]
+        if confined:
+            self._context.spawn(self._narrow_again(confined))
+        return bool(inflight.confined)
+
+    async def _narrow_again(self, ids: list[str]) -> None:
+        await self._follow(ids)
+
+    async def _attend(self) -> None:
+        """Check confined containers until there are none: a cgroup may be gone, a report may be missing."""
+        context = self._context
+        try:
+            while ids := context.state.inflight.confined:
+                watched = self._drift.watch.covers(i for i in ids if i not in self._absent)
+                await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
+                starts = (f for i in ids for f in context.state.inflight.of(i) if f.is_start and f.confined)
+                await self._look([flight for flight in starts if flight.container_id not in self._absent])
+            self._absent.clear()
+        finally:
+            self._attends = False
+
+    async def _look(self, starts: list[InflightCall]) -> None:
+        """Narrow confined containers again; a start without a cgroup stays confined only if it is fenced."""
+        context = self._context
+        there = await self._narrow(starts)
+        for flight in starts:
+            if flight not in there:
+                self._drift.watch.drop(flight.container_id)
+                fenced = self._fencing.is_fenced(flight)
+                context.store.handle(CallConfined(flight, fenced))
+
+    # -- calls without a waiting client --------------------------------------------------------------------
+
+    async def recall(self) -> None:
+        """Confine created containers that have a cgroup and may have a start without a waiting client.
+
+        When the node is taken over again (a release is undone), owners get their CPUs back without waiting
+        for calls in flight. Then containers are confined, too, if the client of their start still waits.
+        """
+        context = self._context
+        there, inflight = context.state.containers, context.state.inflight
+        known = inflight.strays() if context.synced.is_set() else [f for i in there for f in inflight.of(i)]
+        strays = [f for f in known if f.is_start and not f.confined]
+        strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
+        strays = [f for f in strays if applies_to(context.state, there[f.container_id].pod)]
+        if strays:
+            found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
+            owned = union(owner.cpus.bits for owner in context.state.owners.values())
+            strays = [flight for flight in strays if flight.container_id in found]
+            await self.confine(strays, CpuSet.from_bits(owned))
+
+    def holds(self, flight: InflightCall) -> bool:
+        """Return whether a start without a waiting client must not be ended by the passing of time alone.
+
+        As long as the container's cgroup exists, the runtime may go on with the start.
+        """
+        call = self._context.state.inflight.current(flight)
+        is_confined = call is not None and call.confined
+        return flight.is_start and is_confined and flight.container_id not in self._absent
+
+    # -- words --------------------------------------------------------------------------------------------
+
+    def words(self, wait: Wait) -> str:
+        """Return a message for the operator that names the late calls."""
+        now = asyncio.get_running_loop().time()
+        named = [self._named(flight, now) for flight in wait.late[:MANY]]
+        more = f", and {len(wait.late) - MANY} more" if len(wait.late) > MANY else ""
+        return f"the runtime is still busy with {', '.join(named)}{more}"
+
+    def _named(self, flight: InflightCall, now: float) -> str:
+        container = self._context.state.containers.get(flight.container_id)
+        ref = container.ref if container is not None else f"container {flight.container_id}"
+        if flight.suspected:
+            return f"a call for {ref} that may have been made before the daemon was restarted"
+        what = "start" if flight.is_start else "update"
+        return f"the {what} of {ref}, not answered for {now - flight.departed:.1f} s"
+
+    @staticmethod
+    def public_words(wait: Wait) -> str:
+        """Return the message without names of containers, for the client of the call that is refused."""
+        starts = any(flight.is_start for flight in wait.late)
+        what = "started" if starts else "updated"
+        return f"the runtime is still busy with calls for containers that must move: one is being {what}"

@@ -1,0 +1,191 @@
+"""What every part of the executor needs: the store, ports, clocks, tasks and reports.
+
+The context does not depend on any part. The parts (``start_update``, ``reservations``, ``drift`` and so on)
+take it and the other parts that they use; ``executor`` makes them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from msgspec import structs
+
+from proxy.engine.call_events import ContainersUnsettled
+from proxy.engine.enforcement_state import Enforcement, plain
+from proxy.engine.node import Node
+from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, FactsLearned, ModeChanged
+from proxy.engine.state import NodeState
+from proxy.executor.bad_input import BadInput
+from proxy.executor.enforce import Enforced, Enforcer
+from proxy.executor.history import History
+from proxy.executor.journal import Journal
+from proxy.executor.kernel_ports import Cgroups
+from proxy.executor.options import ExecutorOptions
+from proxy.executor.ports import Ledger
+from proxy.executor.rejections import Rejections
+from proxy.executor.runtime_ports import Runtime
+from proxy.executor.store import NodeStore
+from proxy.executor.tasks import BackgroundTasks
+from proxy.executor.worker import Worker
+from proxy.executor.worker_health import STUCK_S, Health
+from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import PodSelection
+from proxy.telemetry.port import Telemetry, subject_of
+
+
+class NodeContext(BackgroundTasks):
+    """The store of a node, and what works on it.
+
+    Attributes:
+        store: The state of the node. ``state``, ``calls``, ``synced``, ``attention``, ``to_settle`` and
+            ``journal`` are those of the store.
+        to_step: Set when running pods may have to be changed in steps.
+        options: The options of the executor.
+        clock: A monotonic clock, in seconds.
+        wall: Seconds since the epoch.
+        runtime: The container runtime.
+        kernel: The one thread that writes cpusets.
+        enforcer: Writes cpusets, in that thread.
+        recorder: The one thread that writes the ledger.
+        health: Watches workers.
+        history: Decisions, for ``topoproxy explain``.
+        bad_input: Counts and reports what is wrong with labels and annotations.
+        rejections: Reports pods and containers that are rejected.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        cgroups: Cgroups,
+        runtime: Runtime,
+        ledger: Ledger | None,
+        options: ExecutorOptions,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        wall: Callable[[], float] | None = None,
+    ) -> None:
+        """Start with an empty state, on the running event loop.
+
+        Args:
+            node: The machine and the rules at the start.
+            cgroups: The cgroups of the kernel.
+            runtime: The container runtime.
+            ledger: Where placements are kept; None to keep none.
+            options: The options of the executor.
+            telemetry: Where to log, count and report problems.
+            clock: A monotonic clock, in seconds.
+            wall: Seconds since the epoch, for display; ``clock`` if None.
+        """
+        self.wall = wall or clock
+        super().__init__(telemetry)
+        self.options = options
+        self.clock = clock
+        self.runtime = runtime
+        self.health = Health(telemetry, self._goes_on)
+        self.recorder = Worker("ledger", self.broken)
+        self.journal = Journal(
+            ledger,
+            self.recorder,
+            telemetry,
+            options.call_timeout,
+        )
+        empty = structs.replace(NodeState.empty(node), enforcement=plain(Enforcement(options.selection)))
+        self.store = store = NodeStore(empty, self.journal, self.broken, options.mode)
+        self.calls = store.calls
+        self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
+        self.to_step = asyncio.Event()
+        self.history = History(options.history)
+        self.bad_input = BadInput(telemetry)
+        self.rejections = Rejections(telemetry, clock)
+        self.kernel = Worker("kernel", self.broken)
+        self.enforcer = Enforcer(
+            cgroups,
+            lambda: store.state,
+            lambda container_id: store.state.inflight.is_busy(container_id),
+            lambda container_id: store.state.inflight.is_confined(container_id),
+            lambda: store.mode.is_leaving,
+            options.quirks,
+        )
+        self.health.watch(self.kernel, STUCK_S, vital=True)
+        self.health.watch(self.recorder, STUCK_S, vital=True)
+        self._options_changed = asyncio.Event()
+        self._tokens = 0
+        self._boot = f"{int(clock() * 1000):x}"
+
+    @property
+    def state(self) -> NodeState:
+        """The node as it is now; ``store.handle`` replaces it."""
+        return self.store.state
+
+    def change_options(self, options: ExecutorOptions) -> None:
+        """Replace the options; what waits for as long as an option says goes by the new one."""
+        self.options = options
+        self.journal.limit = options.call_timeout
+        self.history.resize(options.history)
+        self._options_changed.set()
+        self._options_changed = asyncio.Event()
+        self.attention.set()
+        self.to_settle.set()
+
+    async def pause(self, seconds: Callable[[ExecutorOptions], float]) -> None:
+        """Wait for as long as the options say, also where they change meanwhile."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (left := began + seconds(self.options) - loop.time()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._options_changed.wait()
+
+    def change_enforcement(self, mode: NodeMode, selection: PodSelection) -> None:
+        """Have the plan applied to other pods from now on: new ones at once, running ones in steps.
+
+        Args:
+            mode: Enforce or observe.
+            selection: The pods that enforce selects.
+        """
+        if mode is not self.store.mode and not self.store.mode.is_leaving:
+            self.store.handle(ModeChanged(mode))
+        self.store.handle(EnforcementChanged(selection))
+        self.to_step.set()
+
+    def pause_enforcement(self, *, paused: bool) -> None:
+        """Begin no further step on running pods, or go on."""
+        self.store.handle(EnforcementPaused(paused))
+        self.to_step.set()
+
+    def learn(self, *, recorded: bool = True, **facts: object) -> None:
+        """Replace some facts about the node.
+
+        Args:
+            recorded: Whether they are written to the ledger; false where they come from it.
+            facts: The facts by the names of ``MatterFacts``.
+        """
+        # mypy does not compare names given this way; ``_replace`` does.
+        changed = structs.replace(self.state.facts, **facts)
+        self.store.handle(FactsLearned(changed, recorded))
+
+    def token(self, kind: str) -> str:
+        """Return a name for a container or sandbox that has no id at the runtime yet."""
+        self._tokens += 1
+        return f"{kind}-{self._boot}-{self._tokens}"
+
+    def settle_later(self, *ids: str) -> None:
+        """Have the CPUs of some containers sent to the runtime later."""
+        self.store.handle(ContainersUnsettled(ids))
+
+    def report_errors(self, done: Enforced) -> None:
+        """Report the cpusets that could not be written."""
+        there = self.state.containers
+        for container_id, error in done.refused.items():
+            which = subject_of(there, container_id)
+            self.telemetry.problem("cannot write the cpuset of a container", **which, err=error)
+        known = {str(error) for error in done.refused.values()}
+        for words in done.errors:
+            if words not in known:
+                self.telemetry.problem("cannot write a cgroup", reason=words)
+
+    def _goes_on(self) -> None:
+        """Have everything compared: a worker that was stuck goes on, and its late writes may be outdated."""
+        self.attention.set()

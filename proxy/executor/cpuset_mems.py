@@ -1,0 +1,186 @@
+"""Memory nodes of running containers: compared in each pass, repaired where no memory has to move.
+
+What is repaired is decided in ``proxy.engine.cpuset_mems``. All of it is done in a thread of its own, never
+in that of kernel writes: no create waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from proxy.engine.cpuset_mems import MemoryBindings, repair
+from proxy.engine.enforcement import applies_to
+from proxy.executor.context import NodeContext
+from proxy.executor.worker import Worker
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+from proxy.model.idset import Mask
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.executor.kernel_ports import MemoryTree, MemoryUse
+
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Looked:
+    """What a look found.
+
+    Attributes:
+        right: Ids of containers that have what they should, or have it again.
+        repaired: Ids of those that were written.
+        wide: Those that have too many nodes, with all that they have.
+        failed: Those that could not be bound, and why.
+    """
+
+    right: set[str] = field(default_factory=set)
+    repaired: list[str] = field(default_factory=list)
+    wide: dict[str, Mask] = field(default_factory=dict)
+    failed: list[tuple[Container, str]] = field(default_factory=list)
+
+
+class CpusetMems:
+    """Compares and repairs memory nodes.
+
+    Attributes:
+        worker: Does what blocks here, and looks at the machine.
+        memory: Reads where memory is; None where nothing does: then no container is narrowed.
+    """
+
+    def __init__(self, context: NodeContext, memory: MemoryTree | None = None) -> None:
+        self._context = context
+        self.worker = Worker("mems", context.broken)
+        context.health.watch(self.worker)
+        self.memory = memory
+
+    @property
+    def known(self) -> MemoryBindings:
+        """What is known of memory nodes."""
+        return self._context.state.facts.mems
+
+    def renewed(self, container: Container) -> Mask | None:
+        """Give the nodes that an update of our own names; None where those that the runtime has saved do."""
+        return self.known.renewed(self._context.state, container)
+
+    def carried(self, container: Container) -> Mask:
+        """Give the nodes that a call to the runtime names for a container: no runtime takes others."""
+        return self.known.carried(self._context.state, container)
+
+    async def once(self) -> None:
+        """Compare all that run with the kernel."""
+        context, held = self._context, self.known.held
+        state = context.state
+        some = [c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)]
+        looked = await self.worker.run(self._look, some)
+        for container, why in looked.failed:
+            context.telemetry.problem(
+                "cannot repair the memory nodes of a container", **subject(container), err=why
+            )
+        drifted = [i for i in (*looked.repaired, *looked.wide) if i in held]
+        context.telemetry.count(metrics.MEMS_REPAIRED, len(looked.repaired))
+        if drifted:
+            context.telemetry.count(metrics.MEMS_DRIFT, len(drifted))
+            refs = sorted(c.ref for i in drifted if (c := context.state.containers.get(i)))
+            context.telemetry.warning(
+                "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
+            )
+        self._context.learn(mems=structs.replace(self.known, held=frozenset(looked.right), wide=looked.wide))
+
+    # -- in the worker ------------------------------------------------------------------------------------
+
+    def _look(self, some: list[Container]) -> Looked:
+        looked = Looked()
+        for container in some:
+            if not applies_to(self._context.state, container.pod):
+                continue  # it is given back by now
+            try:
+                self._one(container, looked)
+            except CgroupError as error:
+                if error.errno not in GONE:
+                    looked.failed.append((container, str(error)))
+        return looked
+
+    def _one(self, container: Container, looked: Looked) -> None:
+        state, known, cgroups = self._context.state, self.known, self._context.enforcer.cgroups
+        path = self._context.enforcer.known_path(container)
+        if path is None:
+            return
+        has, want = cgroups.nodes(path), state.wanted_mems(container)
+        if not has and not (known.is_changed and cgroups.version == 1):
+            return  # as its parent: no program has bound it
+        above = want if has == want else cgroups.read(path.rpartition("/")[0]).effective_mems
+        done = repair(has, want, above, state.node.machine.memory_nodes, known.returned)
+        if done.write is not None:
+            cgroups.write(path, None, done.write)
+        if done.is_drift:
+            looked.repaired.append(container.id)
+        if done.is_right:
+            looked.right.add(container.id)
+        if done.narrow is not None:
+            self._narrow(container, path, done.write or has, done.narrow, looked)
+
+    def _narrow(self, container: Container, path: str, has: Mask, want: Mask, looked: Looked) -> None:
+        use = self._use(container)
+        firm, cache = use.outside(want) if use is not None else (0, 0)
+        if use is not None and not firm and not cache:
+            self._context.enforcer.cgroups.write(path, None, want)
+            looked.repaired.append(container.id)
+            looked.right.add(container.id)
+            return
+        looked.wide[container.id] = has
+        where = "it is not known where its memory is"
+        if use is not None:
+            where = f"it has {_size(firm)} there, and {_size(cache)} of page cache"
+        why = f"cannot bind it to memory of nodes {want} again: it was given {has - want} too, and {where}"
+        looked.failed.append((container, why))
+
+    def _use(self, container: Container) -> MemoryUse | None:
+        return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)
+
+    # -- for people ---------------------------------------------------------------------------------------
+
+    async def page(self) -> dict[str, object]:
+        """Give where the memory of all containers is; reads three files of each."""
+        some = [c for c in self._context.state.containers.values() if c.phase is Phase.RUNNING]
+        some.sort(key=lambda c: (c.ref, c.id))
+        return {"containers": await self.worker.run(lambda: [r for c in some if (r := self._row(c))])}
+
+    def _row(self, container: Container) -> dict[str, object] | None:
+        enforcer = self._context.enforcer
+        path = enforcer.known_path(container)
+        path = path or enforcer.cgroups.find(container.pod.cgroup_parent, container.id)
+        if path is None:
+            return None
+        applied = applies_to(self._context.state, container.pod)
+        row: dict[str, object] = {
+            "id": container.id,
+            "ref": container.ref,
+            "decided": str(container.placement.mems) if applied else "",
+        }
+        try:
+            row["nodes"] = str(enforcer.cgroups.read(path).effective_mems)
+            use = self._use(container)
+        except CgroupError as error:
+            return None if error.errno in GONE else {**row, "problem": str(error)}
+        if use is None:
+            return {**row, "problem": "the memory controller has no group for it"}
+        found: dict[str, object] = {"anon": dict(use.anon), "file": dict(use.file), "huge": dict(use.huge)}
+        found["migrates"] = self.memory is not None and self.memory.migrates(path)
+        if not applied:
+            return {**row, **found}
+        firm, cache = use.outside(container.placement.mems)
+        return {**row, **found, "outside": firm, "outsideFile": cache}
+
+    def close(self) -> None:
+        """End the worker."""
+        self.worker.close()
+
+
+def _size(size: int) -> str:
+    return f"{size / MIB:.1f} MiB" if size >= MIB / 10 else f"{size} bytes"

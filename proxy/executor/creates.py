@@ -1,0 +1,126 @@
+"""Decides creates, and takes the CPUs.
+
+The order of a create that gives CPUs to an owner:
+
+    decide (the state already says that the CPUs are taken)
+    -> ledger: the placement, in flight
+    -> wait for calls in flight that carry wider sets (confinement)
+    -> kernel: other containers leave the CPUs; this is read back
+    -> the request is forwarded; the runtime's id arrives -> ledger: the final placement
+
+The decision is pure and made at once; everything that can block (ledger, kernel, runtime) is done by workers
+and awaited. When a create fails, its container is removed from the state again (``lifecycle``), and the
+containers that had moved are moved back. Because every kernel write uses the newest state, plans of different
+pods need no lock between them. What is done when CPUs cannot be freed is described in
+``proxy.engine.reservation``.
+"""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import structs
+
+from proxy.engine.container_events import CreateRequested
+from proxy.engine.create import Plan
+from proxy.engine.enforcement import applies_to
+from proxy.engine.explain_record import explain_pooled
+from proxy.engine.node_effects import PlanDecided
+from proxy.executor.bad_input import NOT_AS_ASKED
+from proxy.executor.context import NodeContext
+from proxy.model.defects import InputDefect
+from proxy.model.workload import Pod, Pool, Request
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+
+class Creates:
+    """Decides creates."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+
+    def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
+        """Decide a create and take the CPUs; a reservation must follow where the answer is one."""
+        context = self._context
+        began = time.perf_counter()
+        decided = context.store.decide(CreateRequested(pod, name, attempt, request, context.token("call")))
+        assert decided is not None
+        plan = decided.plan
+        if decided.withdrawn:
+            context.history.gone(decided.withdrawn)
+        context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
+        if plan.problem or pod.defects or plan.container is None:
+            plan = self._judged(plan, pod, name)
+        if plan.container is None:
+            self._report_refusal(plan, pod, name)
+            return decided
+        applied = applies_to(context.state, pod)
+        if not applied:
+            context.telemetry.count(metrics.CREATES_WOULD_PLACE)
+            context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
+        elif not decided.withdrawn:  # else it was placed, and counted, before
+            context.telemetry.count(metrics.CREATES_PLACED)
+        self.report(plan, applied=applied)
+        return decided
+
+    def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
+        """Count, record and log a refusal; that of a pod to which the plan is not applied is none."""
+        context, why = self._context, plan.verdict.operator_message
+        applied = applies_to(context.state, pod)
+        if plan.explanation is not None:
+            context.history.note(context.wall(), structs.replace(plan.explanation, applied=applied))
+        context.telemetry.count(metrics.CREATES_REFUSED if applied else metrics.CREATES_WOULD_REFUSE)
+        context.rejections.rejected(pod, name, why, applied=applied)
+
+    def report(self, plan: Plan, *, applied: bool = True) -> None:
+        """Record and log a placement; that of a container that shares CPUs is logged at debug level only."""
+        context, container = self._context, plan.container
+        assert container is not None
+        self.remember(plan, applied=applied)
+        placement, telemetry = container.placement, context.telemetry
+        if placement.pool is not Pool.OWN and not telemetry.verbose:
+            return
+        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        cpus, mems, why = context.state.wanted(container), placement.mems, placement.reasons[0]
+        if applied:
+            say("placed", **subject(container), cpus=cpus, mems=mems, reason=why)
+        else:
+            say("would place", **subject(container), cpus=cpus, mems=mems, reason=why, moves=len(plan.shrink))
+
+    def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
+        """Report what was wrong with the request, here and in the record."""
+        context = self._context
+        context.bad_input.judge(pod, plan)
+        words = plan.problem or plan.verdict.operator_message
+        context.bad_input.limited(
+            pod,
+            plan.limit,
+            words,
+            admitted=plan.verdict.admitted,
+            applied=applies_to(context.state, pod),
+        )
+        if not plan.problem:
+            return plan
+        if not isinstance(plan.problem, InputDefect) and plan.container is not None:
+            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
+        why = plan.explanation
+        if (
+            why is None
+            or plan.problem in pod.defects
+            or any(plan.problem in reason for reason in why.reasons)
+        ):
+            return plan
+        return structs.replace(plan, explanation=structs.replace(why, reasons=(*why.reasons, plan.problem)))
+
+    def remember(self, plan: Plan, *, applied: bool) -> None:
+        """Keep the record of a decision."""
+        context, container, why = self._context, plan.container, plan.explanation
+        assert container is not None
+        if not applied:
+            why = why or explain_pooled(container, context.state.wanted(container))
+            context.history.note(context.wall(), structs.replace(why, applied=False), container.id)
+        elif why is not None:
+            context.history.note(context.wall(), why, container.id)
+        else:
+            context.history.note_simple(context.wall(), container, context.state.wanted(container))

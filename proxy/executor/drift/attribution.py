@@ -1,0 +1,117 @@
+"""Finds the likely writer of a cpuset: by what was seen around the write, and by what the runtime saved.
+
+The rules are in ``proxy.engine.likely_writer``. The runtime is queried because a client may have updated a
+container at the runtime's own socket: then the runtime has saved that cpuset, will write it again at the next
+update of any resource, and must be sent ours. A few containers are queried at once, each at most once in
+``AGAIN_S``. The others are queried later, as they may have been updated since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from proxy.engine.call_events import SavedCpusLearned
+from proxy.engine.likely_writer import Author, Evidence, WriterHint, hinted, kubelet_sets, likely
+from proxy.executor.context import NodeContext
+from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.runtime_ports import Runtime
+from proxy.executor.worker import Worker
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+
+AT_ONCE = 16
+AGAIN_S = 10.0
+"""Seconds in which the runtime is asked at most once about a container."""
+PAUSE_S = 1.0
+"""Seconds between two rounds of the containers that are asked about later."""
+
+
+class Attribution:
+    """Weighs the evidence around a write, and asks the runtime."""
+
+    def __init__(self, context: NodeContext, kubelet_cpus: KubeletCpus) -> None:
+        """Query nothing yet.
+
+        Args:
+            context: Has the containers.
+            kubelet_cpus: Knows which sets kubelet's CPU manager would write.
+        """
+        self._context = context
+        self._kubelet_cpus = kubelet_cpus
+        self._worker = Worker("blame", context.broken)
+        context.health.watch(self._worker)
+        self._asked: dict[str, float] = {}
+        self._due: set[str] = set()
+        self._is_asking_later = False
+
+    async def authors(
+        self, found: Mapping[str, CpuSet | None], hints: Mapping[str, WriterHint]
+    ) -> dict[str, Author]:
+        """Find the likely writers.
+
+        Args:
+            found: By container id, the cpuset in the kernel; None where it was not read.
+            hints: The programs that were seen lately.
+        """
+        context, now = self._context, self._context.clock()
+        saved = {i: context.state.runtime.saved.get(i) for i in found}
+        seen = {i: hinted(hints, i, now) for i in found}
+        saved.update(await self._ask(found))
+        there, manager = context.state.containers, self._kubelet_cpus.manager
+        return {
+            i: likely(Evidence(cpus, saved[i], kubelet_sets(manager, there[i]), seen[i]))
+            if cpus is not None and i in there
+            else seen[i]
+            for i, cpus in found.items()
+        }
+
+    async def _ask(self, ids: Iterable[str]) -> dict[str, CpuSet]:
+        """Ask the runtime for its saved cpusets; have ours sent where the saved ones differ."""
+        context, now = self._context, self._context.clock()
+        self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
+        self._due &= context.state.containers.keys()
+        wanted = dict.fromkeys((*ids, *self._due))
+        some = [i for i in wanted if i not in self._asked and not context.state.inflight.of(i)][:AT_ONCE]
+        self._asked.update(dict.fromkeys(some, now))
+        self._due = wanted.keys() - some
+        if self._due and not self._is_asking_later:
+            self._is_asking_later = True
+            context.spawn(self._ask_later())
+        began = context.state.runtime.changes.number
+        saved = await self._worker.run(_saved, context.runtime, some)
+        for container_id, cpus in saved.items():
+            container = context.state.containers.get(container_id)
+            if container is None or context.state.inflight.of(container_id):
+                continue
+            is_known = context.state.runtime.saved.get(container_id) == cpus
+            if context.state.runtime.changes.is_unchanged(container_id, began) and not is_known:
+                context.store.handle(SavedCpusLearned(container_id, cpus))
+                context.settle_later(container_id)
+        return saved
+
+    async def _ask_later(self) -> None:
+        """Ask later about the containers that were not asked about at once."""
+        try:
+            while self._due:
+                await asyncio.sleep(PAUSE_S)
+                await self._ask(())
+        finally:
+            self._is_asking_later = False
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def _saved(runtime: Runtime, ids: list[str]) -> dict[str, CpuSet]:
+    """Read the saved cpusets of some containers from the runtime, up to the first error; runs in a worker."""
+    saved: dict[str, CpuSet] = {}
+    for container_id in ids:
+        try:
+            cpus = CpuSet.parse(runtime.detail(container_id).cpuset_cpus)
+        except (TopoproxyError, ValueError):
+            break
+        if cpus:
+            saved[container_id] = cpus
+    return saved

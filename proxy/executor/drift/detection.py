@@ -1,0 +1,264 @@
+"""Drift: another program wrote a container's cpuset. It is detected, repaired and reported.
+
+Theory of operation.
+
+* Detected: as soon as the kernel reports a write (``watch``) or a part suspects one (``suspect``: a reload of
+  systemd); right after each start and update that was forwarded, as part of landing it (updates that left
+  nothing else to do are gathered, ``GATHER_S``); and on timers: in each comparison with the runtime, and
+  twice as often where writes are not reported.
+* It is drift if the kernel has another cpuset than the one last written for the same wanted set. What a call
+  in flight brings is not drift; the cpuset is compared when the call has landed.
+* Repaired at once, unless the same program writes again and again (``engine.write_conflicts``).
+
+Suspicions come in bursts (a reload writes every unit). The first is compared at once. What is suspected
+meanwhile, or within ``GATHER_S`` after, is compared together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container as Holder
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from proxy.engine import write_conflicts as conflicts
+from proxy.engine.enforcement import applies_to
+from proxy.engine.events import ContestedCpus
+from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.node_effects import CompareCpusets
+from proxy.engine.write_conflicts import DriftEvent, WriteConflicts
+from proxy.executor.context import NodeContext
+from proxy.executor.drift import reporting
+from proxy.executor.drift.attribution import Attribution
+from proxy.executor.drift.watch import WriteWatch
+from proxy.executor.enforce import Enforced
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from proxy.executor.drift.ports import Writes
+
+UNKNOWN = Author.UNKNOWN
+GATHER_S = 0.02
+AT_ONCE = 64
+"""How many containers are compared before another job may use the kernel worker."""
+
+
+class Drift:
+    """Compares and repairs cpusets that other programs may have written.
+
+    Attributes:
+        watch: Watches for writes that the kernel reports.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        kubelet_cpus: KubeletCpus,
+        reports: Writes | None = None,
+    ) -> None:
+        """Compare nothing yet.
+
+        Args:
+            context: Has the containers.
+            writes: Makes the kernel follow the state; from now on it writes with ``enforce``.
+            kubelet_cpus: Knows which sets kubelet's CPU manager would write.
+            reports: Reports writes of the kernel; None where nothing does.
+        """
+        self._context = context
+        self._writes = writes
+        self._attribution: Attribution | None = None
+        self._kubelet_cpus = kubelet_cpus
+        writes.write_with(self.enforce)
+        writes.subscribe(self.note)
+        self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
+        self._suspected: set[str] = set()
+        context.store.perform_by(CompareCpusets, lambda effect: self.suspect(UNKNOWN, effect.ids))
+        self._looks = False
+        for author in Author:
+            context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)
+
+    @property
+    def known(self) -> WriteConflicts:
+        """The known facts about writes of other programs."""
+        return self._context.state.facts.drift
+
+    def start(self) -> None:
+        """Start listening, and comparing on a timer."""
+        self.watch.start()
+        self._context.tend(self._tick)
+
+    def suspect(self, author: str, ids: Iterable[str] | None = None) -> None:
+        """Compare some containers with what they should have, at once; callable from the event loop only.
+
+        Args:
+            author: The program that may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
+            ids: The containers; all if None.
+        """
+        if not applies_to(self._context.state, None):
+            return  # nothing would compare them, and they would pile up
+        there = self._context.state.containers
+        some = list(there) if ids is None else [i for i in ids if i in there]
+        self.hint(author, (ALL,) if ids is None else some)
+        self._suspected.update(some)
+        if self._suspected and not self._looks:
+            self._looks = True
+            self._context.spawn(self._look())
+
+    def hint(self, author: str, ids: Iterable[str]) -> None:
+        """Note a program that may write the cpusets of some containers now; see ``likely_writer.ALL``."""
+        if author != UNKNOWN:
+            hint = WriterHint(Author(author), self._context.clock())
+            self._context.learn(drift=conflicts.seen(self.known, hint, tuple(ids)))
+
+    async def _look(self) -> None:
+        try:
+            while self._suspected:
+                ids, self._suspected = list(self._suspected), set()
+                for at in range(0, len(ids), AT_ONCE):
+                    await self._writes.follow(ids[at : at + AT_ONCE])
+                await asyncio.sleep(GATHER_S)
+        finally:
+            self._looks = False
+
+    async def _tick(self) -> None:
+        """Compare on a timer where writes are not reported."""
+        while True:
+            await self._context.pause(lambda options: options.reconcile_period / 2)
+            live = [c.id for c in self._live()]
+            if not self.watch.covers(live):
+                self.suspect(UNKNOWN, live)
+
+    def _live(self) -> list[Container]:
+        is_live = self._context.enforcer.is_live
+        return [c for c in self._context.state.containers.values() if is_live(c)]
+
+    # -- in the kernel's worker ---------------------------------------------------------------------------
+
+    def enforce(self, ids: Iterable[str]) -> Enforced:
+        """Write the cpusets of some containers; contested ones only when they are due."""
+        enforcer, there = self._context.enforcer, self._context.state.containers
+        live = [c for i in ids if (c := there.get(i)) is not None and enforcer.is_live(c)]
+        self._arm(live)
+        found = self._found(live)
+        left = self._not_due(found)
+        done = enforcer.enforce([c.id for c in live if c.id not in left])
+        if new := self._arm(live):
+            late = enforcer.enforce(new)  # what was written between finding a group and watching it
+            done.written += late.written
+            done.drifted += late.drifted
+        done.found, done.left = found, left
+        return done
+
+    def enforce_all(self) -> Enforced:
+        """Write the cpusets of all containers; contested ones only when they are due."""
+        live = self._live()
+        self._arm(live, again=True)
+        found = self._found(live)
+        left = self._not_due(found)
+        done = self._context.enforcer.enforce_all(left)
+        self._arm(live)
+        done.found, done.left = found, left
+        return done
+
+    def _not_due(self, found: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+        return conflicts.not_due(self.known, self._context.state, found, self._context.clock())
+
+    def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
+        """Watch the known cgroups; returns the containers that are watched from now on."""
+        enforcer, fought = self._context.enforcer, self.fought()
+        if self._context.store.mode.is_leaving or self.watch.writes is None:
+            return []
+        groups = [(c.id, path) for c in live if c.id not in fought and (path := enforcer.known_path(c))]
+        return self.watch.arm(groups, again=again)
+
+    def _found(self, live: list[Container]) -> dict[str, CpuSet]:
+        """Return the cpusets in the kernel that differ from what was written and is still wanted, by id."""
+        enforcer, state = self._context.enforcer, self._context.state
+        found: dict[str, CpuSet] = {}
+        for container in live:
+            want, path = state.wanted(container), enforcer.known_path(container)
+            if path is None or self._context.store.mode.is_leaving or enforcer.given(container.id) != want:
+                continue
+            try:
+                cpus = enforcer.cgroups.cpus(path)
+            except CgroupError:
+                continue  # the write reports what is wrong
+            if cpus != want:
+                found[container.id] = cpus
+        return found
+
+    # -- on the loop --------------------------------------------------------------------------------------
+
+    async def compare_all(self) -> Enforced:
+        """Compare all containers with the kernel."""
+        live = {c.id for c in self._live()}
+        self.watch.keep(live)
+        self._context.learn(drift=conflicts.keep(self.known, live, self._context.clock()))
+        return await self._context.kernel.run(self.enforce_all)
+
+    def note(self, done: Enforced) -> None:
+        """Record what an enforcement repaired, and what it left."""
+        if done.drifted or done.left:
+            self._context.telemetry.count(metrics.CPUSETS_REPAIRED, len(done.drifted))
+            repaired = {i: done.found.get(i) for i in done.drifted}
+            self._step(conflicts.CpusetsRepaired(self._context.clock(), repaired, done.left))
+
+    def _step(self, event: DriftEvent) -> None:
+        context = self._context
+        for effect in context.store.handle(event):
+            match effect:
+                case conflicts.FindWriters(found):
+                    context.spawn(self._find_writers(found))
+                case conflicts.CheckCpusets(ids, seconds):
+                    context.spawn(self._check(ids, seconds))
+                case conflicts.ReportDrift():
+                    reporting.report_repairs(context, effect)
+                    reporting.report_conflicts(context, effect.began)
+                case conflicts.EndConflict(container_id, conflict):
+                    self.watch.drop(container_id)
+                    reporting.report_end(context, container_id, conflict)
+
+    async def _find_writers(self, found: Mapping[str, CpuSet | None]) -> None:
+        if self._attribution is None:
+            self._attribution = Attribution(self._context, self._kubelet_cpus)
+        writers: Mapping[str, Author] = {}
+        try:
+            writers = await self._attribution.authors(found, self.known.hints)
+        except Exception as error:  # noqa: BLE001  the next repairs must be attributed
+            self._context.broken(error)
+        self._step(conflicts.WritersFound(writers))
+
+    async def _check(self, ids: Iterable[str], seconds: float) -> None:
+        try:
+            await self._writes.follow(list(ids))
+        except Exception as error:  # noqa: BLE001  the next check must come
+            self._context.broken(error)
+        await asyncio.sleep(seconds)
+        self._step(conflicts.ConflictsDue(self._context.clock()))
+
+    def fought(self) -> Holder[str]:
+        """Return the ids of containers with a write conflict; callable from any thread."""
+        return self.known.conflicts
+
+    def contested(self, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
+        """Return the containers that another program puts onto some of these CPUs."""
+        return conflicts.contested(self.known, self._context.state, cpus)
+
+    def page(self) -> dict[str, object]:
+        """Return what ``topoproxy status`` shows."""
+        counted = self._context.telemetry.registry.values(metrics.DRIFT_REPAIRED)
+        by = {key[0]: n for key, n in counted.items() if n}
+        page = reporting.conflicts_page(self._context, self.known)
+        return {**self.watch.page(), "by": by, "writeConflicts": page, "wars": page}
+
+    async def close(self) -> None:
+        """Stop listening; the kernel worker has ended."""
+        self.watch.close()
+        if self._attribution is not None:
+            await asyncio.to_thread(self._attribution.close)

@@ -1,0 +1,97 @@
+"""Repaired cpusets and write conflicts, as log lines, problems and counters, and as ``status`` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.engine.likely_writer import ADVICE, Author
+from proxy.engine.write_conflicts import (
+    QUIET_S,
+    ReportDrift,
+    WriteConflict,
+    WriteConflicts,
+    is_urgent,
+)
+from proxy.executor.context import NodeContext
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+WRITE_CONFLICT = "another program keeps writing the cpuset of a container"
+MANY = 5
+"""How many of a kind are named one by one; the others are only counted."""
+
+
+def report_repairs(context: NodeContext, report: ReportDrift) -> None:
+    """Count repairs by their writer, and log those that do not belong to a conflict."""
+    state, telemetry = context.state, context.telemetry
+    for repairs, author in report.repairs.values():
+        telemetry.count(metrics.DRIFT_REPAIRED, repairs.times, author=author)
+    some = [i for i in report.repairs if i in state.containers and i not in report.contested]
+    for container_id in some[:MANY]:
+        container, (repairs, author) = state.containers[container_id], report.repairs[container_id]
+        telemetry.warning(
+            "drift: another program wrote a cpuset: put back",
+            **subject(container),
+            cpus=state.wanted(container),
+            found=None if repairs.found is None else str(repairs.found) or "none",
+            probably=None if author is Author.UNKNOWN else author,
+        )
+    if len(some) > MANY:
+        telemetry.warning("drift: another program wrote more cpusets: put back", count=len(some) - MANY)
+
+
+def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -> None:
+    """Report conflicts that have begun."""
+    state, telemetry = context.state, context.telemetry
+    telemetry.count(metrics.WRITE_CONFLICTS, len(began))
+    some = [(state.containers[i], conflict) for i, conflict in began.items() if i in state.containers]
+    for container, conflict in some[:MANY]:
+        author = conflict.author or Author.UNKNOWN
+        urgent = is_urgent(state, container.id, conflict.found)
+        telemetry.problem(
+            WRITE_CONFLICT,
+            **subject(container),
+            cpus=state.wanted(container),
+            found=str(conflict.found) or None,
+            probably=None if author is Author.UNKNOWN else author,
+            times=conflict.times,
+            seconds=round(max(conflict.repaired - conflict.began, 0.1), 1),
+            putBack="each second, as exclusive CPUs are at stake" if urgent else "less and less often",
+            advice=ADVICE[author],
+        )
+    if len(some) > MANY:
+        telemetry.problem("another program keeps writing the cpusets of many containers")
+
+
+def report_end(context: NodeContext, container_id: str, conflict: WriteConflict) -> None:
+    """Report that a conflict is over."""
+    container = context.state.containers.get(container_id)
+    if container is not None:
+        context.telemetry.resolved(WRITE_CONFLICT, pod=container.pod.ref, container=container.name)
+        context.telemetry.event(
+            "drift: no other program writes the cpuset any more",
+            **subject(container),
+            times=conflict.times,
+            seconds=round(conflict.repaired - conflict.began),
+            quiet=QUIET_S,
+        )
+
+
+def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str, object]]:
+    """Return the conflicts as ``topoproxy status`` shows them."""
+    state, now = context.state, context.clock()
+    there = state.containers
+    return [
+        {
+            "container": there[i].ref,
+            "id": i,
+            "by": str(one.author or Author.UNKNOWN),
+            "cpus": str(state.wanted(there[i])),
+            "found": str(one.found),
+            "times": one.times,
+            "seconds": round(now - one.began, 1),
+            "next_s": round(max(0.0, one.due(urgent=is_urgent(state, i, one.found)) - now), 1),
+        }
+        for i, one in sorted(known.conflicts.items())
+        if i in there
+    ]

@@ -1,0 +1,319 @@
+"""Writes to the kernel the cpusets that the state wants. Everything here runs in the kernel worker's thread.
+
+Each write uses the newest state, not the state from when the job was queued: see ``proxy.executor.worker``.
+The memory nodes of a live container are not changed, because its memory may be there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from proxy.engine.enforcement import applies_to
+from proxy.engine.state import NodeState
+from proxy.executor.be.groups import BeGroups
+from proxy.executor.kernel_ports import Cgroups
+from proxy.executor.runtime_ports import NO_QUIRKS, RuntimeQuirks
+from proxy.executor.sandbox_cgroups import SELDOM, TRIES, SandboxCgroups
+from proxy.model.errnos import GONE
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BeCpuset
+from proxy.model.workload import Container, Phase, Pool
+
+LIVE = (Phase.STARTING, Phase.RUNNING)
+BULK = 8
+"""From this number on, containers with the same cpuset are written together."""
+
+
+@dataclass(slots=True)
+class Enforced:
+    """The results of an enforcement.
+
+    Attributes:
+        written: Ids of containers with a cpuset that was changed.
+        drifted: The containers in ``written`` that should have held the right cpuset already, by our own
+            records: another program wrote to their cgroups.
+        absent: Ids of containers that should have a cgroup and have none.
+        lost: The containers in ``absent`` that had no cgroup the last time either.
+        errors: Messages about what could not be written.
+        refused: The kernel's error for each cpuset that could not be written, by container id.
+        notes: Messages about what else could not be written; no call is refused or delayed for these.
+        found: The cpusets found in cgroups that another program had written to, by container id, where they
+            were read.
+        left: Those of them that were not overwritten.
+        seconds: How long the enforcement took.
+    """
+
+    written: list[str] = field(default_factory=list)
+    drifted: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    refused: dict[str, CgroupError] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    found: dict[str, CpuSet] = field(default_factory=dict)
+    left: dict[str, CpuSet] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Enforcer:
+    """Writes wanted cpusets to cgroups.
+
+    Attributes:
+        cgroups: The tree of cgroups.
+        sandboxes: Writes the cgroups of sandboxes.
+    """
+
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        state: Callable[[], NodeState],
+        busy: Callable[[str], bool] = lambda container_id: False,
+        confined: Callable[[str], bool] = lambda container_id: False,
+        paused: Callable[[], bool] = lambda: False,
+        quirks: RuntimeQuirks = NO_QUIRKS,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            cgroups: The tree of cgroups.
+            state: Returns the newest state; called in the kernel worker's thread, as everything here.
+            busy: Returns whether the runtime is executing a call that writes a cpuset to a container. A
+                different value in its cgroup may then come from our own call, and does not count as drift.
+            confined: Returns whether a container may have a cgroup before its start has been answered
+                (``confinement``).
+            paused: Returns whether nothing is to be written; jobs that are already queued ask, too.
+            quirks: How the runtime names its cgroups.
+        """
+        self.cgroups = cgroups
+        self._busy = busy
+        self._confined = confined
+        self._paused = paused
+        self._state = state
+        self._paths: dict[str, str] = {}
+        self._missed: dict[str, int] = {}
+        self._gone: dict[str, str] = {}
+        self._held: dict[str, CpuSet] = {}
+        self._passes = 0
+        self._be_groups = BeGroups(cgroups)
+        self.sandboxes = SandboxCgroups(cgroups, quirks)
+        self._first: Callable[[], None] = lambda: None
+
+    def do_first(self, job: Callable[[], None]) -> None:
+        """Run a job before each enforcement writes any container, in the same thread."""
+        self._first = job
+
+    def is_live(self, container: Container) -> bool:
+        """Return whether a container may have a cgroup, and is to be written; callable from any thread."""
+        if not (
+            container.phase in LIVE or (container.phase is Phase.CREATED and self._confined(container.id))
+        ):
+            return False
+        return applies_to(self._state(), container.pod)
+
+    def enforce(self, ids: Iterable[str]) -> Enforced:
+        """Write the cpusets of some containers.
+
+        Containers that are not live are skipped; containers that hold the right cpuset are not written.
+        """
+        state = self._state()
+        some = [c for i in ids if (c := state.containers.get(i)) is not None]
+        return self._enforce(state, *_sharers_first(state, some))
+
+    def _enforce(self, state: NodeState, *parts: list[Container]) -> Enforced:
+        """Write the cpusets of some containers, one part after the other."""
+        done = Enforced()
+        if self._paused():
+            return done
+        began = time.perf_counter()
+        self._first()
+        for some in parts:
+            left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
+            for container_id in left:
+                container = self._state().containers.get(container_id)
+                if container is not None and self.is_live(container):
+                    self._one(container, done)
+        state = self._state()
+        if state.node.be_cpuset is BeCpuset.ERASE:
+            done.errors += self._be_groups.follow(state, self._paths)
+        done.seconds = time.perf_counter() - began
+        return done
+
+    def enforce_all(self, leave: Collection[str] = ()) -> Enforced:
+        """Write the cpusets of all containers except those in ``leave``, and follow with the sandboxes."""
+        state = self._state()
+        there = state.containers
+        self._passes += 1
+        self._paths = {k: v for k, v in self._paths.items() if k in there}
+        self._held = {k: v for k, v in self._held.items() if k in there}
+        self._missed = {k: v for k, v in self._missed.items() if k in there}
+        self._gone = {k: v for k, v in self._gone.items() if k in there}
+        some = [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
+        done = self._enforce(state, *_sharers_first(state, some))
+        if not self._paused():
+            done.notes += self.sandboxes.follow(self._state())
+        return done
+
+    def enforce_pools(self) -> Enforced:
+        """Write the cpusets of all containers that share CPUs, and move sandboxes off CPUs that are owned."""
+        state, missed, own = self._state(), self._missed, Pool.OWN
+        there = [c for c in state.containers.values() if c.placement.pool is not own or state.shares(c)]
+        if missed:
+            there = [c for c in there if missed.get(c.id, 0) < TRIES]
+        done = self._enforce(state, there)
+        done.notes += self.enforce_sandboxes().notes
+        return done
+
+    def enforce_sandboxes(self) -> Enforced:
+        """Move sandboxes off CPUs that are owned."""
+        return Enforced(notes=[] if self._paused() else self.sandboxes.leave(self._state()))
+
+    def enforce_groups(self) -> Enforced:
+        """Write the cgroups of BestEffort pods, also for containers that are not started yet."""
+        return Enforced(notes=[] if self._paused() else self._be_groups.follow(self._state(), self._paths))
+
+    def make_room(self, container: Container) -> Enforced:
+        """Widen a pod's cgroup so that it holds the CPUs of a container that could not start.
+
+        On cgroup v1 the kernel refuses a cgroup any CPU that its parent does not have, and another program
+        may have narrowed the parent. The runtime creates the container's cgroup and writes its cpuset in one
+        step, so this shows only when the start has failed.
+        """
+        done = Enforced()
+        path = self.cgroups.pod_group(container.pod.cgroup_parent)
+        if self._paused() or not applies_to(self._state(), container.pod):
+            return done
+        if self.cgroups.version != 1 or path is None:
+            return done
+        try:
+            had, wanted = self.cgroups.cpus(path), self._state().wanted(container)
+            if not wanted <= had:
+                self.cgroups.write(path, had | wanted, None, inner=False)
+        except CgroupError as error:
+            done.notes.append(str(error))
+        return done
+
+    def _is_missing(self, container_id: str) -> bool:
+        """Return whether a pass skips a container that has no cgroup of its own (in a VM, for example).
+
+        Finding a cgroup takes a search. So it is searched for twice, then seldom, and never before a create.
+        """
+        return self._missed.get(container_id, 0) >= TRIES and self._passes % SELDOM != 0
+
+    def known_path(self, container: Container) -> str | None:
+        """Return the path of a container's cgroup if it is known; callable from any thread."""
+        known = self._paths.get(container.id) or container.cgroup
+        # The path of a cgroup that is gone does not show where the container is now.
+        return known if known and self._gone.get(container.id) != known else None
+
+    def given(self, container_id: str) -> CpuSet | None:
+        """Return the cpuset last written for a container; None if a call in flight may write another one."""
+        return None if self._busy(container_id) else self._held.get(container_id)
+
+    def forget(self, ids: Collection[str] | None = None) -> None:
+        """Forget which cpusets containers hold, all if None: others than ours are right from now on."""
+        self._held = {} if ids is None else {i: cpus for i, cpus in self._held.items() if i not in ids}
+
+    def path_of(self, container: Container) -> str | None:
+        """Return the path of a container's cgroup; None if none can be found. For the kernel worker only."""
+        path = self.known_path(container)
+        if path is None:
+            path = self.cgroups.find(container.pod.cgroup_parent, container.id)
+            if path is not None:
+                self._paths[container.id] = path
+        return path
+
+    def _in_bulk(self, state: NodeState, some: list[Container], done: Enforced) -> list[str]:
+        """Write the containers with known cgroups, one cpuset after the other.
+
+        As soon as the state changes, the containers that are not written yet are left.
+
+        Returns:
+            Ids of the containers that are left, to be written one by one.
+        """
+        left: list[str] = []
+        sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
+        known, gone, held = self._paths, self._gone, self._held
+        for container in some:
+            if not self.is_live(container):
+                continue
+            container_id = container.id
+            path = known.get(container_id) or container.cgroup
+            if not path or (gone and gone.get(container_id) == path):
+                left.append(container_id)
+                continue
+            want, has = state.wanted(container), held.get(container_id)
+            key = want.bits, has.bits if has is not None else 0
+            same = sets.get(key)
+            if same is None:  # a set that is right by our records is read: another program may have written
+                same = sets[key] = want, has if has != want else None, [], []
+            same[2].append(container_id)
+            same[3].append(path)
+
+        def is_same() -> bool:
+            newest = self._state()
+            same = newest.containers is state.containers and newest.pools is state.pools
+            return same and newest.node is state.node
+
+        for want, has, ids, paths in sets.values():
+            results = self.cgroups.write_all(paths, want, has, is_same)
+            for container_id, written in zip(ids, results, strict=True):
+                if written is None:
+                    left.append(container_id)
+                else:
+                    self._holds(container_id, want, done, written=written)
+        return left
+
+    def _holds(self, container_id: str, want: CpuSet, done: Enforced, *, written: bool) -> None:
+        """Record that a container's cgroup holds the wanted cpuset."""
+        busy = self._busy(container_id)
+        if written:
+            done.written.append(container_id)
+            if not busy and self._held.get(container_id) == want:
+                done.drifted.append(container_id)
+        if busy:
+            self._held.pop(container_id, None)
+        else:
+            self._held[container_id] = want
+        if self._missed or self._gone:
+            self._missed.pop(container_id, None)
+            self._gone.pop(container_id, None)
+
+    def _one(self, container: Container, done: Enforced, *, again: bool = True) -> None:
+        path = self.path_of(container)
+        if path is None:
+            self._miss(container, done)
+            return
+        want = self._state().wanted(container)
+        self._missed.pop(container.id, None)
+        try:
+            written = self.cgroups.write(path, want, None)
+            self._holds(container.id, want, done, written=written)
+        except CgroupError as error:
+            if error.errno not in GONE:
+                done.errors.append(str(error))
+                done.refused[container.id] = error
+                return
+            self._paths.pop(container.id, None)
+            self._gone[container.id] = path
+            if again:  # the container has exited, or has another cgroup now
+                self._one(container, done, again=False)
+            else:
+                self._miss(container, done)
+
+    def _miss(self, container: Container, done: Enforced) -> None:
+        self._missed[container.id] = self._missed.get(container.id, 0) + 1
+        done.absent.append(container.id)
+        if self._missed[container.id] > 1:
+            done.lost.append(container.id)
+
+
+def _sharers_first(state: NodeState, some: list[Container]) -> tuple[list[Container], ...]:
+    """Divide containers into those that share CPUs and owners, so that the former leave owned CPUs first."""
+    owners = [c for c in some if c.placement.pool is Pool.OWN and not state.shares(c)]
+    if not owners or len(owners) == len(some):
+        return (some,)
+    own = {container.id for container in owners}
+    return [c for c in some if c.id not in own], owners

@@ -1,0 +1,94 @@
+"""Carries out what hooks request: in the state, in the ledger, in the kernel and at the runtime.
+
+What of it is possible is decided in ``proxy.engine.narrowing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from proxy.engine.admit import EVENT
+from proxy.engine.container_events import ContainersUpdated, CpusGiven
+from proxy.engine.explain_record import explain
+from proxy.engine.narrowing import Narrowing, lost, narrowed, within_its_own
+from proxy.engine.node_effects import Change
+from proxy.executor.context import NodeContext
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.observer import Observer
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase, Pod, Request, Verdict
+from proxy.telemetry.port import subject
+
+
+class HookOverrides(Observer):
+    """Applies the requests of hooks to containers, and reports where nothing of one is in effect."""
+
+    def __init__(self, context: NodeContext, writes: KernelWrites) -> None:
+        self._context = context
+        self._writes = writes
+
+    def changed(self, change: Change) -> None:
+        """See ``Observer``."""
+        rules_differ = change.before.node is not change.after.node
+        self._report_lost(change.after.containers if rules_differ else change.shrink)
+
+    def narrow(self, container_id: str, wish: Narrowing, seen: CpuSet | None = None) -> str:
+        """Narrow a container as hooks request, from now on.
+
+        Args:
+            container_id: Its id, or the token of its create.
+            wish: What hooks request.
+            seen: See ``engine.narrowing.narrowed``.
+
+        Returns:
+            What cannot be done, in words; empty where everything is done.
+        """
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED:
+            return f"cannot narrow container {container_id} by hook {wish.by}: it is not there"
+        new, problem = narrowed(context.state, container, wish, seen)
+        if new is container:
+            return problem
+        # A container that is being created is recorded when the runtime has given it an id.
+        exists = new.phase is not Phase.CREATING
+        context.store.handle(ContainersUpdated((new,), "container narrowed by a hook", exists))
+        fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
+        context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
+        if exists:
+            self._writes.later([container_id])
+        context.store.handle(CpusGiven((container_id,)))
+        return problem
+
+    def refused_pod(self, pod: Pod, message: str) -> None:
+        """Record for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""
+        context = self._context
+        verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
+        context.history.note(context.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
+
+    def take_back(self) -> None:
+        """Take back owned CPUs that hooks gave to other containers while the configuration allowed it."""
+        context = self._context
+        there = context.state.containers.values()
+        inside = [within_its_own(container) for container in there if container.placement.hook_extra_cpus]
+        if not inside:
+            return
+        context.store.handle(ContainersUpdated(tuple(inside), "hooks.ownedCPUs is false"))
+        for container in inside:
+            context.telemetry.event(
+                "took back CPUs that a hook gave: hooks.ownedCPUs is false", **subject(container)
+            )
+        self._report_lost([container.id for container in inside])
+
+    def _report_lost(self, ids: Iterable[str]) -> None:
+        """Report the containers that have nothing left of the CPUs to which hooks have narrowed them."""
+        context = self._context
+        for container_id in ids:
+            container = context.state.containers.get(container_id)
+            if container is not None and (words := lost(context.state, container)):
+                context.telemetry.problem(
+                    "cannot keep a container narrowed as hooks ask: it has all that it has without hooks",
+                    **subject(container),
+                    reason=words,
+                )

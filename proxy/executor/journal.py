@@ -1,0 +1,226 @@
+"""Writes the state to the ledger, off the event loop.
+
+Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
+restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
+gives CPUs to an owner is written, and waited for, before any container moves (``store``, ``flush``). So is a
+record of what hooks have named for a container that is to be created, which no other source knows.
+
+What cannot be written stays with the worker and is part of its next batch: batches are written in the order
+in which they were taken, so that a record is never overwritten by an older one. A record that cannot be
+stored because of its content is dropped alone, counted and reported. No message repeats the content of a
+record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
+from proxy.engine.node_effects import Record
+from proxy.executor.codec import dump
+from proxy.executor.ports import Ledger
+from proxy.executor.worker import Worker
+from proxy.model.errors import RecordError, TopoproxyError
+from proxy.model.workload import Container, Pod
+from proxy.telemetry import metrics
+from proxy.telemetry.port import Telemetry
+
+DELAY_S = 0.01
+RETRY_S = 5.0
+LIMIT_S = 5.0
+LATE = "the ledger is not written in time"
+UNWRITTEN = "the ledger cannot be written now"
+
+Plain = dict[str, Mapping[str, object] | None]
+
+
+class Journal:
+    """Collects changes, and has them written to the ledger.
+
+    Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
+    quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
+    ``x/`` partitions, ``m/`` a move of an owner under way (``reservation_records``).
+
+    Attributes:
+        limit: Seconds to wait for a write.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        worker: Worker,
+        telemetry: Telemetry,
+        limit: float = LIMIT_S,
+    ) -> None:
+        """Start empty, on the running event loop.
+
+        Args:
+            ledger: Where records are kept; None to keep none.
+            worker: Its one thread writes.
+            telemetry: Where to report and count.
+            limit: Seconds to wait for a write.
+        """
+        self._ledger = ledger
+        self._worker = worker
+        self._telemetry = telemetry
+        self.limit = limit
+        self._latest: Future[Mapping[str, str]] | None = None
+        self._waiting: dict[str, Record | None] = {}
+        self._unwritten: dict[str, Record | None] = {}  # the worker's
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, key: str, value: Record | None) -> None:
+        """Store a record soon (None: delete it)."""
+        if self._ledger is None:
+            return
+        self._waiting[key] = value
+        self._start_in(DELAY_S)
+
+    def _start_in(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(seconds, self._start)
+
+    def _start(self) -> None:
+        """Queue everything that waits for the worker."""
+        self._still()
+        batch, self._waiting = self._waiting, {}
+        self._latest = self._worker.start(self._write, batch)
+
+    async def store(self, key: str, value: Record) -> str:
+        """Store a record now, with everything that waits.
+
+        Returns:
+            Empty where it is written, or kept until the file can be written; else why it is not stored.
+        """
+        stored = await self.append({key: value})
+        return "" if isinstance(stored, LedgerWritten) else stored.cause
+
+    async def append(
+        self, records: Mapping[str, Record | None], *, durable: bool = False
+    ) -> LedgerWritten | LedgerLate | LedgerRejected:
+        """Store records now, in one step, with everything that waits.
+
+        Args:
+            records: By key; None deletes.
+            durable: Whether records that are only kept until the file can be written count as late.
+        """
+        for key, value in records.items():
+            self.put(key, value)
+        rejected = await self._flushed()
+        if rejected is None:
+            return LedgerLate(LATE)
+        for key in records:
+            if key in rejected:
+                return LedgerRejected(f"its record cannot be stored: {rejected[key]}")
+        if durable and not self._unwritten.keys().isdisjoint(records):
+            return LedgerLate(UNWRITTEN)
+        return LedgerWritten()
+
+    async def flush(self) -> None:
+        """Write everything that was put, and wait for that at most for the limit.
+
+        The records are written even where the wait is cancelled or takes too long.
+        """
+        if await self._flushed() is None:
+            self._telemetry.problem(LATE, seconds=self.limit)
+
+    async def _flushed(self) -> Mapping[str, str] | None:
+        """Have everything written; returns what was rejected of the last batch, None if it takes too long."""
+        if self._waiting:
+            self._start()
+        latest = self._latest
+        if latest is None:
+            return {}
+        if not latest.done():  # an earlier batch may still wait for the worker
+            await asyncio.wait((asyncio.wrap_future(latest),), timeout=self.limit)
+        return latest.result() if latest.done() and not latest.cancelled() else None
+
+    async def close(self) -> None:
+        """Write everything, including what the worker has not reached yet."""
+        self._still()
+        if self._ledger is not None:
+            self._start()
+            await self.flush()
+
+    def _still(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- in the worker ------------------------------------------------------------------------------------
+
+    def _write(self, batch: Mapping[str, Record | None]) -> Mapping[str, str]:
+        """Write a batch, and what could not be written before. A ledger that fails does not stop the node.
+
+        Returns:
+            The keys of the records that can never be stored, and why.
+        """
+        batch, self._unwritten = {**self._unwritten, **batch}, {}
+        changes: Plain = {}
+        rejected: dict[str, str] = {}
+        try:
+            changes = self._plain(batch, rejected)
+            if changes:
+                self._put_down(changes, rejected)
+        except Exception as error:  # noqa: BLE001  no fault may lose a record
+            self._unwritten = {key: batch[key] for key in (changes or batch)}
+            known = isinstance(error, TopoproxyError)
+            self._telemetry.problem("cannot write the ledger", err=error if known else type(error).__name__)
+            self._on_loop(self._start_in, RETRY_S)
+        if rejected:
+            self._telemetry.count(metrics.RECORDS_REJECTED, len(rejected))
+            for key, why in rejected.items():
+                self._telemetry.problem("cannot store a record in the ledger", record=key, err=why)
+        return rejected
+
+    def _plain(self, batch: Mapping[str, Record | None], rejected: dict[str, str]) -> Plain:
+        """Return a batch as plain data, without deletions of records that the ledger does not have."""
+        assert self._ledger is not None
+        there, changes = self._ledger.entries, Plain()
+        for key, value in batch.items():
+            plain: Mapping[str, object] | None = None
+            try:
+                plain = dump(value) if isinstance(value, Pod | Container) else value
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001  one odd record must not cost the others
+                rejected[key] = type(error).__name__
+            if plain is not None or key in there:
+                changes[key] = plain
+        return changes
+
+    def _put_down(self, changes: Plain, rejected: dict[str, str]) -> None:
+        """Write changes in one step; after an unforeseen fault one by one.
+
+        Raises:
+            Exception: They cannot be written now. What is left in ``changes`` is not written.
+        """
+        assert self._ledger is not None
+        try:
+            self._ledger.write(changes)
+        except RecordError as error:
+            rejected.update(error.rejected)
+        except (TopoproxyError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001  see above
+            self._one_by_one(changes, rejected)
+
+    def _one_by_one(self, changes: Plain, rejected: dict[str, str]) -> None:
+        assert self._ledger is not None
+        for key in list(changes):
+            try:
+                self._ledger.write({key: changes[key]})
+            except RecordError as error:
+                rejected.update(error.rejected)
+            except (TopoproxyError, MemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001  the record that must not cost the others
+                rejected[key] = type(error).__name__
+            del changes[key]
+
+    def _on_loop(self, work: Callable[..., object], *args: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work, *args)

@@ -1,0 +1,62 @@
+"""The lifecycle of a container: created, failed, started, exited, removed.
+
+The consequences are decided in ``proxy.engine.lifecycle``. Here they are counted, and the history is updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from proxy.engine.container_events import (
+    ContainerCreated,
+    ContainersRemoved,
+    CreateFailed,
+    CreateLost,
+    PhaseChanged,
+)
+from proxy.executor.context import NodeContext
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+
+
+class Lifecycle:
+    """Takes containers from one phase to the next."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._store = context.store
+
+    def created(self, token: str, container_id: str, sent: CpuSet | None = None) -> None:
+        """Note that the runtime has created the container and given it an id.
+
+        Args:
+            token: The id that the container had until now.
+            container_id: Its id at the runtime.
+            sent: The CPUs that the request named; None where that is not known.
+        """
+        self._context.history.renamed(token, container_id)
+        self._store.handle(ContainerCreated(token, container_id, sent))
+
+    def failed(self, token: str) -> None:
+        """Note that the create failed: the containers that moved for it go back."""
+        context = self._context
+        context.history.gone(token)
+        if token in context.state.containers:
+            context.telemetry.count(metrics.CREATES_FAILED)
+        self._store.handle(CreateFailed(token))
+
+    def uncertain(self, token: str) -> None:
+        """Note that a create was cancelled under way: whether the container exists is to be asked soon."""
+        self._store.handle(CreateLost(token, self._context.clock()))
+
+    def phase(self, container_id: str, phase: Phase) -> None:
+        """Note that a container has entered a phase; one that has exited releases its CPUs."""
+        self._store.handle(PhaseChanged(container_id, phase))
+
+    def removed(self, ids: Iterable[str]) -> None:
+        """Note that containers are gone."""
+        ids = tuple(ids)
+        self._store.handle(ContainersRemoved(ids))
+        for container_id in ids:
+            self._context.history.gone(container_id)

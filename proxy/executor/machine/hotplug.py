@@ -1,0 +1,251 @@
+"""CPUs and memory that come and go while containers run: the state follows; owners get replacements.
+
+The machine is read in each comparison, and as soon as the kernel reports a change
+(``proxy.topology.uevents``). Where it has changed, the state is computed again from it (``engine.hotplug``).
+Then, in this order:
+
+1. All containers leave the CPUs and memory that are gone. An owner keeps what is left of its CPUs. On
+   cgroup v1, tasks that the kernel moved out of a cgroup without CPUs are brought back into it.
+2. An owner that has all of its own CPUs again leaves the replacements. Other containers may use these only
+   when the kernel reports that the owner has left them.
+3. An owner that lacks CPUs which topoproxy had chosen is given others in their place
+   (``engine.replacement_cpus``), by a reservation.
+4. A container that has less than promised is reported: in the log, ``explain``, ``status`` and metrics.
+
+What could not be done is tried again in each comparison.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy.engine.call_events import SavedCpusLearned
+from proxy.engine.container_events import ContainersUpdated, CpusGiven
+from proxy.engine.enforcement import applies_to
+from proxy.engine.hotplug import differences, replacements_in_use, with_other_memory, with_replacement
+from proxy.engine.node_events import HardwareChanged
+from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
+from proxy.executor.context import NodeContext
+from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.machine.shortage import Shortage
+from proxy.executor.reservations import Reservations
+from proxy.model.errors import CgroupError
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
+    from proxy.executor.ports import Displaced, MachineEvents
+
+MOMENT_S = 0.05
+"""Seconds between a report and reading the machine: many CPUs go at once where SMT is switched off."""
+
+LOOKS = 3
+"""How many times to look for tasks that the kernel has moved away: it moves them after its report.
+
+Also after a start, where the cgroups of containers are not known yet the first time."""
+NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is noticed at the next reconcile"
+
+
+class Hotplug:
+    """Makes the state follow the machine.
+
+    Attributes:
+        events: What the kernel reports; None where nothing listens.
+        displaced: Brings tasks back; None where the kernel moves none away.
+        shortage: Containers that have less than promised.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        mems: CpusetMems,
+        reservations: Reservations,
+        hardware: Callable[[Machine], Machine | None],
+        events: MachineEvents | None = None,
+        displaced: Displaced | None = None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            context: Has the machine.
+            writes: Makes the kernel follow the state.
+            mems: Compares memory nodes; its worker reads the machine.
+            reservations: Gives owners CPUs in place of offline ones.
+            hardware: Returns the machine where it differs from the known one; called in a thread.
+            events: What the kernel reports of CPUs and memory; None where it reports nothing.
+            displaced: Brings tasks back; None where the kernel moves none away.
+        """
+        self._context = context
+        self._writes = writes
+        self._mems = mems
+        self._reservations = reservations
+        self._hardware = hardware
+        self.events = events
+        self.displaced = displaced
+        self.shortage = Shortage(context)
+        self._looking = asyncio.Lock()
+        self._mending = asyncio.Lock()
+        self._looks = LOOKS if displaced is not None else 0  # CPUs may have gone while no daemon ran
+        self._soon: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    # -- seeing -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start listening to the kernel."""
+        if self.events is not None:
+            self._loop.add_reader(self.events.fileno(), self._hear, self.events)
+
+    def _hear(self, events: MachineEvents) -> None:
+        try:
+            changed = events.changed()
+        except OSError as error:
+            self._deaf(events)
+            self._context.telemetry.problem(NO_UEVENTS, err=error.strerror)
+            return
+        if changed and self._soon is None:
+            self._context.telemetry.count(metrics.MACHINE_EVENTS)
+            self._soon = self._loop.call_later(MOMENT_S, self._now)
+
+    def _now(self) -> None:
+        self._soon = None
+        self._context.spawn(self.look())
+
+    async def look(self) -> None:
+        """Read the machine, and update the state where it has changed."""
+        context = self._context
+        async with self._looking:  # else an older reading might overtake a newer one
+            machine = await self._mems.worker.run(self._hardware, context.state.node.machine)
+            if machine is not None:
+                self._changed(machine)
+        if self._looks or owners_missing_cpus(context.state) or context.state.facts.losses:
+            context.spawn(self.mend())
+
+    def _changed(self, machine: Machine) -> None:
+        """Apply a change of CPUs or memory: pools and owners keep what is left of theirs."""
+        context, before = self._context, self._context.state
+        was, after = before.node.machine, before.on(machine)
+        if not after.pools.shared:
+            context.telemetry.problem(
+                "cannot follow the machine: the shared pool would be empty", cpus=machine.online
+            )
+            return
+        for what, old, new in differences(was, machine):
+            context.telemetry.warning("the machine changed", what=what, now=new, before=old)
+        context.store.handle(HardwareChanged(machine))
+        context.enforcer.forget()  # what the kernel removed from cgroups, no program wrote
+        context.telemetry.count(metrics.MACHINE_CHANGES)
+        self._looks = LOOKS
+        if was.memory_nodes != machine.memory_nodes:
+            self._memory_changed(before, after)
+        for container in after.containers.values():
+            if before.wanted(container) != after.wanted(container):
+                context.settle_later(container.id)  # v1 itself removes CPUs: nothing is written
+        context.attention.set()  # compares sandboxes, memory nodes and promised memory
+
+    def _memory_changed(self, before: NodeState, after: NodeState) -> None:
+        """Have the memory nodes of containers sent to the runtime where they have changed."""
+        context, there = self._context, after.node.machine.memory_nodes
+        context.learn(mems=self._mems.known.changed(there - before.node.machine.memory_nodes))
+        for container_id in with_other_memory(before, after):
+            context.store.handle(SavedCpusLearned(container_id, None))
+            context.settle_later(container_id)
+
+    # -- mending ------------------------------------------------------------------------------------------
+
+    async def mend(self) -> None:
+        """Give owners CPUs in place of offline ones, and take them back when those are online again."""
+        context = self._context
+        async with self._mending:
+            if applies_to(context.state, None):
+                if self._looks:
+                    self._looks -= 1
+                    await self._mems.once()
+                    if self.displaced is not None:
+                        await context.kernel.run(self._bring_back, self.displaced)
+                for short in owners_missing_cpus(context.state):
+                    await self._take_back(short)
+                for short in owners_missing_cpus(context.state):
+                    await self._stand_in(short)
+            self.shortage.report()
+
+    def _bring_back(self, displaced: Displaced) -> None:
+        """Bring back processes that the kernel has moved away; runs in the kernel worker."""
+        context = self._context
+        for container in context.state.containers.values():
+            is_ours = container.phase is Phase.RUNNING and applies_to(context.state, container.pod)
+            path = context.enforcer.known_path(container) if is_ours else None
+            try:
+                moved = displaced.bring_back(path) if path else 0
+            except CgroupError as error:
+                context.telemetry.problem("cannot bring back processes", **subject(container), err=error)
+                continue
+            if moved:
+                context.telemetry.problem(
+                    "brought back processes that the kernel had moved away: their cgroup had no CPUs left",
+                    **subject(container),
+                    processes=moved,
+                )
+
+    async def _take_back(self, short: MissingCpus) -> None:
+        """Release replacements that are no longer needed, once the kernel reports that they were left."""
+        context, used = self._context, replacements_in_use(self._context.state, short)
+        if all(container.placement.replacement == used for container in short.containers):
+            return
+        ids = [container.id for container in short.containers]
+        done = await context.kernel.run(context.enforcer.enforce, ids)
+        self._writes.moved(done)
+        if done.refused or any(context.state.inflight.of(container_id) for container_id in ids):
+            return
+        changed = with_replacement(self._living(ids), used)
+        context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
+        self._given_again(ids)
+
+    async def _stand_in(self, short: MissingCpus) -> None:
+        """Give an owner CPUs in place of offline ones."""
+        context = self._context
+        cpus = choose_replacements(context.state, short)
+        if not cpus:
+            return
+        ended = await self._reservations.replace(short.containers, cpus, short.instead)
+        if ended.is_committed:
+            context.telemetry.count(metrics.REPLACEMENT_CPUS)
+            self._given_again([container.id for container in short.containers])
+        elif ended.reason is not None:
+            context.telemetry.problem(
+                "cannot replace offline CPUs",
+                **subject(short.containers[0]),
+                cpus=cpus,
+                offline=short.away,
+                err=ended.reason.message,
+            )
+
+    def _given_again(self, ids: list[str]) -> None:
+        """Note that other CPUs than before are in effect for owners."""
+        living = tuple(container.id for container in self._living(ids))
+        self._context.store.handle(CpusGiven(living))
+
+    def _living(self, ids: list[str]) -> list[Container]:
+        there = (self._context.state.containers.get(container_id) for container_id in ids)
+        return [c for c in there if c is not None and c.phase is not Phase.EXITED]
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _deaf(self, events: MachineEvents) -> None:
+        self._loop.remove_reader(events.fileno())
+        events.close()
+        self.events = None
+
+    def close(self) -> None:
+        """Stop listening to the kernel."""
+        if self._soon is not None:
+            self._soon.cancel()
+        if self.events is not None:
+            self._deaf(self.events)

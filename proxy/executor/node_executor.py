@@ -1,0 +1,237 @@
+"""The executor of a node: makes all parts, connects them, and closes them. It does nothing else.
+
+The state of the node is in ``store``. Every part takes the context (``NodeContext``) and the parts that it
+uses. The order below is the order of their dependencies: no part is changed after it has been made. Parts
+that follow changes subscribe to the store (``observer``) or to the kernel's writes (``kernel_writes``). The
+order in which observers are notified is the order in which they subscribe here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from proxy.engine.node import Node
+from proxy.executor.cgroup_locator import CgroupLocator
+from proxy.executor.confinement import Confinement
+from proxy.executor.context import NodeContext
+from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.creates import Creates
+from proxy.executor.drift.detection import Drift
+from proxy.executor.fact_lookup import FactLookup
+from proxy.executor.hook_overrides import HookOverrides
+from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, MemoryTree
+from proxy.executor.kernel_view import KernelView
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.machine.hotplug import Hotplug
+from proxy.executor.node_policy_sync import NodePolicySync
+from proxy.executor.options import ExecutorOptions
+from proxy.executor.owner_moves import OwnerMoves
+from proxy.executor.ports import (
+    Displaced,
+    Hardware,
+    Kubelet,
+    KubeletCpuManager,
+    Ledger,
+    MachineEvents,
+    NodeObject,
+)
+from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.reconciler import Compared, Sync
+from proxy.executor.reservations import Reservations
+from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
+from proxy.executor.runtime_ports import Events, Runtime
+from proxy.executor.runtime_sync import Settler
+from proxy.executor.sandboxes import Sandboxes
+from proxy.executor.shutdown import CLOSE_S, Ending
+from proxy.executor.start_update import StartUpdate
+from proxy.executor.systemd.ports import Fences, Units
+from proxy.executor.systemd.unit_properties import UnitProperties
+from proxy.model.machine import Machine
+from proxy.model.options import TopologyOptions
+from proxy.telemetry.port import Telemetry
+
+if TYPE_CHECKING:
+    from proxy.executor.drift.ports import Writes
+    from proxy.executor.partitions.owners import PartitionSync
+    from proxy.executor.partitions.ports import Partitions
+
+
+class Ports(Struct, frozen=True):
+    """The optional ports of a node, besides cpusets, a runtime and a ledger; None where there is none.
+
+    Attributes:
+        hardware: Returns the machine where it differs from the known one; called in a thread.
+        kubelet: What kubelet knows of pods and devices.
+        devices: Where devices are, from sysfs.
+        kubelet_cpu_manager: The settings and assignments of kubelet's CPU manager.
+        node_object: The Node object.
+        topology_options: The options of the topology manager in the configuration.
+        cpu_groups: The cpu controller's tree.
+        memory: Where memory is.
+        machine_events: What the kernel reports about CPUs and memory.
+        displaced: Brings back tasks that the kernel has moved away.
+        places: Finds a cgroup by the runtime's answer.
+        units: The units of systemd.
+        fences: Narrows cgroups above containers.
+        events: What the runtime reports by itself.
+        writes: What the kernel reports about writes to cpusets.
+        partitions: The kernel's partitions.
+        partition_kind: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
+    """
+
+    hardware: Callable[[Machine], Machine | None] = lambda known: None
+    kubelet: Kubelet | None = None
+    devices: Hardware | None = None
+    kubelet_cpu_manager: KubeletCpuManager | None = None
+    node_object: NodeObject | None = None
+    topology_options: TopologyOptions = field(default_factory=TopologyOptions)
+    cpu_groups: CpuGroups | None = None
+    memory: MemoryTree | None = None
+    machine_events: MachineEvents | None = None
+    displaced: Displaced | None = None
+    places: GroupLocator | None = None
+    units: Units | None = None
+    fences: Fences | None = None
+    events: Events | None = None
+    writes: Writes | None = None
+    partitions: Partitions | None = None
+    partition_kind: str = ""
+
+
+class NodeExecutor(NodeContext):
+    """The parts of a node's executor."""
+
+    def __init__(
+        self,
+        node: Node,
+        cgroups: Cgroups,
+        runtime: Runtime,
+        ledger: Ledger | None,
+        options: ExecutorOptions,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        wall: Callable[[], float] | None = None,
+        ports: Callable[[NodeContext], Ports] = lambda context: Ports(),
+    ) -> None:
+        """Make all parts, on the running event loop; nothing runs yet.
+
+        Args:
+            node: The machine and the rules at the start.
+            cgroups: The cgroups of the kernel.
+            runtime: The container runtime.
+            ledger: Where placements are kept; None to keep none.
+            options: The options of the executor.
+            telemetry: Where to log, count and report problems.
+            clock: A monotonic clock, in seconds.
+            wall: Seconds since the epoch, for display; ``clock`` if None.
+            ports: Makes the optional ports; called once, with the context that they may report to.
+        """
+        super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall)
+        others = ports(self)
+        subscribe = self.store.subscribe
+        self.writes = writes = KernelWrites(self)
+        subscribe(writes)
+        self.overrides = HookOverrides(self, writes)
+        subscribe(self.overrides)
+        subscribe(self.rejections)
+        self.lifecycle = lifecycle = Lifecycle(self)
+        self.fact_lookup = FactLookup(others.kubelet, others.devices, self.broken)
+        self.health.watch(self.fact_lookup.worker)
+        self.creates = creates = Creates(self)
+        self.sandboxes = Sandboxes(self, lifecycle, writes)
+        self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
+        self.node_policy = NodePolicySync(
+            self, kubelet_cpus, node, others.node_object, others.topology_options
+        )
+        self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
+        subscribe(quotas)
+        self.kernel_view = KernelView(self, quotas)
+        self.mems = mems = CpusetMems(self, others.memory)
+        self.partitions = self._partitions(others)
+        if self.partitions is not None:
+            subscribe(self.partitions)
+        self.drift = drift = Drift(self, writes, kubelet_cpus, others.writes)
+        self.unit_properties = unit_properties = UnitProperties(
+            self, writes, drift.suspect, others.units, others.fences
+        )
+        self.cgroup_locator = CgroupLocator(self, writes, others.places)
+        self.confinement = Confinement(self, writes, drift, unit_properties.fencing)
+        self.reservations = reservations = Reservations(
+            self, writes, self.confinement, drift, lifecycle, creates
+        )
+        self.owner_moves = OwnerMoves(self, reservations)
+        self.hotplug = Hotplug(
+            self, writes, mems, reservations, others.hardware, others.machine_events, others.displaced
+        )
+        self.runtime_events = RuntimeEvents(self, lifecycle, others.events)
+        self.start_update = start_update = StartUpdate(
+            self,
+            writes,
+            quotas,
+            mems,
+            reservations,
+            self.confinement,
+            unit_properties.fencing,
+        )
+        self.settler = Settler(self, start_update, quotas, mems, unit_properties)
+        self.sync = Sync(
+            self,
+            start_update,
+            Compared(
+                writes,
+                lifecycle,
+                creates,
+                self.sandboxes,
+                kubelet_cpus,
+                self.node_policy,
+                self.hotplug,
+                self.runtime_events,
+                self.cgroup_locator,
+                drift,
+                self.confinement,
+                quotas,
+                mems,
+                unit_properties,
+                self.owner_moves,
+                self.partitions,
+            ),
+        )
+
+    def _partitions(self, others: Ports) -> PartitionSync | None:
+        if others.partitions is None:
+            return None
+        from proxy.executor.partitions.owners import PartitionSync
+
+        return PartitionSync(self, others.partitions, others.partition_kind)
+
+    async def close(self, limit: float = CLOSE_S) -> None:
+        """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is left behind.
+
+        The parts that take calls (``start_update``, ``sync``, ``settler``) have workers of their own.
+        """
+        ending = Ending(limit, self.telemetry.warning)
+        await ending.step("stop listening to the runtime", self.runtime_events.close(), JOIN_S)
+        self.hotplug.close()
+        await ending.step("end tasks", self.end_tasks())
+        await ending.step("write the ledger", self.journal.close(), limit, least=1.0)
+        await ending.step("take fences away", self.unit_properties.close())
+        workers = (
+            self.recorder,
+            self.kernel,
+            self.fact_lookup,
+            self.node_policy,
+            self.kubelet_cpus,
+            self.mems,
+            self.kernel_view,
+        )
+        closing = (asyncio.to_thread(part.close) for part in workers)
+        await ending.step("end the workers", asyncio.gather(*closing), limit)
+        await ending.step("stop looking at writes", self.drift.close())
+        if self.partitions is not None:
+            self.partitions.close()

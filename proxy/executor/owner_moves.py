@@ -1,0 +1,126 @@
+"""Moves of running owners to other CPUs, and moves that an earlier daemon has left half done.
+
+The steps are those of ``proxy.engine.reservation``; which owners can be moved is in ``proxy.engine.movable``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from proxy.engine.container_events import CpusGiven
+from proxy.engine.enforcement import applies_to
+from proxy.engine.movable import containers_of, why_not_movable
+from proxy.engine.owners import CpuHold
+from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
+from proxy.executor.context import NodeContext
+from proxy.executor.reservation_records import MOVE, MoveRecord
+from proxy.executor.reservations import ReservationRun, Reservations
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+
+_ENDED = "it has ended, or is no longer ours to move"
+
+
+class OwnerMoves:
+    """Moves running owners."""
+
+    def __init__(self, context: NodeContext, reservations: Reservations) -> None:
+        self._context = context
+        self._reservations = reservations
+        self._half_done: list[tuple[Reservation, ReservationRun]] = []
+
+    async def move(self, owner: str, cpus: CpuSet) -> str:
+        """Move a running owner to other CPUs of its own.
+
+        Args:
+            owner: The owner, as ``Container.owner``.
+            cpus: The CPUs that it is to have, as many as it has.
+
+        Returns:
+            Empty once it has them; else why it has the CPUs that it had.
+        """
+        context = self._context
+        if not applies_to(context.state, None) or not context.synced.is_set():
+            return "the node is not enforced now"
+        if why := why_not_movable(context.state, owner, cpus):
+            return why
+        containers = containers_of(context.state, owner)
+        if not applies_to(context.state, containers[0].pod):
+            return "the plan is not applied to its pod"
+        first, ids = containers[0], tuple(container.id for container in containers)
+        own = first.placement.exclusive
+        one = Reservation(ReservationKind.MOVE, ids, cpus, ref=first.ref, previous=own)
+        return await self._moved(one, self._reservations.run_for("move", first))
+
+    async def _moved(self, one: Reservation, run: ReservationRun) -> str:
+        """Carry out a move, or its restoration; the runtime and systemd are sent what is in effect then."""
+        context = self._context
+        one = await self._reservations.carry_out(one, run)
+        moved, why = f"from CPUs {one.previous} to {one.cpus}", _ENDED
+        if one.is_committed:
+            why = ""
+            context.telemetry.count(metrics.OWNERS_MOVED)
+            context.telemetry.event("moved an owner", owner=one.ref, before=one.previous, cpus=one.cpus)
+        elif one.reason is not None:
+            why = one.reason.message
+            context.telemetry.count(metrics.MOVES_ABORTED)
+            context.telemetry.problem("cannot move an owner", owner=one.ref, cpus=one.cpus, err=why)
+        for container in containers_of(context.state, run.owner):
+            if one.is_committed:
+                context.history.amend(container.id, f"moved {moved}")
+            context.settle_later(container.id)
+            context.store.handle(CpusGiven((container.id,)))
+        return why
+
+    # -- moves that a daemon before us has left half done -------------------------------------------------
+
+    def recover(
+        self, entries: Mapping[str, Mapping[str, object]], containers: list[Container]
+    ) -> dict[str, CpuHold]:
+        """Read the records of moves that were under way when the last daemon ended.
+
+        The containers get their old CPUs, whatever else is recorded of them; ``resume`` puts them back.
+
+        Args:
+            entries: The ledger.
+            containers: The containers in it; those of a move are replaced.
+
+        Returns:
+            What is held until the containers are back, by reservation.
+        """
+        bounds, holds = self._context.state.node.machine.bounds.cpus, dict[str, CpuHold]()
+        for key, value in entries.items():
+            if not key.startswith(MOVE):
+                continue
+            record, token = MoveRecord.load(value, bounds), key[len(MOVE) :]
+            if record is None:
+                self._context.telemetry.problem(
+                    "cannot use a record of the ledger", record=key, err="the placements are used instead"
+                )
+                self._context.journal.put(key, None)
+                continue
+            there = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
+            for at, container in there:
+                placement = structs.replace(container.placement, exclusive=record.previous)
+                containers[at] = structs.replace(container, placement=placement)
+            living = [c for _, c in there if c.phase is not Phase.EXITED]
+            if not living:
+                self._context.journal.put(key, None)
+                continue
+            first = living[0]
+            holds[token] = CpuHold(first.owner, record.cpus, first.placement.excludes_be)
+            one = restoration(record.containers, record.previous, record.cpus, first.ref)
+            self._half_done.append((one, ReservationRun(token, first.owner, first.placement.excludes_be)))
+        return holds
+
+    def resume(self) -> None:
+        """Put back the containers of moves that were under way; all that run are known."""
+        half_done, self._half_done = self._half_done, []
+        for one, run in half_done:
+            self._context.spawn(self._put_back(one, run))
+
+    async def _put_back(self, one: Reservation, run: ReservationRun) -> None:
+        await self._moved(one, run)

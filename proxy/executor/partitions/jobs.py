@@ -1,0 +1,137 @@
+"""Partitions: the jobs of the kernel worker's thread, each of which uses the newest state.
+
+See ``proxy.engine.partition`` for which containers get a partition, and
+``proxy.executor.partitions.owners`` for when.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from proxy.engine.partition import PartitionFacts, PartitionRecord, partition_cpus
+from proxy.executor.context import NodeContext
+from proxy.executor.partitions.ports import MEMBER, Partitions, PartitionState
+from proxy.executor.partitions.watcher import PartitionWatcher
+from proxy.model.errors import CgroupError
+
+NONE_KNOWN = PartitionFacts()
+
+
+class PartitionJobs:
+    """Makes, compares and ends partitions.
+
+    Attributes:
+        ended: Ids of the containers of partitions that have ended since the event loop last took them over.
+    """
+
+    def __init__(
+        self, context: NodeContext, kernel: Partitions, asked: str, watcher: PartitionWatcher
+    ) -> None:
+        self._context = context
+        self._kernel = kernel
+        self._watcher = watcher
+        self._asked = asked
+        self.ended: set[str] = set()
+
+    @property
+    def known(self) -> PartitionFacts:
+        """The known facts about partitions."""
+        return self._context.state.facts.partitions or NONE_KNOWN
+
+    @property
+    def kind(self) -> str:
+        """``root`` or ``isolated``; empty where there are to be no partitions now."""
+        return "" if self._kernel.lack or self._context.store.mode.is_leaving else self._asked
+
+    def clear(self) -> None:
+        """End the partitions that the newest state no longer wants, before any cpuset is written."""
+        for container_id, record in self.known.outdated(self._context.state, self.kind):
+            if container_id not in self.ended:
+                try:
+                    self._end(container_id, record)
+                except CgroupError as error:
+                    self._context.telemetry.problem("cannot end a partition", cpus=record.cpus, err=error)
+
+    def _end(self, container_id: str, record: PartitionRecord) -> None:
+        self._watcher.drop(container_id)
+        self._kernel.end(record.path, record.cpus, record.lent)
+        self.ended.add(container_id)
+
+    def compare(self) -> dict[str, PartitionState]:
+        """End the partitions that are not what they should be; returns their state in the kernel."""
+        lost: dict[str, PartitionState] = {}
+        self._watcher.silence()
+        for container_id, record in self.known.records.items():
+            if container_id in self.ended:
+                continue
+            try:
+                state = self._kernel.look(record.path)
+                if not (state.valid and state.kind == record.kind):
+                    lost[container_id] = state
+                    self._end(container_id, record)
+                else:
+                    self._watcher.add(container_id, self._kernel.file(record.path))
+            except CgroupError as error:
+                if error.errno == errno.ENOENT:
+                    self._watcher.drop(container_id)
+                    self._end_above(container_id, record)
+                else:
+                    self._context.telemetry.problem("cannot read a partition", path=record.path, err=error)
+        return lost
+
+    def _end_above(self, container_id: str, record: PartitionRecord) -> None:
+        """Take back the CPUs of a partition after its group is gone; the groups above still lend them."""
+        self.ended.add(container_id)
+        try:
+            self._kernel.end(record.path, record.cpus, record.lent)
+        except CgroupError as error:
+            self._context.telemetry.problem("cannot end a partition", path=record.path, err=error)
+
+    def plan(self, container_id: str) -> PartitionRecord | None:
+        """Find out which partition is to be made; None where it is too early, or too late."""
+        context, kind = self._context, self.kind
+        container = context.state.containers.get(container_id)
+        cpus = partition_cpus(context.state, container_id)
+        path = None if container is None else context.enforcer.path_of(container)
+        if path is None or not cpus or not kind or context.state.inflight.of(container_id):
+            return None
+        if any(record.cpus & cpus for record in self.known.records.values()):
+            return None  # a partition that has not been ended yet has them
+        try:
+            if context.enforcer.cgroups.read(path).effective_cpus != cpus:
+                return None
+            if self._kernel.look(path).kind != MEMBER:  # ours, from before the ledger was lost
+                self._kernel.end(path, cpus, dict.fromkeys(_above(path), cpus))
+            return PartitionRecord(path, cpus, kind, self._kernel.lent(path, cpus))
+        except CgroupError as error:
+            if error.errno != errno.ENOENT:
+                context.telemetry.problem("cannot make a partition", path=path, err=error)
+            return None
+
+    def carry_out(self, container_id: str, record: PartitionRecord) -> PartitionState | None:
+        """Make the planned and recorded partition; None where none was made and nothing is to be reported."""
+        if container_id in self.ended:
+            return None
+        if not self.kind or partition_cpus(self._context.state, container_id) != record.cpus:
+            self.ended.add(container_id)
+            return None
+        try:
+            made = self._kernel.make(record.path, record.cpus, record.kind, record.lent)
+        except CgroupError as error:
+            if error.errno == errno.ENOENT:
+                self._end_above(container_id, record)
+            else:
+                # The record stays: the next comparison ends the partition.
+                telemetry = self._context.telemetry
+                telemetry.problem("cannot make a partition", path=record.path, err=error)
+            return None
+        if made.valid:
+            self._watcher.add(container_id, self._kernel.file(record.path))
+        else:
+            self.ended.add(container_id)
+        return made
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]

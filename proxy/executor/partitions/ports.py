@@ -1,0 +1,77 @@
+"""What the executor needs from the kernel for partitions. Every call may block, and is made in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from proxy.model.idset import CpuSet
+
+MEMBER = "member"
+
+
+class PartitionState(Struct, frozen=True):
+    """The partition state of a group, in the kernel's words.
+
+    Attributes:
+        kind: ``member``, ``root`` or ``isolated``.
+        valid: Whether the partition is in effect.
+        reason: Why it is not valid; empty where the kernel gives no reason.
+    """
+
+    kind: str
+    valid: bool
+    reason: str = ""
+
+
+class Partitions(Protocol):
+    """Partitions of the cpuset controller's tree, by path below its root."""
+
+    @property
+    def lack(self) -> str:
+        """Why there cannot be partitions at all, in words; empty where there can be."""
+
+    def file(self, path: str) -> str:
+        """Return the file that has poll events when a partition changes; empty where there is none."""
+
+    def look(self, path: str) -> PartitionState:
+        """Read the partition state of a group.
+
+        Raises:
+            CgroupError: It is gone, or the kernel has no partitions (errno ENOENT), or it cannot be read.
+        """
+
+    def lent(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
+        """Return what a partition with these CPUs would add to the exclusive sets of the groups above it.
+
+        Raises:
+            CgroupError: They cannot be read.
+        """
+
+    def isolated(self) -> CpuSet | None:
+        """Return all CPUs of isolated partitions; None where the kernel does not report them."""
+
+    def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
+        """Make a group a partition, and read back the result.
+
+        Args:
+            path: The group; its CPU list is ``cpus`` already.
+            cpus: The CPUs.
+            kind: ``root`` or ``isolated``.
+            lent: The result of ``lent``.
+
+        Returns:
+            Its state now. Where that is not valid, the group was made a member again, and all is as before.
+
+        Raises:
+            CgroupError: The group is gone (errno ENOENT), or it could not be made a member again.
+        """
+
+    def end(self, path: str, cpus: CpuSet, lent: Mapping[str, CpuSet]) -> None:
+        """Make a group a member, and remove its CPUs from the exclusive sets; a no-op where that is so.
+
+        Raises:
+            CgroupError: The kernel refused; the call can be repeated.
+        """

@@ -1,0 +1,229 @@
+"""CFS quotas of owners of CPUs: off while they own CPUs, and restored afterwards.
+
+Theory of operation. A container with CPUs of its own needs no quota, and its pod's quota must not throttle it
+either. Which quotas are off, and which are restored, is decided in ``proxy.engine.quotas``; this module
+carries it out:
+
+* Pods. No field of the CRI carries a pod's quota, so the kernel's file is written: before the first owner
+  starts, and compared in each pass. A quota that another program writes there while it should be off (kubelet
+  at a resize, systemd at a daemon-reload) is the one that will be restored, and is removed again. Where that
+  goes on, it is removed ever more rarely.
+* Containers. The request that creates or updates a container carries -1. Where a container runs with a quota,
+  its file is written, and the quota is sent to the runtime (``runtime_sync``): otherwise the runtime's saved
+  state undoes the write.
+
+Order: a pod's quota is removed first and a container's is restored first, as cgroup v1 requires (see
+``backends.cgroup.cfs_quota``). A failure costs the feature for that group, and is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from proxy.engine import quotas as engine
+from proxy.engine.enforcement import applies_to
+from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, QuotaRecord, RemovedQuotas
+from proxy.executor.context import NodeContext
+from proxy.executor.kernel_ports import CpuGroups
+from proxy.executor.observer import Observer
+from proxy.executor.quotas.files import read_quotas, remove_quotas, restore_quotas
+from proxy.model.backoff import PassRetries
+from proxy.model.workload import Container, Phase, Pool
+from proxy.pools.quota import UNLIMITED
+from proxy.telemetry import metrics
+
+
+class OwnerQuotas(Observer):
+    """Removes quotas and restores them.
+
+    Attributes:
+        groups: The cpu controller's tree; None where there is none, and then nothing is done.
+    """
+
+    def __init__(self, context: NodeContext, groups: CpuGroups | None = None) -> None:
+        self._context = context
+        self.groups = groups
+        self._lock = asyncio.Lock()
+        self._removing, self._restoring = PassRetries(), PassRetries()
+        self._is_due = False
+        context.learn(recorded=False, cpu_groups=groups is not None)
+
+    @property
+    def active(self) -> bool:
+        """True where quotas are written at all."""
+        return engine.writes_quotas(self._context.state)
+
+    @property
+    def known(self) -> RemovedQuotas:
+        """The quotas that were removed."""
+        return self._context.state.facts.quotas
+
+    def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Take over the records of the ledger; the first pass compares them with the kernel."""
+        known, invalid = RemovedQuotas.load(entries)
+        self._context.learn(recorded=False, quotas=known)
+        for key in invalid:
+            self._context.telemetry.problem(
+                "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
+            )
+
+    def off(self, container: Container) -> bool:
+        """Report whether a container's quota is to be off now."""
+        return engine.is_off(self._context.state, container)
+
+    def all_off(self) -> list[Container]:
+        """Return the containers that are to have no quota now."""
+        if not self.active:
+            return []
+        there = self._context.state.containers.values()
+        return [c for c in there if c.placement.pool is Pool.OWN and self.off(c)]
+
+    def carried(self, container: Container) -> int:
+        """Return the quota that a call to the runtime carries for a container; 0 to leave it unchanged."""
+        return engine.carried_quota(self._context.state, container)
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def created(self, token: str, container: Container) -> None:
+        """See ``Observer``. Where the request's quota was left out, it is recorded."""
+        asked = container.request.cpu_quota
+        # Another container of the pod may have come since the request was forwarded: then the quota is
+        # restored at once.
+        owns = container.placement.pool is Pool.OWN
+        applied = self.active and applies_to(self._context.state, container.pod)
+        if owns and asked > 0 and applied and (container.placement.cfs_quota_off or self.off(container)):
+            self._become(self.known.keep({CONTAINER + container.id: QuotaRecord(asked)}))
+        self.restore_soon()
+
+    def failed(self, token: str) -> None:
+        """See ``Observer``."""
+        self.restore_soon()
+
+    def entered(self, container: Container, phase: Phase) -> None:
+        """See ``Observer``."""
+        self.restore_soon()
+
+    def gone(self, container: Container) -> None:
+        """See ``Observer``."""
+        self.restore_soon()
+
+    def requested(self, container: Container, quota: int) -> int:
+        """Handle a client's update of a container.
+
+        Args:
+            container: The container.
+            quota: The quota in the request; 0 for none.
+
+        Returns:
+            The quota that replaces it; 0 to leave it unchanged.
+        """
+        known, carried = engine.requested_quota(self._context.state, container, quota)
+        self._become(known)
+        return carried
+
+    def saved(self, container_id: str, quota: int) -> None:
+        """Note that the runtime has saved a quota (0: the call carried none)."""
+        container = self._context.state.containers.get(container_id)
+        if container is None or quota == self.carried(container):
+            self._become(self.known.saved(container_id, quota))
+
+    def send(self, ids: Iterable[str]) -> None:
+        """Have the quotas of containers sent to the runtime, which has saved other ones."""
+        for container_id in ids:
+            self._become(structs.replace(self.known, unsent=self.known.unsent | {container_id}))
+            self._context.settle_later(container_id)
+
+    def refused(self, container_id: str) -> None:
+        """Note that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""
+        self._restoring.failed(CONTAINER + container_id)
+
+    def restore_soon(self) -> None:
+        """Restore soon the quotas that are no longer to be off: a container came, started, exited or went."""
+        if self.known.records and self.active and not self._is_due:
+            self._is_due = True
+            self._context.spawn(self._follow())
+
+    async def _follow(self) -> None:
+        self._is_due = False
+        async with self._lock:
+            await self._restore(self.all_off())
+
+    async def before_start(self, container: Container) -> None:
+        """Remove the quota of a container's pod, where the container is to run without one."""
+        if not self.off(container):
+            return
+        places = engine.removable(self._context.state, (container,))
+        try:
+            async with asyncio.timeout(self._context.options.call_timeout), self._lock:
+                await self._remove({key: place for key, place in places.items() if key.startswith(POD)})
+        except TimeoutError:
+            self._context.telemetry.problem(
+                "cannot remove the CFS quota of a pod in time", pod=container.pod.ref
+            )
+
+    async def once(self) -> None:
+        """Compare all quotas that are off, or were, with the kernel."""
+        if not self.active:
+            return
+        async with self._lock:
+            off = self.all_off()
+            self._restoring.begin_pass(self.known.records)
+            await self._restore(off)
+            places = engine.removable(self._context.state, off)
+            self._removing.begin_pass(places)
+            await self._remove({key: place for key, place in places.items() if self._removing.due(key)})
+
+    # -- doing --------------------------------------------------------------------------------------------
+
+    async def _remove(self, places: Mapping[str, QuotaPlace]) -> None:
+        context, groups = self._context, self.groups
+        if groups is None or not places:
+            return
+        found, errors = await context.kernel.run(read_quotas, groups, places)
+        self._report(errors, self._removing)
+        limited = {key: at for key, at in found.items() if at.quota != UNLIMITED}
+        for key in found.keys() - limited.keys():
+            self._removing.succeeded(key)
+        if not limited:
+            return
+        for key in limited.keys() & self.known.records.keys():
+            self._removing.failed(key)
+            context.telemetry.count(metrics.CFS_QUOTA_DRIFT)
+            context.telemetry.warning(
+                "drift: another program wrote a CFS quota", path=f"/{limited[key].group}"
+            )
+        records = {k: at if k.startswith(POD) else QuotaRecord(at.quota) for k, at in limited.items()}
+        self._become(self.known.keep(records))
+        await context.journal.flush()
+        errors = await context.kernel.run(remove_quotas, groups, sorted(limited.items()))
+        self._report(errors, self._removing)
+        context.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
+        self.send(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
+        self.restore_soon()  # a container may have exited meanwhile
+
+    async def _restore(self, off: list[Container]) -> None:
+        context, groups = self._context, self.groups
+        stay = {POD + c.pod.key for c in off} | {CONTAINER + c.id for c in off}
+        known, send, write = engine.restoration(self.known, context.state, stay, self._restoring.due)
+        self._become(known)
+        self.send(send)
+        if groups is None or not write:
+            return
+        # Containers ("qc/") before pods ("q/").
+        done, errors = await context.kernel.run(restore_quotas, groups, sorted(write.items(), reverse=True))
+        self._report(errors, self._restoring)
+        over = [key for key, now in done.items() if key.startswith(POD) or now != write[key][0].quota]
+        context.telemetry.count(metrics.CFS_QUOTAS_RESTORED, sum(key.startswith(POD) for key in over))
+        self._become(self.known.forget(over))
+
+    def _become(self, known: RemovedQuotas) -> None:
+        if known != self.known:
+            self._context.learn(quotas=known)
+
+    def _report(self, errors: Iterable[tuple[str, str]], retries: PassRetries) -> None:
+        for key, error in errors:
+            retries.failed(key)
+            self._context.telemetry.problem("cannot write a CFS quota", reason=error)

@@ -1,0 +1,487 @@
+"""Reconciles the state with the runtime and with the kernel.
+
+A reconcile pass lists what the runtime has and compares it with the state. Unknown containers are adopted
+(they were created without passing through the proxy, or before it started). Containers that have exited or
+vanished give their CPUs back. Creates with a lost answer are resolved. The cpuset of every live container
+in the kernel is compared with the wanted one. The first pass after a start of the daemon is the recovery:
+until it is done, calls that need a decision wait. Passes run on a timer, soon after an inconsistency was
+noticed, and as soon as the runtime can be reached again.
+
+If the runtime sends events (``runtime_events``), a pass usually finds exits already handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from proxy.engine.adoption import overcommitted_memory
+from proxy.engine.container_events import ContainerIsBack
+from proxy.engine.enforcement import applies_to
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.node_events import EnforcementRead, LedgerRead, RuntimeListed
+from proxy.engine.pod_events import PodLearned
+from proxy.executor.adoption import PHASES, Adoption
+from proxy.executor.cgroup_locator import CgroupLocator
+from proxy.executor.codec import load_container, load_pod
+from proxy.executor.confinement import Confinement
+from proxy.executor.context import NodeContext
+from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.creates import Creates
+from proxy.executor.drift.detection import Drift
+from proxy.executor.enforce import Enforced
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.listing import Listing, listed
+from proxy.executor.machine.hotplug import Hotplug
+from proxy.executor.node_policy_sync import NodePolicySync
+from proxy.executor.owner_moves import OwnerMoves
+from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.runtime_events import RuntimeEvents
+from proxy.executor.sandboxes import Sandboxes
+from proxy.executor.start_update import StartUpdate
+from proxy.executor.systemd.unit_properties import UnitProperties
+from proxy.executor.time_slices import TimeSlices
+from proxy.executor.worker import Worker
+from proxy.executor.worker_health import STUCK_S
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import kept_labels
+from proxy.model.workload import Container, Phase, Pod
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.executor.partitions.owners import PartitionSync
+
+GRACE_S = 2.0
+"""Seconds for which a create with a lost answer may still turn up in the runtime's list."""
+ALSO_S = 30.0
+"""Seconds that each additional job of a pass may take (quotas, memory nodes, partitions)."""
+GAP_S = 0.2
+AGAIN = Backoff(0.05, 1.0)
+"""Seconds before the next pass after one that failed."""
+AT_ONCE = 64
+"""Containers that are removed in one turn of the event loop."""
+MANY = 5
+"""More problems of one kind than this are not reported one by one."""
+
+
+NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
+UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
+
+
+class Compared(Struct, frozen=True):
+    """The parts of the executor that a reconcile pass uses."""
+
+    writes: KernelWrites
+    lifecycle: Lifecycle
+    creates: Creates
+    sandboxes: Sandboxes
+    kubelet_cpus: KubeletCpus
+    node_policy: NodePolicySync
+    hotplug: Hotplug
+    runtime_events: RuntimeEvents
+    cgroup_locator: CgroupLocator
+    drift: Drift
+    confinement: Confinement
+    quotas: OwnerQuotas
+    mems: CpusetMems
+    unit_properties: UnitProperties
+    owner_moves: OwnerMoves
+    partitions: PartitionSync | None = None
+
+
+class Sync:
+    """Makes reconcile passes, and remembers whether the runtime can be reached.
+
+    Attributes:
+        connected: The runtime answered the last query.
+        lack: Why the last pass failed at the runtime; empty where it did not.
+        runtime_version: Name and version of the runtime.
+    """
+
+    def __init__(self, context: NodeContext, start_update: StartUpdate, parts: Compared) -> None:
+        """Prepare; the first pass begins with ``run`` or ``once``.
+
+        Args:
+            context: The node with the state to reconcile.
+            start_update: Knows which calls are in flight.
+            parts: The other parts of the executor that a pass uses.
+        """
+        self._context = context
+        self._parts = parts
+        self._start_update = start_update
+        self._worker = Worker("sync", context.broken)
+        context.health.watch(self._worker)
+        self.adoption = Adoption(
+            context,
+            parts.creates,
+            parts.kubelet_cpus,
+            parts.runtime_events,
+            self._worker,
+            start_update.lookups,
+        )
+        self._comparing: asyncio.Future[Enforced] | None = None
+        self.connected = False
+        self._waits = False  # it was reported that the runtime cannot be reached
+        self.lack = ""
+        self.runtime_version = ""
+
+    def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Load the ledger's records; the first pass then compares them with the runtime and the kernel."""
+        for _ in self.recovering(entries):
+            pass
+
+    def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
+        """Do what ``recover`` does, in steps; the executor must not be used before the last step."""
+        context = self._context
+        self._parts.quotas.load(entries)
+        if self._parts.partitions is not None:
+            self._parts.partitions.load(entries)
+        pods, containers, lost = list[Pod](), list[Container](), list[str]()
+        yield from self._recorded(entries, pods, containers, lost)
+        holds = self._parts.owner_moves.recover(entries, containers)
+        read = LedgerRead(tuple(pods), tuple(containers), holds, tuple(lost), context.clock())
+        context.store.handle(read)
+        self._recall_enforcement(entries.get(KEY))
+        yield
+        yield from self._start_update.suspect()
+        for resource, (promised, there) in overcommitted_memory(context.state).items():
+            context.telemetry.problem(
+                "cannot count all memory of the running containers: they were promised more than there is",
+                resource=resource,
+                promisedMiB=promised >> 20,
+                availableMiB=there >> 20,
+            )
+        for container in context.state.containers.values():
+            context.history.note_simple(context.wall(), container, context.state.wanted(container))
+            if not applies_to(context.state, container.pod):
+                context.history.treated(container.id, applied=False)
+            yield
+        self._parts.cgroup_locator.recall()
+
+    def _recall_enforcement(self, record: Mapping[str, object] | None) -> None:
+        """Go on with applying the plan where the last daemon ended."""
+        context, known = self._context, (NodeMode.ENFORCE, APPLIED_TO_ALL)
+        if record is not None:
+            try:
+                known = Enforcement.load(record)
+            except ValueError as error:
+                context.telemetry.problem("cannot use a record of the ledger", record=KEY, err=str(error))
+                known = context.state.mode, context.state.enforcement
+        context.store.handle(EnforcementRead(*known))
+        context.to_step.set()
+
+    def _recorded(
+        self,
+        entries: Mapping[str, Mapping[str, object]],
+        pods: list[Pod],
+        containers: list[Container],
+        lost: list[str],
+    ) -> Iterator[None]:
+        """Read the ledger's records into lists, in steps, and report those that cannot be used."""
+        context, bounds = self._context, self._context.state.node.machine.bounds
+        for key, value in entries.items():
+            yield
+            if key.startswith("p/"):
+                if (pod := load_pod(value, bounds)) is not None:
+                    context.bad_input.see(pod)
+                    pods.append(pod)
+                    continue
+            elif key.startswith(("c/", "i/")):
+                if (container := load_container(value, bounds)) is not None:
+                    containers.append(container)
+                    if key.startswith("i/"):
+                        lost.append(container.id)
+                    continue
+            else:
+                continue
+            context.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
+
+    async def run(self) -> None:
+        """Start the other parts, then make passes until cancelled."""
+        context = self._context
+        self._parts.hotplug.start()
+        self._parts.runtime_events.start()
+        self._parts.drift.start()
+        again = RetryDelays(AGAIN)
+        while True:
+            wait = context.options.reconcile_period
+            try:
+                await self.once()
+                again.reset()
+            except Exception as error:  # noqa: BLE001  whatever the error, the next pass must come
+                self._failed(error)
+                wait = min(wait, again.next())
+            if context.state.runtime.lost or context.state.inflight.strays():
+                wait = min(wait, GRACE_S)
+            try:
+                # Not wait_for: in Python 3.11 it may swallow a cancellation.
+                async with asyncio.timeout(wait):
+                    await context.attention.wait()
+                await asyncio.sleep(GAP_S)
+            except TimeoutError:
+                pass
+            context.attention.clear()
+
+    def _in_step(self) -> None:
+        """Do what was put off until all running containers are known."""
+        self._parts.writes.in_step()
+        self._parts.owner_moves.resume()
+
+    def _failed(self, error: Exception) -> None:
+        context = self._context
+        if isinstance(error, UnavailableError):
+            if not self._waits:
+                context.telemetry.warning("cannot reach the runtime", err=error)
+            self.connected, self._waits = False, True
+            self.lack = str(error)
+        elif isinstance(error, RuntimeCallError):
+            self.lack = str(error)
+            context.telemetry.problem("cannot reconcile with the runtime", err=error)
+            if error.code == GrpcStatus.UNIMPLEMENTED:
+                self._in_step()  # the runtime lacks a method that a pass needs: waiting is of no use
+        else:
+            context.broken(error)
+
+    async def once(self) -> None:
+        """Make one pass.
+
+        Raises:
+            UnavailableError: The runtime cannot be reached, or did not answer in time.
+            RuntimeCallError: The runtime answered with an error.
+        """
+        context = self._context
+        began, asked = context.state.runtime.changes.number, context.clock()
+        known = set(context.state.containers)
+        known_pods = set(context.state.pods)
+        if not self.connected:
+            self.runtime_version = await self._worker.run(context.runtime.version)
+            await self._parts.cgroup_locator.ask_driver(self._worker)
+        await self._parts.hotplug.look()
+        await self._parts.kubelet_cpus.refresh(self._worker)
+        await self._parts.node_policy.follow(self._worker)
+        listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
+        self.connected, self._waits, self.lack = True, False, ""
+        turns = TimeSlices()
+        self._resolve(listing, began)
+        await self._compare(listing, known, known_pods, began, asked, turns)
+        await turns.turn()
+        new = [c for c in listing.containers.values() if c.id not in context.state.containers]
+        ours = {
+            (c.pod.sandbox_id, c.name) for c in context.state.containers.values() if c.phase is Phase.CREATING
+        }
+        foreign = [
+            c
+            for c in new
+            if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours and not listing.is_dead(c)
+        ]
+        await self.adoption.adopt(foreign, listing, began)
+        await turns.now()
+        if not context.synced.is_set():
+            self._learn_labels(listing)
+            await turns.through(self._start_update.suspect())
+        await turns.turn()
+        self._parts.runtime_events.caught_up()
+        if not listing.unread_pods and not listing.unread_containers:
+            context.store.handle(RuntimeListed(listing.pods, listing.containers, began))
+        if applies_to(context.state, None):
+            await self._parts.confinement.recall()
+            await self._repair(listing, began)
+        else:
+            await self._also(self._parts.quotas.once())  # those of pods that were enforced
+        context.telemetry.count(metrics.RECONCILES)
+        if not context.synced.is_set():
+            self._in_step()
+            self._settle_all()
+            applied = applies_to(context.state, None)
+            context.telemetry.event(
+                "in step with the runtime",
+                runtime=self.runtime_version,
+                containers=len(context.state.containers),
+                owners=len(context.state.owners) if applied else None,
+                sharedPool=context.state.pools.shared if applied else None,
+            )
+
+    def _learn_labels(self, listing: Listing) -> None:
+        """Learn the labels of pods that a ledger without labels has."""
+        context = self._context
+        for sandbox_id, seen in listing.pods.items():
+            pod = context.state.pods.get(sandbox_id)
+            if pod is not None and not pod.labels and (labels := kept_labels(seen.labels)):
+                context.store.handle(
+                    PodLearned(structs.replace(pod, labels=labels), "labels of a pod listed")
+                )
+        context.to_step.set()
+
+    def _settle_all(self) -> None:
+        """Settle each running container once: the runtime and systemd may hold older sets than the kernel."""
+        context = self._context
+        running = [c.id for c in context.state.containers.values() if c.phase is Phase.RUNNING]
+        context.settle_later(*running)
+        self._parts.unit_properties.changed(running)
+
+    async def _repair(self, listing: Listing, began: int) -> None:
+        """Write what differs in the kernel, and report running containers without a cgroup."""
+        context = self._context
+        done = await self._compared()
+        if done is None:
+            return
+        context.report_errors(done)
+        self._parts.writes.moved(done, look_again=False)
+        running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
+        found = await self._parts.cgroup_locator.find(running, self._worker)
+        await self._parts.writes.follow(found)
+        self._say_lost([i for i in done.lost if i not in found], listing, began)
+        await self._also(self._parts.quotas.once())
+        await self._also(self._parts.mems.once())
+        if self._parts.partitions is not None:
+            await self._also(self._parts.partitions.once())
+
+    async def _compared(self) -> Enforced | None:
+        """Compare all containers with the kernel; None if that takes too long: the next pass has the result.
+
+        A pass does not wait for a kernel that hangs: calls that wait after a start of the daemon need only
+        what the runtime reports.
+        """
+        late, self._comparing = self._comparing, None
+        comparing = late or asyncio.ensure_future(self._parts.drift.compare_all())
+        await asyncio.wait((comparing,), timeout=STUCK_S)
+        if not comparing.done():
+            self._comparing = comparing
+            self._context.telemetry.problem("cannot compare with the kernel in time", seconds=STUCK_S)
+            return None
+        return comparing.result()
+
+    async def _also(self, work: Awaitable[None]) -> None:
+        """Do an additional job of a pass: a fault in it must not keep the node from being in step."""
+        try:
+            async with asyncio.timeout(ALSO_S):
+                await work
+        except TimeoutError:
+            self._context.telemetry.problem("cannot compare everything in time", seconds=ALSO_S)
+        except Exception as error:  # noqa: BLE001  see above
+            self._context.broken(error)
+
+    def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
+        """Report containers that run, by the runtime's list, but have no cgroup to write (in a VM, say)."""
+        context = self._context
+        lost: list[Container] = []
+        for container_id in ids:
+            container, seen = context.state.containers.get(container_id), listing.containers.get(container_id)
+            runs = (
+                seen is not None
+                and seen.state == "RUNNING"
+                and context.state.runtime.changes.is_unchanged(container_id, began)
+            )
+            if container is not None and runs:
+                lost.append(container)
+        if len(lost) > MANY:
+            context.telemetry.problem(
+                "cannot find the cgroups of many containers: their CPUs are not controlled"
+            )
+            lost = [min(lost, key=lambda c: c.ref)]
+        for container in lost:
+            why = self._parts.cgroup_locator.why.get(container.id)
+            context.telemetry.problem(NO_CGROUP, **subject(container), err=why)
+
+    # -- parts of a pass ----------------------------------------------------------------------------------
+
+    def _resolve(self, listing: Listing, began: int) -> None:
+        """Find out how creates ended if their answer was lost."""
+        context = self._context
+        there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
+        for token, since in context.state.runtime.lost.items():
+            container = context.state.containers.get(token)
+            if container is None:
+                self._parts.lifecycle.failed(token)
+                continue
+            found = there.get((container.pod.sandbox_id, container.name, container.attempt))
+            if found is not None and not context.state.runtime.changes.is_unchanged(found, began):
+                continue  # it may have been removed since: the next list decides
+            if found is not None and found not in context.state.containers:
+                self._parts.lifecycle.created(token, found)
+            elif listing.unread_containers:
+                continue  # it may be one of the entries that could not be read
+            elif context.clock() - since > GRACE_S or self._is_over(container, listing):
+                self._parts.lifecycle.failed(token)
+
+    def _is_over(self, container: Container, listing: Listing) -> bool:
+        """Return whether a create that was recorded before a crash can no longer succeed.
+
+        That is so if its sandbox has ended or is gone. It is known only in the first pass: later, a list may
+        be older than the sandbox of a create.
+        """
+        sandbox_id = container.pod.sandbox_id
+        pod = listing.pods.get(sandbox_id)
+        over = listing.lacks_pod(sandbox_id) if pod is None else not pod.ready
+        return not self._context.synced.is_set() and over
+
+    async def _compare(
+        self,
+        listing: Listing,
+        known: set[str],
+        known_pods: set[str],
+        began: int,
+        asked: float,
+        turns: TimeSlices,
+    ) -> None:
+        """Update the phases in the state from the list, with turns of the event loop in between.
+
+        A list is already old when it arrives. So it is ignored for containers that have changed since it was
+        requested, and only a container that was known at that time can have vanished.
+        """
+        context = self._context
+        phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
+
+        def phase_of(container_id: str) -> Phase | None:
+            return (
+                phases.get(container_id)
+                if context.state.runtime.changes.is_unchanged(container_id, began)
+                else None
+            )
+
+        await turns.through(self._start_update.end_strays(phase_of, asked))
+        absent = [i for i in known if listing.lacks_container(i)]
+        for at in range(0, len(absent), AT_ONCE):
+            there = context.state.containers
+            some = [i for i in absent[at : at + AT_ONCE] if i in there]
+            self._parts.lifecycle.removed([i for i in some if there[i].phase is not Phase.CREATING])
+            await turns.turn()
+        for container_id, phase in phases.items():
+            await turns.turn()
+            ours = context.state.containers.get(container_id)
+            if (
+                ours is None
+                or not context.state.runtime.changes.is_unchanged(container_id, began)
+                or context.state.inflight.of(container_id)
+            ):
+                continue
+            if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
+                self._parts.lifecycle.removed(
+                    [container_id]
+                )  # the container lives after all: it is adopted like an unknown one
+                context.store.handle(ContainerIsBack(container_id))
+            elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
+                self._parts.lifecycle.phase(container_id, phase)
+        # A sandbox's own process may die before its containers, which keep their CPUs until they end.
+        alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
+        for sandbox_id in known_pods - context.state.runtime.arriving:
+            await turns.turn()
+            pod = listing.pods.get(sandbox_id)
+            if pod is None:
+                if listing.lacks_pod(sandbox_id):
+                    self._parts.sandboxes.missing(sandbox_id, listing.pods.values())
+            elif not pod.ready and sandbox_id not in alive:
+                self._parts.sandboxes.stopped(sandbox_id)
+
+    def close(self) -> None:
+        """End the worker's threads."""
+        self._worker.close()

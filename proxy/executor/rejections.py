@@ -1,0 +1,122 @@
+"""Pods and containers that are rejected: each is a problem once, until it no longer applies.
+
+kubelet tries a rejected container again and again, after up to five minutes. All tries are one problem. It
+is logged when it, or its reason, is new. It is over when the container has been created, when the sandbox
+has ended, or, for a pod whose sandbox was rejected, when no other try has come for ``FORGET_S``: such a pod
+is not known at the runtime, so its deletion is not noticed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from proxy.executor.observer import Observer
+from proxy.model.workload import Container, Pod
+from proxy.telemetry.port import Telemetry
+
+FORGET_S = 600.0
+LIMIT = 100
+"""How many are remembered; the oldest are forgotten first."""
+_MESSAGES = {
+    ("container", True): "refused a container",
+    ("pod", True): "refused a pod",
+    ("container", False): "would refuse a container",
+    ("pod", False): "would refuse a pod",
+}
+"""The messages of problems, by what is rejected and whether the plan is applied to it."""
+
+
+@dataclass(slots=True)
+class _Rejected:
+    """One that is rejected.
+
+    Attributes:
+        message: The message of the problem.
+        sandbox_id: The sandbox; empty where there is none.
+        last: When the last try was rejected, in seconds.
+    """
+
+    message: str
+    sandbox_id: str
+    last: float
+
+
+class Rejections(Observer):
+    """Reports rejections, and their ends."""
+
+    def __init__(self, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+        """Report nothing yet.
+
+        Args:
+            telemetry: Where to report.
+            clock: A monotonic clock in seconds.
+        """
+        self._telemetry = telemetry
+        self._clock = clock
+        self._open: OrderedDict[tuple[str, str], _Rejected] = OrderedDict()
+
+    def rejected(self, pod: Pod, name: str, why: str, *, applied: bool = True) -> None:
+        """Note that a container or a pod is rejected, or would be.
+
+        Args:
+            pod: The pod.
+            name: The container; empty for the pod as a whole.
+            why: The reason.
+            applied: Whether the plan is applied to the pod; else it goes on all the same.
+        """
+        message = _MESSAGES["container" if name else "pod", applied]
+        known = self._open.get((pod.ref, name))
+        if known is not None and known.message != message:
+            self._end((pod.ref, name))
+        self._open[pod.ref, name] = _Rejected(message, pod.sandbox_id if name else "", self._clock())
+        self._open.move_to_end((pod.ref, name))
+        if len(self._open) > LIMIT:
+            self._end(next(iter(self._open)))
+        self._telemetry.problem(message, **_keys(pod.ref, name), err=why)
+
+    def sandbox_runs(self, pod: Pod, *, applied: bool) -> None:
+        """Note that a sandbox was created: the pod is not rejected, or goes on although it would be.
+
+        Args:
+            pod: The pod with the sandbox's id.
+            applied: Whether the plan is applied to the pod.
+        """
+        known = self._open.get((pod.ref, "")) if self._open else None
+        if known is not None and applied:
+            self._end((pod.ref, ""))
+        elif known is not None:
+            known.sandbox_id = pod.sandbox_id
+
+    def created(self, token: str, container: Container) -> None:
+        """See ``Observer``."""
+        if self._open and (container.pod.ref, container.name) in self._open:
+            self._end((container.pod.ref, container.name))
+
+    def pod_stopped(self, pod: Pod) -> None:
+        """See ``Observer``."""
+        self._end_of_sandbox(pod.sandbox_id)
+
+    def pod_gone(self, sandbox_id: str) -> None:
+        """See ``Observer``."""
+        self._end_of_sandbox(sandbox_id)
+
+    def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
+        """See ``Observer``."""
+        now = self._clock()
+        for key, known in list(self._open.items()):
+            if not known.sandbox_id and now - known.last > FORGET_S:
+                self._end(key)
+
+    def _end_of_sandbox(self, sandbox_id: str) -> None:
+        for key, known in list(self._open.items()):
+            if known.sandbox_id == sandbox_id:
+                self._end(key)
+
+    def _end(self, key: tuple[str, str]) -> None:
+        self._telemetry.resolved(self._open.pop(key).message, **_keys(*key))
+
+
+def _keys(ref: str, name: str) -> dict[str, object]:
+    return {"pod": ref, "container": name} if name else {"pod": ref}

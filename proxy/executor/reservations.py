@@ -1,0 +1,424 @@
+"""The executor of reservations: performs their effects, and feeds the results back as events.
+
+What is done, and in which order, is decided in ``proxy.engine.reservation``. This module applies the effects
+to the node: the store, the journal, the kernel worker, calls in flight. Reservations of different owners may
+overlap: each kernel write uses the newest state, so no lock is held across any wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from proxy.engine import effects as to_do
+from proxy.engine import events as seen
+from proxy.engine.container_events import CpusNotFreed
+from proxy.engine.effects import WAITED, AbortReason, Effect
+from proxy.engine.enforcement import applies_to
+from proxy.engine.events import Event
+from proxy.engine.node_effects import Record
+from proxy.engine.node_events import CpusHeld
+from proxy.engine.owners import CpuHold
+from proxy.engine.reservation import step
+from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
+from proxy.engine.state import NodeState
+from proxy.engine.write_errors import WriteAction, action_for
+from proxy.executor.confinement import Confinement, Wait
+from proxy.executor.context import NodeContext
+from proxy.executor.creates import Creates
+from proxy.executor.drift.detection import Drift
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.reservation_records import records_of
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.executor.enforce import Enforced
+
+HELD = (ReservationKind.REPLACEMENT, ReservationKind.MOVE)
+"""Kinds for containers that exist already, and that may exit meanwhile."""
+_TIMED = (to_do.WriteSharers, to_do.WriteOwners, to_do.ReadCpusets, to_do.Pause)
+
+
+def _never() -> bool:
+    return False
+
+
+async def _as_placed(container: Container) -> Container | None:
+    return container
+
+
+class CreateClient(Struct, frozen=True):
+    """The client's call that a create is reserved for.
+
+    Attributes:
+        is_gone: Reports whether the client went away.
+        placed_elsewhere: Called with the container when it is placed on other CPUs; returns the container as
+            it is to be, or None where the call was answered meanwhile, and the placement withdrawn.
+    """
+
+    is_gone: Callable[[], bool] = _never
+    placed_elsewhere: Callable[[Container], Awaitable[Container | None]] = _as_placed
+
+
+@dataclass(slots=True)
+class ReservationRun:
+    """A reservation while it is carried out.
+
+    Attributes:
+        token: Its name, for what it holds and for its record.
+        owner, hard: The owner that it holds CPUs for.
+        client: The call that it is made for.
+        deadline: By the loop's clock; None where there is none.
+    """
+
+    token: str
+    owner: str = ""
+    hard: bool = True
+    client: CreateClient = field(default_factory=CreateClient)
+    deadline: float | None = None
+
+
+class Reservations:
+    """Carries out reservations."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        confinement: Confinement,
+        drift: Drift,
+        lifecycle: Lifecycle,
+        creates: Creates,
+    ) -> None:
+        """Carry out nothing yet.
+
+        Args:
+            context: The node.
+            writes: Follows what a write has done.
+            confinement: Waits for calls in flight.
+            drift: Writes owners, and knows write conflicts.
+            lifecycle: Withdraws the placement of a create.
+            creates: Reports another placement.
+        """
+        self._context = context
+        self._writes = writes
+        self._confinement = confinement
+        self._drift = drift
+        self._lifecycle = lifecycle
+        self._creates = creates
+
+    # -- what is reserved ---------------------------------------------------------------------------------
+
+    async def create(self, container: Container, client: CreateClient) -> Reservation:
+        """Make the placement of a new owner durable, and have other containers leave its CPUs."""
+        cpus, began = container.placement.exclusive, self._context.clock()
+        one = Reservation(ReservationKind.CREATE, (container.id,), cpus, ref=container.ref)
+        ended = await self.carry_out(one, ReservationRun(container.id, client=client))
+        self._context.telemetry.observe(metrics.BARRIER_WAIT_SECONDS, self._context.clock() - began)
+        return ended
+
+    async def narrow(self, container: Container) -> Reservation:
+        """Make durable what hooks name for a container that is being created, which no runtime lists."""
+        one = Reservation(ReservationKind.NARROW, (container.id,), CpuSet(), ref=container.ref)
+        return await self.carry_out(one, ReservationRun(container.id))
+
+    async def start(self, container: Container) -> Reservation:
+        """Have other containers leave the CPUs of an owner that is about to start."""
+        cpus = container.placement.exclusive | container.placement.replacement
+        return await self.clear(cpus, container)
+
+    async def clear(self, cpus: CpuSet, container: Container | None = None) -> Reservation:
+        """Have containers leave CPUs that they may not use by the state.
+
+        Args:
+            cpus: The CPUs.
+            container: The owner that they are cleared for, if it is known.
+        """
+        ids, ref = ((container.id,), container.ref) if container is not None else ((), "")
+        return await self.carry_out(
+            Reservation(ReservationKind.START, ids, cpus, ref=ref), ReservationRun("")
+        )
+
+    async def replace(self, containers: tuple[Container, ...], cpus: CpuSet, instead: CpuSet) -> Reservation:
+        """Give an owner CPUs in place of offline ones.
+
+        Args:
+            containers: The containers that share the owner's CPUs.
+            cpus: The CPUs.
+            instead: The CPUs that they have in place of offline ones already.
+        """
+        first, ids = containers[0], tuple(container.id for container in containers)
+        one = Reservation(ReservationKind.REPLACEMENT, ids, cpus, ref=first.ref, previous=instead)
+        return await self.carry_out(one, self.run_for("instead", first))
+
+    def run_for(self, kind: str, first: Container) -> ReservationRun:
+        """Return the run of a reservation for existing containers, of which the first is given."""
+        return ReservationRun(self._context.token(kind), first.owner, first.placement.excludes_be)
+
+    # -- carrying out -------------------------------------------------------------------------------------
+
+    async def carry_out(self, reservation: Reservation, run: ReservationRun) -> Reservation:
+        """Perform the effects of a reservation until it is over; returns it as it ended."""
+        event: Event = seen.ReservationRequested()
+        while True:
+            try:
+                reservation, effects = step(reservation, event)
+                for effect in effects:
+                    self._perform(effect, reservation, run)
+                if reservation.is_over:
+                    return reservation
+                event = await self._result(effects[-1], reservation, run)
+            except asyncio.CancelledError:
+                self._end_at_once(reservation, seen.Cancelled(), run)
+                raise
+            except Exception as error:
+                if reservation.kind is not ReservationKind.MOVE:
+                    self._end_at_once(reservation, seen.Interrupted(), run)
+                    raise
+                self._context.broken(error)
+                event = seen.Interrupted()
+                continue
+            if reservation.kind is ReservationKind.MOVE and not self._is_applied(reservation):
+                event = seen.Cancelled()  # all containers get back what they would have without topoproxy
+                continue
+            if run.client.is_gone():
+                reservation, _ = step(reservation, seen.ClientGone())
+            if reservation.kind in HELD and not self._living(reservation):
+                event = seen.ContainersExited()
+
+    def _is_applied(self, one: Reservation) -> bool:
+        """Return whether the plan is still applied to the pod of a reservation's containers."""
+        state = self._context.state
+        first = next((c for i in one.containers if (c := state.containers.get(i)) is not None), None)
+        return applies_to(state, first.pod if first is not None else None)
+
+    def _end_at_once(self, reservation: Reservation, event: Event, run: ReservationRun) -> None:
+        reservation, effects = step(reservation, event)
+        for effect in effects:
+            self._perform(effect, reservation, run)
+
+    def _living(self, one: Reservation) -> list[Container]:
+        there = (self._context.state.containers.get(container_id) for container_id in one.containers)
+        return [c for c in there if c is not None and c.phase is not Phase.EXITED]
+
+    # -- effects that are done at once --------------------------------------------------------------------
+
+    def _perform(self, effect: Effect, one: Reservation, run: ReservationRun) -> None:
+        context = self._context
+        match effect:
+            case to_do.StartDeadline():
+                run.deadline = asyncio.get_running_loop().time() + context.options.call_timeout
+            case to_do.EndDeadline():
+                run.deadline = None
+            case to_do.RequestReconcile():
+                context.attention.set()
+            case to_do.ReportProblem(message, cause):
+                report = context.telemetry.problem
+                report(message, owner=one.ref, err=cause)  # a constant of proxy.engine.reservation
+            case to_do.WithdrawPlacement():
+                self._lifecycle.failed(one.containers[0])
+            case to_do.RecordSoon():
+                for key, record in self._records(one, run, CpuSet(), context.state).items():
+                    context.journal.put(key, record)
+            case to_do.HoldCpus() | to_do.ReleaseHold() | to_do.AssignReplacement() | to_do.AssignOwn():
+                self._change(effect, one, run)
+            case _:  # awaited elsewhere, or the end
+                pass
+
+    def _change(
+        self,
+        effect: to_do.HoldCpus | to_do.ReleaseHold | to_do.AssignReplacement | to_do.AssignOwn,
+        one: Reservation,
+        run: ReservationRun,
+    ) -> None:
+        """Change the state."""
+        handle, token = self._context.store.handle, run.token
+        match effect:
+            case to_do.HoldCpus(cpus):
+                hold = CpuHold(run.owner, cpus, run.hard)
+                handle(CpusHeld(token, hold, f"CPUs reserved for a {one.kind}"))
+            case to_do.ReleaseHold():
+                handle(CpusHeld(token, None, f"CPUs of a {one.kind} released"))
+            case to_do.AssignReplacement():
+                handle(CpusHeld(token, None, "replacement CPUs assigned", self._replaced(one)))
+            case to_do.AssignOwn(cpus, held):
+                hold = CpuHold(run.owner, held, run.hard)
+                handle(CpusHeld(token, hold, "owner placed on other CPUs", self._placed_on(one, cpus)))
+
+    def _replaced(self, one: Reservation) -> tuple[Container, ...]:
+        """Return the containers of a replacement with its CPUs as part of their placements."""
+        cpus = one.previous | one.cpus
+        return tuple(
+            structs.replace(c, placement=structs.replace(c.placement, replacement=cpus))
+            for c in self._living(one)
+        )
+
+    def _placed_on(self, one: Reservation, cpus: CpuSet) -> tuple[Container, ...]:
+        """Return the containers of a move, exited ones too, as they are when placed on some CPUs."""
+        there = (self._context.state.containers.get(container_id) for container_id in one.containers)
+        moved = f"moved from CPUs {one.previous} to {one.cpus}"
+        placed = []
+        for container in (c for c in there if c is not None):
+            reasons = tuple(reason for reason in container.placement.reasons if reason != moved)
+            if cpus == one.cpus:
+                reasons = (*reasons, moved)
+            placement = structs.replace(container.placement, exclusive=cpus, reasons=reasons)
+            placed.append(structs.replace(container, placement=placement))
+        return tuple(placed)
+
+    # -- effects that are waited for ----------------------------------------------------------------------
+
+    async def _result(self, effect: Effect, one: Reservation, run: ReservationRun) -> Event:
+        """Perform an effect that is waited for, within the deadline where it has one."""
+        assert isinstance(effect, WAITED), effect
+        if run.deadline is None or not isinstance(effect, _TIMED):
+            return await self._performed(effect, one, run)
+        try:
+            async with asyncio.timeout_at(run.deadline):
+                return await self._performed(effect, one, run)
+        except TimeoutError:
+            return seen.TimedOut()
+
+    async def _performed(self, effect: Effect, one: Reservation, run: ReservationRun) -> Event:
+        context = self._context
+        match effect:
+            case to_do.AppendLedger(may_run_on):
+                return await self._append(one, run, may_run_on)
+            case to_do.AwaitInflight(cpus):
+                return await self._await_inflight(one, cpus)
+            case to_do.AwaitOwnInflight(cpus):
+                return await self._await_own_inflight(one, cpus)
+            case to_do.WriteSharers():
+                return self._written(one, await context.kernel.run(context.enforcer.enforce_pools))
+            case to_do.WriteOwners():
+                return await self._write_owners(one)
+            case to_do.ReadCpusets(container_ids):
+                return await self._read(one, container_ids)
+            case to_do.Pause(seconds):
+                if one.phase is ReservationPhase.PAUSING:
+                    context.telemetry.count(metrics.CPUSET_WRITES_RETRIED)
+                await asyncio.sleep(seconds)
+                return seen.PauseOver()
+            case to_do.PlaceElsewhere(reason):
+                return await self._place_elsewhere(one, run, reason)
+        raise AssertionError(f"{effect} is not waited for")
+
+    async def _append(self, one: Reservation, run: ReservationRun, may_run_on: CpuSet) -> Event:
+        """Record what the effect says; without a container there is nothing to record."""
+        state = self._context.state
+        if one.kind is ReservationKind.REPLACEMENT:
+            state = state.changed(put=self._replaced(one))
+        records = self._records(one, run, may_run_on, state)
+        if not records:
+            return seen.LedgerWritten()
+        durable = one.kind is ReservationKind.MOVE
+        return await self._context.journal.append(records, durable=durable)
+
+    def _records(
+        self, one: Reservation, run: ReservationRun, may_run_on: CpuSet, state: NodeState
+    ) -> dict[str, Record | None]:
+        there = {i: c for i in one.containers if (c := state.containers.get(i)) is not None}
+        return records_of(one, there, run.token, may_run_on)
+
+    async def _await_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
+        confinement = self._confinement
+        wait = await confinement.wait(cpus)
+        if one.kind is ReservationKind.CREATE:
+            self._count(wait)
+        if not wait.late:
+            return seen.InflightLanded()
+        return seen.InflightLate(confinement.words(wait), confinement.public_words(wait), wait.cpus)
+
+    def _count(self, wait: Wait) -> None:
+        """Count a create of an owner, and how it waited for calls in flight."""
+        telemetry = self._context.telemetry
+        telemetry.count(metrics.EXCLUSIVE_CREATES)
+        if wait.seconds is not None:
+            telemetry.count(metrics.CREATES_WAITED)
+            telemetry.count(metrics.CREATES_WAITED_MS, round(wait.seconds * 1000))
+        if wait.passed and not wait.late:
+            telemetry.count(metrics.CREATES_PAST_HANGING_CALLS)
+
+    async def _await_own_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
+        """Wait for calls that carry other CPUs to the containers; calls sent from now on do not."""
+        context, confinement = self._context, self._confinement
+        calls = [f for i in one.containers for f in context.state.inflight.of(i) if not f.carries <= cpus]
+        await context.calls.wait(calls, context.options.call_timeout)
+        late = Wait(tuple(call for call in calls if not context.calls.has_landed(call)))
+        if not late.late:
+            return seen.InflightLanded()
+        return seen.InflightLate(confinement.words(late), confinement.public_words(late), late.cpus)
+
+    async def _write_owners(self, one: Reservation) -> Event:
+        context = self._context
+        if one.kind is ReservationKind.MOVE:
+            return self._written(one, await context.kernel.run(context.enforcer.enforce, one.containers))
+        # A call in flight would undo the write for a moment; the containers are written when it lands.
+        inflight = context.state.inflight
+        ids = [i for i in one.containers if not inflight.is_awaited(i) or inflight.is_confined(i)]
+        return self._written(one, await context.kernel.run(self._drift.enforce, ids))
+
+    def _written(self, one: Reservation, done: Enforced) -> Event:
+        self._writes.moved(done)
+        refused = [seen.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
+        return seen.CpusetsWritten(tuple(refused), tuple(done.errors), self._drift.contested(one.cpus))
+
+    async def _read(self, one: Reservation, container_ids: tuple[str, ...]) -> Event:
+        context = self._context
+        held = await context.kernel.run(self._held, container_ids or one.containers)
+        there = context.state.containers
+        if not container_ids:
+            living = {container.id for container in self._living(one)}
+            held |= {i: CpuSet() for i in one.containers if i not in living}
+        found = [
+            seen.CpusInEffect(i, cpus, context.state.wanted(there[i]) if i in there else CpuSet())
+            for i, cpus in held.items()
+            if i in there or not container_ids
+        ]
+        return seen.CpusetsRead(tuple(found), self._drift.contested(one.cpus))
+
+    def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
+        """Read which CPUs containers are on; runs in the kernel worker."""
+        context, found = self._context, dict[str, CpuSet]()
+        for container_id in ids:
+            container = context.state.containers.get(container_id)
+            path = None if container is None else context.enforcer.path_of(container)
+            if path is None:
+                continue
+            try:
+                found[container_id] = context.enforcer.cgroups.read(path).effective_cpus
+            except CgroupError as error:
+                if action_for(error.errno) is not WriteAction.LOOK:  # else it has exited meanwhile
+                    found[container_id] = context.state.node.machine.online  # it may be anywhere
+        return found
+
+    async def _place_elsewhere(self, one: Reservation, run: ReservationRun, reason: AbortReason) -> Event:
+        """Withdraw a placement on CPUs that cannot be freed, and make another one."""
+        context, token = self._context, one.containers[0]
+        container = context.state.containers.get(token)
+        if container is None:
+            return seen.NoOtherPlacement()
+        decided = context.store.decide(CpusNotFreed(token, reason, context.token("call")))
+        if decided is None:
+            return seen.NoOtherPlacement()
+        plan = decided.plan
+        context.history.gone(token)
+        context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
+        lost, why = container.placement.exclusive, reason.message
+        context.telemetry.problem("cannot free CPUs", **subject(container), cpus=lost, err=why)
+        self._creates.report(plan)
+        new = plan.container
+        assert new is not None
+        new = await run.client.placed_elsewhere(new)
+        if new is None:
+            return seen.PlacementWithdrawn()
+        return seen.PlacedElsewhere(new.id, new.placement.exclusive)

@@ -1,0 +1,284 @@
+"""Events of the runtime: the CPUs of a container that exits are free at once, before the next reconcile pass.
+
+A thread reads the runtime's events into a bounded queue, and the event loop handles a few at a time. What an
+event means:
+
+- Exit of a known container: the container has exited. This is final, because the CRI never starts a container
+  twice. Its CPUs go back to the pools, and the kernel follows.
+- Exit of a sandbox's own process: a reconcile pass is requested if the sandbox still has something to free.
+- Start of an unknown container or sandbox, deletion of a known one: usually this belongs to a call that is
+  passing through the proxy, and its answer is about to arrive. So such an event waits for a moment. If the
+  state still disagrees with any of these events then, one reconcile pass is requested for all of them.
+- Exit of an unknown container: it holds no CPUs. It may become known soon (the answer to its create was lost,
+  or a reconcile pass is adopting it at this moment). So exits are remembered, and each reconcile pass applies
+  them at its end.
+
+An event may be ahead of the runtime's own lists: a list that is requested after an exit may still report the
+container as running. Such a list must not revive the container, so lists are corrected by the exits that are
+remembered. After a while the list is right.
+
+Events from before the subscription are never delivered, and an overflow of the queue loses events. In both
+cases a reconcile pass is requested. If all of this fails, the passes on the timer still find every change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from proxy.executor.context import NodeContext
+from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.runtime_ports import Events, RuntimeEvent
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.executor.listing import Listing
+
+QUEUE_LIMIT = 1024
+"""Events that may wait for the event loop. Further ones are dropped, and a reconcile pass is requested."""
+AT_ONCE = 16
+"""Events that are handled in one turn of the event loop."""
+MOMENT_S, LATER_S = 0.5, 3.0
+"""Seconds to wait for a call's answer after its event; the second if doubts caused a pass just before."""
+DOUBTS_LIMIT = 256
+BEHIND_S = 60.0
+"""Seconds for which the runtime's list may be behind its events."""
+EXITS_LIMIT = 2048
+PAUSES = Backoff(0.1, 2.0, steady=10.0)
+"""Seconds before the next subscription after the stream has ended."""
+REFUSED_S, NOT_OFFERED_S = 30.0, 300.0
+"""The same after an error, and if the runtime does not offer events."""
+JOIN_S = 2.0
+
+
+class EventsState(Enum):
+    """The state of the stream of the runtime's events."""
+
+    OFF = "off"
+    WAITING = "waiting"
+    CONNECTED = "connected"
+    NOT_OFFERED = "not offered"
+
+
+class RuntimeEvents:
+    """Receives the runtime's events and updates the executor's state."""
+
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
+        """Prepare; the subscription begins with ``start``.
+
+        Args:
+            context: The node.
+            lifecycle: Records which containers have exited.
+            events: The source of the runtime's events; None if they are not used.
+        """
+        self._context = context
+        self._lifecycle = lifecycle
+        self._events = events
+        if events is not None:
+            events.unread = self.missed
+        self.events_state = EventsState.OFF if events is None else EventsState.WAITING
+        self._queue: deque[RuntimeEvent | EventsState] = deque()
+        self._lock = threading.Lock()
+        self._woken = self._overflown = False
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop = asyncio.get_running_loop()
+        self._exits: dict[str, float] = {}
+        self._doubts: dict[str, RuntimeEvent] = {}
+        self._doubtful: asyncio.TimerHandle | None = None
+        self._crowd = False  # there are more doubtful events than are remembered
+        self._asked = float("-inf")
+
+    # -- the thread ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread that receives events."""
+        if self._events is not None and self._thread is None:
+            self._thread = threading.Thread(
+                target=self._listen, args=(self._events,), name="events", daemon=True
+            )
+            self._thread.start()
+
+    def _listen(self, events: Events) -> None:
+        """Receive events until ``close``; runs in the thread."""
+        pauses = RetryDelays(PAUSES)
+        while not self._closing.is_set():
+            began = self._context.clock()
+            refused = self._hear_out(events)
+            pause = pauses.next(self._context.clock() - began)
+            self._closing.wait(refused or pause)
+
+    def _hear_out(self, events: Events) -> float:
+        """Receive events until the stream ends.
+
+        Returns:
+            Seconds during which another attempt is of no use; 0 if one may succeed soon.
+        """
+        try:
+            stream = events.listen()
+            self._put(EventsState.CONNECTED)
+            for event in stream:
+                self._put(event)
+        except UnavailableError:
+            pass  # the reconcile pass reports that the runtime cannot be reached
+        except RuntimeCallError as error:
+            if error.code == GrpcStatus.UNIMPLEMENTED:
+                self._put(EventsState.NOT_OFFERED)
+                return NOT_OFFERED_S
+            self._put(EventsState.WAITING)
+            self._context.telemetry.problem("cannot receive the runtime's events", err=error)
+            return REFUSED_S
+        except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes go on
+            self._put(EventsState.WAITING)
+            self._context.broken(error)
+            return REFUSED_S
+        self._put(EventsState.WAITING)
+        return 0
+
+    def missed(self, what: str) -> None:
+        """Report an event that cannot be read, and request a reconcile pass; called from the thread."""
+        self._context.unreadable(what)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._context.attention.set)
+
+    def _put(self, what: RuntimeEvent | EventsState) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            if len(self._queue) >= QUEUE_LIMIT and isinstance(what, RuntimeEvent):
+                self._overflown = True
+                return
+            self._queue.append(what)
+            if self._woken:
+                return
+            self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._take)
+        except RuntimeError:  # the loop is closed
+            self._closing.set()
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Handle queued events, a few in each turn of the loop, so that calls of clients go on in between."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            some = [self._queue.popleft() for _ in range(min(AT_ONCE, len(self._queue)))]
+            more = self._woken = bool(self._queue)
+            overflown, self._overflown = self._overflown, False
+        if more:
+            self._loop.call_soon(self._take)
+        if overflown:
+            self._context.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
+            self._context.attention.set()
+        for what in some:
+            try:
+                if isinstance(what, EventsState):
+                    self._enter(what)
+                else:
+                    self._handle(what)
+            except Exception as error:  # noqa: BLE001  a fault in one event must not affect the others
+                self._context.broken(error)
+                self._context.attention.set()
+
+    def _enter(self, now: EventsState) -> None:
+        context = self._context
+        if now is EventsState.CONNECTED:
+            context.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
+            context.attention.set()  # events from before the subscription were not delivered
+        if now is not self.events_state:
+            self.events_state = now
+            context.telemetry.debug("the runtime's event stream changed", state=now.value)
+
+    def _handle(self, event: RuntimeEvent) -> None:
+        who, state = event.container_id, self._context.state
+        if event.kind == "exit" and who not in state.pods:
+            self._exits.pop(who, None)
+            self._exits[who] = self._context.clock()
+            if len(self._exits) > EXITS_LIMIT:
+                del self._exits[next(iter(self._exits))]
+            self._exited(who)
+        elif self._is_odd(event):
+            self._doubt(event)
+
+    def _exited(self, container_id: str) -> None:
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is not None and container.phase is not Phase.EXITED:
+            context.telemetry.count(metrics.EXITS_BY_EVENT)
+            context.telemetry.debug("the runtime reported that a container exited", **subject(container))
+            self._lifecycle.phase(container_id, Phase.EXITED)
+
+    def _is_odd(self, event: RuntimeEvent) -> bool:
+        """Return whether an event disagrees with the current state."""
+        who, state = event.container_id, self._context.state
+        if event.kind == "exit":
+            pod = state.pods.get(who)
+            live = any(c.phase is not Phase.EXITED for c in state.in_sandbox(who))
+            return pod is not None and (live or pod.reserved_for_pod is not None)
+        known = who in state.containers or who in state.pods
+        return known if event.kind == "delete" else not known
+
+    def _doubt(self, event: RuntimeEvent) -> None:
+        if len(self._doubts) < DOUBTS_LIMIT:
+            self._doubts[event.container_id] = event
+        else:
+            self._crowd = True
+        if self._doubtful is None:
+            lately = self._loop.time() - self._asked < LATER_S
+            self._doubtful = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
+
+    def _resolve(self) -> None:
+        """Request a reconcile pass if some event still disagrees with the state after the wait."""
+        self._doubtful = None
+        doubts, self._doubts = self._doubts, {}
+        crowd, self._crowd = self._crowd, False
+        if crowd or any(self._is_odd(event) for event in doubts.values()):
+            self._asked = self._loop.time()
+            self._context.attention.set()
+
+    # -- for the reconcile pass ---------------------------------------------------------------------------
+
+    def corrected(self, listing: Listing) -> Listing:
+        """Return the list with each container marked as exited for which an exit event has arrived."""
+        oldest = self._context.clock() - BEHIND_S
+        while self._exits and next(iter(self._exits.values())) < oldest:
+            del self._exits[next(iter(self._exits))]
+        late = [
+            c for i in self._exits if (c := listing.containers.get(i)) is not None and c.state != "EXITED"
+        ]
+        if not late:
+            return listing
+        ended = {c.id: structs.replace(c, state="EXITED") for c in late}
+        return structs.replace(listing, containers={**listing.containers, **ended})
+
+    def caught_up(self) -> None:
+        """Apply the remembered exits to containers that a reconcile pass has just adopted."""
+        for container_id in self._exits:
+            self._exited(container_id)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the subscription and the thread."""
+        with self._lock:
+            self._closing.set()
+            self._queue.clear()
+        if self._doubtful is not None:
+            self._doubtful.cancel()
+        if self._events is not None:
+            await asyncio.to_thread(self._events.close)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, JOIN_S)

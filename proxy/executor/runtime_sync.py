@@ -1,0 +1,173 @@
+"""Makes the cpusets of moved containers last, off the critical path.
+
+A write to the kernel takes effect at once, but does not last: runc's saved state undoes it at the next update
+of any resource, and systemd at the next daemon-reload. So the cpuset of a moved container is also sent to the
+runtime, a few containers a second. Such a call counts as in flight, so that a shrink that needs the same
+container waits for it. A call without an answer may still be carried out, and goes on counting as in flight
+(``engine.inflight``). Nothing is sent again meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from proxy.engine.call_events import ResendWanted, SavedCpusLearned, SettlingBegan
+from proxy.engine.settling import SettleStep, settle_step
+from proxy.executor.adoption import saved_cpus
+from proxy.executor.context import NodeContext
+from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.start_update import StartUpdate
+from proxy.executor.systemd.unit_properties import UnitProperties
+from proxy.executor.worker import Worker
+from proxy.model.backoff import Backoff, RetryTimes
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject_of
+
+EXIT_NEWS_S = 0.2
+"""Seconds to wait before a refusal is checked: a runtime refuses to update a container that has just exited
+some moments before it lists it as exited."""
+
+AWAY_S = 1.0
+"""Seconds before the next cpuset is sent to a runtime that does not answer."""
+SILENT = Backoff(4.0, 256.0)
+"""Seconds before the cpuset of a container is sent again after an update without a good answer."""
+
+
+class Settler:
+    """Sends cpusets to the runtime, one container at a time."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        start_update: StartUpdate,
+        quotas: OwnerQuotas,
+        mems: CpusetMems,
+        unit_properties: UnitProperties,
+    ) -> None:
+        self._context = context
+        self._quotas = quotas
+        self._mems = mems
+        self._unit_properties = unit_properties
+        self._start_update = start_update
+        self._worker = Worker("settle", context.broken)
+        context.health.watch(self._worker)
+        self._silent = RetryTimes[str](SILENT)
+
+    async def run(self) -> None:
+        """Settle containers until cancelled."""
+        context = self._context
+        while True:
+            while context.state.runtime.unsettled and (rate := context.options.settle_per_second) > 0:
+                container_id = next(iter(context.state.runtime.unsettled))
+                context.store.handle(SettlingBegan(container_id))
+                if await self._settle(container_id):
+                    await asyncio.sleep(1 / rate)
+            await context.to_settle.wait()
+            context.to_settle.clear()
+
+    async def _settle(self, container_id: str) -> bool:
+        context, asked = self._context, False
+        step = settle_step(context.state, container_id)
+        if step in (SettleStep.LEARN, SettleStep.SEND) and self._backs_off(container_id):
+            return False
+        if step is SettleStep.LEARN:
+            asked = await self._learn(container_id)
+            step = settle_step(context.state, container_id)  # what is still unknown is sent
+        if step is SettleStep.AWAIT:
+            context.store.handle(ResendWanted(container_id))
+        if step in (SettleStep.AWAIT, SettleStep.NOTHING):
+            return asked
+        is_unsent = container_id in context.state.facts.quotas.unsent
+        if not is_unsent and self._unit_properties.is_instead(context.state.containers[container_id]):
+            return asked
+        fence = await self._unit_properties.fencing.fitting(container_id)
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING:
+            await self._unit_properties.fencing.drop(fence)
+            return asked
+        want, quota = context.state.wanted(container), self._quotas.carried(container)
+        flight = context.calls.depart(container_id, want)
+        self._unit_properties.fencing.bind(flight, fence)
+        refused = ""
+        try:
+            async with self._start_update.under_way(flight):
+                mems = self._mems.renewed(container)
+                await self._worker.run(context.runtime.update_cpuset, container_id, want, mems, quota)
+                self._quotas.saved(container_id, quota)
+                context.telemetry.count(metrics.RUNTIME_UPDATES)
+        except UnavailableError:
+            self._put_off(container_id)
+            await asyncio.sleep(AWAY_S)
+            return True
+        except RuntimeCallError as error:
+            self._quotas.refused(container_id)
+            refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
+        except Exception as error:  # noqa: BLE001  one odd container must not stop the others
+            context.broken(error)
+        if refused and await self._runs(container_id):
+            which = subject_of(context.state.containers, container_id)
+            context.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
+            self._put_off(container_id)
+            context.settle_later(container_id)
+        else:
+            self._silent.succeeded(container_id)
+        return True
+
+    def _put_off(self, container_id: str) -> None:
+        """Have a container wait before its cpuset is sent again, longer each time."""
+        self._silent.keep(self._context.state.containers)
+        self._silent.failed(container_id, self._context.clock())
+
+    async def _learn(self, container_id: str) -> bool:
+        """Ask the runtime what it has saved for a container that was sent no cpuset since the start.
+
+        What the runtime does not report stays unknown, and the cpuset is sent once.
+        """
+        context = self._context
+        calls = context.state.inflight.of(container_id)
+        try:
+            detail = await self._worker.run(context.runtime.detail, container_id)
+        except UnavailableError:
+            return False  # the call that sends the cpuset waits for the runtime
+        except RuntimeCallError:
+            return True
+        saved = saved_cpus(detail.cpuset_cpus)
+        new = container_id not in context.state.runtime.saved
+        if saved and new and not calls and not context.state.inflight.of(container_id):
+            context.store.handle(SavedCpusLearned(container_id, saved))
+        return True
+
+    def _backs_off(self, container_id: str) -> bool:
+        """Report whether a container waits after an update without a good answer, and retry it later."""
+        left = self._silent.left(container_id, self._context.clock())
+        if left:
+            asyncio.get_running_loop().call_later(left, self._context.settle_later, container_id)
+        return bool(left)
+
+    async def _runs(self, container_id: str) -> bool:
+        """Report whether a container runs after its update was refused; only then the refusal matters."""
+        await asyncio.sleep(EXIT_NEWS_S)
+        try:
+            listed = await self._worker.run(self._context.runtime.list_containers, container_id)
+        except Exception:  # noqa: BLE001  what is not known to have exited runs
+            return True
+        return any(one.state == "RUNNING" for one in listed)
+
+    async def finish(self, limit: float) -> None:
+        """Send what is still to be sent, without pauses, for at most ``limit`` seconds."""
+        context = self._context
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while context.state.runtime.unsettled and context.options.settle_per_second > 0:
+                    container_id = next(iter(context.state.runtime.unsettled))
+                    context.store.handle(SettlingBegan(container_id))
+                    await self._settle(container_id)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()

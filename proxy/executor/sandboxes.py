@@ -1,0 +1,127 @@
+"""Pod sandboxes as they are created and removed, and the decisions about a pod as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from proxy.allocation.memory.accounts import inits_before
+from proxy.engine.enforcement import applies_to
+from proxy.engine.node_effects import PodDecided
+from proxy.engine.pod_events import (
+    SandboxFailed,
+    SandboxRemoved,
+    SandboxRequested,
+    SandboxRunning,
+    SandboxStopped,
+)
+from proxy.executor.bad_input import NOT_AS_ASKED
+from proxy.executor.context import NodeContext
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.lifecycle import Lifecycle
+from proxy.model.workload import Phase, Pod, Request, Verdict
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from proxy.executor.runtime_ports import RuntimePod
+
+
+class Sandboxes:
+    """The sandboxes of an executor."""
+
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
+        self._context = context
+        self._lifecycle = lifecycle
+        self._writes = writes
+
+    def admit(self, pod: Pod, total: Request) -> PodDecided:
+        """Decide about a pod before its sandbox is created; what is reserved for it is taken at once.
+
+        Returns:
+            The decision, with the pod under a token. ``running`` or ``failed`` must be called later.
+        """
+        context = self._context
+        token = context.token("pod")
+        context.bad_input.see(pod)
+        requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total)
+        decided = context.store.admit(requested)
+        admission = decided.admission
+        admitted, applied = admission.verdict.admitted, applies_to(context.state, pod)
+        if admission.explanation is not None:
+            why = structs.replace(admission.explanation, applied=applied)
+            context.history.note(context.wall(), why, token if admitted or not applied else "")
+        words = admission.problem or admission.verdict.operator_message
+        context.bad_input.limited(pod, admission.limit, words, admitted=admitted, applied=applied)
+        if admission.problem and admission.limit is None and admitted:
+            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
+        if not admitted:
+            self._report_refusal(pod, admission.verdict, applied=applied)
+        elif (aside := admission.pod.reserved_for_pod) is not None and applied:
+            context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
+        elif aside is not None:
+            context.telemetry.event("would reserve CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
+        return decided
+
+    def _report_refusal(self, pod: Pod, verdict: Verdict, *, applied: bool) -> None:
+        context = self._context
+        context.telemetry.count(metrics.PODS_REFUSED if applied else metrics.PODS_WOULD_REFUSE)
+        context.rejections.rejected(pod, "", verdict.operator_message, applied=applied)
+
+    def failed(self, token: str) -> None:
+        """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""
+        context = self._context
+        context.history.gone(token)
+        context.store.handle(SandboxFailed(token))
+
+    def running(self, pod: Pod, token: str = "") -> None:
+        """Note that a sandbox was created; what an earlier sandbox of the same pod still holds is released.
+
+        Args:
+            pod: The pod with the sandbox's id.
+            token: The token under which it was admitted.
+        """
+        context = self._context
+        context.bad_input.see(pod)
+        context.rejections.sandbox_runs(pod, applied=applies_to(context.state, pod))
+        context.history.renamed(token, pod.sandbox_id)
+        context.store.handle(SandboxRunning(pod, token))
+        if context.state.owners and applies_to(context.state, None):
+            context.spawn(self._writes.clear_sandboxes())
+
+    def moved_on(self, pod: Pod, name: str) -> None:
+        """Note that a container is requested: the init containers before it have exited, reported or not."""
+        if pod.asks is None:
+            return
+        ended = inits_before(pod.asks, name)
+        for container in self._context.state.in_sandbox(pod.sandbox_id) if ended else ():
+            if container.name in ended and container.phase is Phase.RUNNING:
+                self._lifecycle.phase(container.id, Phase.EXITED)
+
+    def stopped(self, sandbox_id: str) -> None:
+        """Note that a sandbox was stopped: nothing in it runs any more."""
+        self._context.history.gone(sandbox_id)
+        self._context.store.handle(SandboxStopped(sandbox_id))
+
+    def removed(self, sandbox_id: str) -> None:
+        """Note that a sandbox is gone, and its containers with it."""
+        context = self._context
+        for container in context.state.in_sandbox(sandbox_id):
+            if container.phase is not Phase.CREATING:
+                context.history.gone(container.id)
+        context.history.gone(sandbox_id)
+        context.store.handle(SandboxRemoved(sandbox_id))
+
+    def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
+        """Handle a sandbox that is not listed: it is gone, or got its id while the daemon was down."""
+        context = self._context
+        pod = context.state.pods.get(sandbox_id)
+        if pod is not None and pod.reserved_for_pod is not None:
+            for found in listed:
+                if (found.uid, found.attempt, found.ready) == (pod.uid, pod.attempt, True):
+                    ours = context.state.pods.get(found.id)
+                    if ours is None or ours.reserved_for_pod is None:
+                        self.running(structs.replace(pod, sandbox_id=found.id))
+                    break
+        self.removed(sandbox_id)

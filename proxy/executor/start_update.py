@@ -1,0 +1,292 @@
+"""Starts and updates: calls with which the runtime writes a cpuset to a container.
+
+The state holds the calls in flight and their results (``engine.inflight``, ``engine.call_ends``). This module
+prepares these calls, makes them, and records how they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from proxy.engine.call_answers import public_reason
+from proxy.engine.call_events import (
+    CallStrayed,
+    StartEnded,
+    StartRefused,
+    StrayEnded,
+    StrayListed,
+    UpdateEnded,
+)
+from proxy.engine.enforcement import applies_to
+from proxy.engine.inflight import InflightCall
+from proxy.engine.node_effects import StrayOver
+from proxy.engine.pod_fence import Fence
+from proxy.engine.start import StartStep, is_below_class, start_step
+from proxy.executor.confinement import Confinement
+from proxy.executor.context import NodeContext
+from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.reservations import Reservations
+from proxy.executor.systemd.fencing import Fencing
+from proxy.executor.worker import Worker
+from proxy.model.errors import UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
+
+BUSY = "the runtime is still busy with an update of it"
+ROUNDS = 5
+STEPS = 3 * ROUNDS
+"""Most steps that are made before a start; more are needed only if the pools change all the time."""
+
+_MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
+
+
+class StartUpdate:
+    """Prepares and follows the starts and updates of containers.
+
+    Attributes:
+        lookups: The worker for requests to the runtime that a client's call waits for.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        quotas: OwnerQuotas,
+        mems: CpusetMems,
+        reservations: Reservations,
+        confinement: Confinement,
+        fencing: Fencing,
+    ) -> None:
+        """Begin with no call in flight.
+
+        Args:
+            context: The node with the containers to start and update.
+            writes: Writes the wanted cpusets to the kernel.
+            quotas: Knows which CFS quotas are sent with an update.
+            mems: Knows which memory nodes are sent with an update.
+            reservations: Moves containers off the CPUs of an owner that starts.
+            confinement: Knows which starts without a waiting client are not over by time alone.
+            fencing: Sets up fences for calls.
+        """
+        self._context = context
+        self._writes = writes
+        self._quotas = quotas
+        self._mems = mems
+        self._reservations = reservations
+        self._confinement = confinement
+        self._fencing = fencing
+        self.lookups = Worker("lookups", context.broken, threads=8)
+        context.health.watch(self.lookups)
+
+    async def make_ready(self, container_id: str) -> str:
+        """Prepare the start of a created container: it has the right CPUs, and its own CPUs are free.
+
+        Returns:
+            Empty if it may start; else the reason why not.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime did not accept the CPUs.
+        """
+        context = self._context
+        known = context.state.containers.get(container_id)
+        if known is None or not applies_to(context.state, known.pod):
+            return ""
+        if known.phase is Phase.CREATED and is_below_class(context.state, known):
+            await self._see_to_groups(known)
+        for _ in range(STEPS):
+            step = start_step(context.state, container_id)
+            if step is StartStep.READY:
+                return ""
+            container = context.state.containers[container_id]
+            match step:
+                case StartStep.AWAIT_OTHERS | StartStep.AWAIT_ALL:
+                    keep = context.state.wanted(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
+                    if not await context.calls.updated(container_id, keep, context.options.call_timeout):
+                        return BUSY
+                case StartStep.SEND:
+                    await self._send(container)
+                case StartStep.CLEAR:
+                    return await self._clear(container)
+        return "the pools change faster than the runtime can be updated"
+
+    async def _clear(self, container: Container) -> str:
+        """Move other containers off the CPUs of an owner; returns why that fails, empty if it succeeds."""
+        await self._quotas.before_start(container)
+        reason = (await self._reservations.start(container)).reason
+        if reason is None:
+            return ""
+        if reason.public_message != reason.message:
+            problem = self._context.telemetry.problem
+            problem("cannot start a container", **subject(container), err=reason.message)
+        return public_reason(self._context.state, reason)
+
+    async def _see_to_groups(self, container: Container) -> None:
+        """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
+
+        If they cannot be written in time, that is reported, and the container starts with what they hold.
+        """
+        context = self._context
+        try:
+            async with asyncio.timeout(context.options.call_timeout):
+                self._writes.moved(await context.kernel.run(context.enforcer.enforce_groups))
+        except TimeoutError:
+            context.telemetry.problem(
+                "cannot write the cgroups above a container in time", **subject(container)
+            )
+
+    async def _send(self, container: Container) -> None:
+        """Send the CPUs of a created container to the runtime.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime did not accept them, or not in time.
+        """
+        context = self._context
+        want, quota = context.state.wanted(container), self._quotas.carried(container)
+        flight = context.calls.depart(container.id, want)
+
+        async def sent() -> None:
+            async with self.under_way(flight):
+                mems = self._mems.carried(container)
+                await self.lookups.run(context.runtime.update_cpuset, container.id, want, mems, quota)
+                self._quotas.saved(container.id, quota)
+                context.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)
+
+        # If this takes too long, the caller gives up, but the call stays in flight until it has ended.
+        job = asyncio.ensure_future(sent())
+        done, _ = await asyncio.wait([job], timeout=context.options.call_timeout)
+        if not done:
+            job.add_done_callback(lambda late: late.cancelled() or late.exception())
+            raise UnavailableError(f"cannot send the runtime the CPUs of {container.ref}: it does not answer")
+        await job
+
+    async def make_ready_fenced(self, container_id: str) -> tuple[str, Fence | None]:
+        """Do the same as ``make_ready``, and set up a fence if the start needs one.
+
+        The state has not changed since the last check when this returns.
+
+        Returns:
+            The result of ``make_ready``, and the fence, to be passed to ``start``.
+        """
+        fencing, fence, obstacle = self._fencing, None, ""
+        try:
+            for _ in range(ROUNDS):
+                fence = await fencing.guard(container_id, fence)
+                obstacle = await self.make_ready(container_id)
+                container = self._context.state.containers.get(container_id)
+                if obstacle or container is None or fencing.fits(container, fence):
+                    break
+        except BaseException:
+            await fencing.drop(fence)
+            raise
+        if obstacle:
+            await fencing.drop(fence)
+        return obstacle, fence
+
+    def start(self, container_id: str, carries: CpuSet, fence: Fence | None = None) -> InflightCall:
+        """Record that a start is about to be forwarded to the runtime; returns the call in flight.
+
+        Args:
+            container_id: The container.
+            carries: The CPUs that the runtime may write by it.
+            fence: The fence that was set up for it.
+        """
+        flight = self._context.calls.depart(container_id, carries, is_start=True)
+        self._fencing.bind(flight, fence)
+        return flight
+
+    @contextlib.asynccontextmanager
+    async def under_way(self, flight: InflightCall) -> AsyncIterator[None]:
+        """Make an update inside this context; how the block ends determines how the call in flight ends."""
+        try:
+            yield
+        except (UnavailableError, asyncio.CancelledError):
+            self.stray(flight)  # no caller waits any more; the runtime may still execute it
+            raise
+        except BaseException:
+            self.landed(flight, None)
+            raise
+        self.landed(flight, flight.carries)
+
+    def started(self, flight: InflightCall, *, ok: bool) -> None:
+        """Record that a start has been answered."""
+        context, landed, handle = self._context, self._fencing.landed, self._context.store.handle
+        container = context.state.containers.get(flight.container_id)
+        if ok:
+            landed(flight, flight.carries, functools.partial(handle, StartEnded(flight, Phase.RUNNING)))
+        elif container is None or container.phase is not Phase.STARTING:
+            landed(flight, None, functools.partial(handle, StartEnded(flight, None)))
+            context.attention.set()
+        else:
+            context.store.handle(StartRefused(flight, context.clock()))
+            context.spawn(self._make_room(container))
+
+    async def _make_room(self, container: Container) -> None:
+        """Widen the cgroup above a container after a failed start, so that the next start can succeed."""
+        self._writes.moved(await self._context.kernel.run(self._context.enforcer.make_room, container))
+
+    def landed(self, flight: InflightCall, carried: CpuSet | None) -> None:
+        """Record that an update was answered; ``carried`` is the set that the runtime has saved, if any."""
+        then = functools.partial(self._context.store.handle, UpdateEnded(flight, carried))
+        self._fencing.landed(flight, carried, then)
+
+    def stray(self, flight: InflightCall) -> None:
+        """Record that no caller waits for a start or update any more; the runtime may still execute it."""
+        self._context.store.handle(CallStrayed(flight, self._context.clock()))
+
+    def suspect(self) -> Iterator[None]:
+        """Record, when the daemon starts, calls that the runtime may still execute for an earlier one.
+
+        It is not known which calls these are or which sets they carry, so one is assumed for every container
+        that may be changed. Containers that have a call in flight already are skipped. The cost is that a
+        create that arrives at once and gives CPUs away waits for ``STRAY_GRACE_S``. Writing each update to
+        the ledger before it is sent would slow down all updates.
+
+        A generator of steps, after each of which the state may have changed.
+        """
+        context = self._context
+        anywhere = context.state.node.machine.online
+        for container_id in list(context.state.containers):
+            yield
+            container = context.state.containers.get(container_id)
+            if container is None or container.phase not in _MAY_BE_CHANGED:
+                continue
+            if context.state.inflight.of(container_id):
+                continue
+            for is_start in (False, True) if container.phase is not Phase.RUNNING else (False,):
+                now = context.clock()
+                context.calls.depart(container.id, anywhere, is_start=is_start, suspected_at=now)
+
+    def end_strays(self, phase_of: Callable[[str], Phase | None], asked: float) -> Iterator[None]:
+        """End calls without a waiting caller that are over, by the runtime's list or by the time passed.
+
+        A generator of steps, after each of which the state may have changed.
+
+        Args:
+            phase_of: Returns a container's phase in the runtime's list; None if the list does not show it.
+            asked: When the list was requested, in seconds of the executor's clock.
+        """
+        context, now = self._context, self._context.clock()
+        for call in context.state.inflight.strays():
+            yield
+            phase, held = phase_of(call.container_id), self._confinement.holds(call)
+            for effect in context.store.handle(StrayListed(call, phase, asked, now, held)):
+                if isinstance(effect, StrayOver):
+                    self._end(effect)
+
+    def _end(self, stray: StrayOver) -> None:
+        """End a call without a waiting caller, once systemd has the right set for its container."""
+        call, phase = stray.call, stray.phase
+        sent = call.carries if call.is_start and phase is Phase.RUNNING else None
+        then = functools.partial(self._context.store.handle, StrayEnded(call, phase))
+        self._fencing.landed(call, sent, then)
+
+    def close(self) -> None:
+        """End the workers' threads."""
+        self.lookups.close()

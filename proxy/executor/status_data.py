@@ -1,0 +1,253 @@
+"""The state of a node as plain data: what ``topoproxy status`` shows."""
+
+from __future__ import annotations
+
+from proxy.allocation.koordinator.resource_status import status_text
+from proxy.engine.enforcement import applies_to
+from proxy.engine.invariants import violations
+from proxy.engine.node import Node
+from proxy.engine.quotas import CONTAINER, POD
+from proxy.engine.state import NodeState
+from proxy.executor.cpu_users import CpuUsers
+from proxy.executor.enforce import LIVE
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.readiness import other_checks, required_checks
+from proxy.model.idset import CpuSet, union
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Container, Phase, Pool
+
+FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
+"""Keys that were renamed; the former ones are given for one more release."""
+
+
+NAMED = 10
+"""How many containers that use the CPUs of an owner are named."""
+
+
+def node_page(executor: NodeExecutor) -> dict[str, object]:
+    """Give pools, owners, containers and problems; what the kernel has is that of the last reading."""
+    state = executor.state
+    checks = required_checks(executor, executor.sync)
+    containers = [
+        _container(executor, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
+    ]
+    exclusive, observed = _exclusive(executor)
+    page: dict[str, object] = {
+        "ready": not any(check.reason for check in checks),
+        "pools": _pools(state, containers),
+        "exclusive": exclusive,
+        "observedOnExclusive": observed,
+        "containers": containers,
+        "kernel": _reading(executor),
+        "quotas": quotas_page(executor),
+        **({"partitions": executor.partitions.page()} if executor.partitions is not None else {}),
+        "workers": executor.health.page(),
+        "problems": executor.telemetry.problems(),
+        "violations": violations(state),
+        "shortfalls": executor.hotplug.shortage.page(),
+        "counters": executor.telemetry.registry.page(),
+        "settings": _settings(state.node),
+        "cgroups": executor.cgroup_locator.page(executor.enforcer.cgroups.version)
+        | executor.unit_properties.page(),
+        "drift": executor.drift.page(),
+        "nodePolicy": executor.node_policy.page(),
+        "kubelet": executor.kubelet_cpus.page(),
+        "memory": _memory(state),
+        "reservations": [
+            {
+                "pod": pod.ref,
+                "cpus": str(pod.reserved_for_pod.cpus),
+                "nodes": str(pod.reserved_for_pod.affinity or ""),
+            }
+            for pod in state.pods.values()
+            if pod.reserved_for_pod is not None
+        ],
+        "remembered": executor.history.size,
+    }
+    page["checks"] = [check.page() for check in (*checks, *other_checks(page))]
+    return page | {former: page[key] for former, key in FORMER_KEYS.items()}
+
+
+def _reading(executor: NodeExecutor) -> dict[str, object]:
+    """Say how old the values of the kernel are, and how many are missing."""
+    view = executor.kernel_view
+    age = view.age
+    return {"age_s": None if age is None else round(age, 1), "not_read": view.last.left_out}
+
+
+def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, object]:
+    """Give the pools that containers are placed on, and how many containers have them by the kernel."""
+    per_node = state.pools.per_node(state.node.machine)
+    live = [row for row in containers if row["phase"] != Phase.EXITED.value]
+    held = {
+        pool: [row["applied"] and row["cpus"] and not row["differs"] for row in live if row["pool"] == pool]
+        for pool in ("shared", "be", "system")
+    }
+    return {
+        "shared": str(state.pools.shared),
+        "be": str(state.pools.be),
+        **({"system": str(state.pools.system)} if state.node.system else {}),
+        "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
+        "containers": {
+            pool: {"count": len(each), "in_effect": sum(map(bool, each))} for pool, each in held.items()
+        },
+    }
+
+
+def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
+    """Give the owners of CPUs: what they have by the kernel, and what they are to have. Released: none.
+
+    Returns:
+        The owners; and how many observed containers can use some of their CPUs.
+    """
+    state, read = executor.state, executor.kernel_view.last.cpusets
+    if executor.store.mode is NodeMode.RELEASED:
+        return [], 0
+    users = CpuUsers(state, read)
+    rows: list[dict[str, object]] = []
+    observed: set[str] = set()
+    for key, owner in sorted(state.owners.items()):
+        holders = _holders(executor, key)
+        applied = all(applies_to(state, c.pod) for c in holders) if holders else state.mode.enforces
+        has = CpuSet()
+        if applied:
+            has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
+        others = users.others(key, has or owner.cpus, hard=owner.hard) if applied else []
+        if applied and not (has or others) and executor.kernel_view.age is not None:
+            has = owner.cpus  # none of its containers has a cgroup yet; all others have left the CPUs
+        observed.update(c.id for c in others if not applies_to(state, c.pod))
+        rows.append(
+            {
+                "owner": key,
+                "cpus": str(has),
+                "desired_cpus": "" if executor.store.mode.is_leaving else str(owner.cpus),
+                "applied": applied,
+                "also_used_by": [c.ref for c in others[:NAMED]],
+                "also_used": len(others),
+                "hard": owner.hard,
+                "resource_status": status_text(owner.cpus),
+                "pod": next((c.pod.ref for c in holders), ""),
+                "container": ",".join(sorted({c.name for c in holders})),
+            }
+        )
+    return rows, len(observed)
+
+
+def _container(executor: NodeExecutor, container: Container) -> dict[str, object]:
+    state, mode = executor.state, executor.store.mode
+    has = executor.kernel_view.last.cpusets.get(container.id)
+    exited = container.phase is Phase.EXITED
+    has = None if exited else has
+    cpus, mems = _desired(executor, container)
+    applied = applies_to(state, container.pod)
+    busy = container.phase not in LIVE or state.inflight.is_busy(container.id)
+    return {
+        "id": container.id,
+        "ref": container.ref,
+        "pod_uid": container.pod.uid,
+        "sandbox": container.pod.sandbox_id,
+        "qos": container.pod.qos.value or container.pod.kube_qos.value,
+        "pool": container.placement.pool.value,
+        "cpus": "" if has is None else str(has.effective_cpus),
+        "desired_cpus": cpus,
+        "mems": "" if has is None else str(has.effective_mems),
+        "desired_mems": mems,
+        "applied": applied,
+        "differs": applied
+        and not busy
+        and has is not None
+        and bool(cpus)
+        and cpus != str(has.effective_cpus),
+        "cfs_quota": "off" if _has_no_quota(executor, container) else "",
+        "phase": container.phase.value,
+        "reason": "" if mode.is_leaving else "; ".join(container.placement.reasons),
+    }
+
+
+def _has_no_quota(executor: NodeExecutor, container: Container) -> bool:
+    """Report whether a container runs without its CFS quota: it is to, and the kernel has none."""
+    now = executor.kernel_view.last.quotas.get(CONTAINER + container.id)
+    return executor.quotas.off(container) and (now is None or now < 0)
+
+
+def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
+    """Return the CPUs and memory nodes that a container is to have; of a released one nothing is desired."""
+    if container.phase is Phase.EXITED or executor.store.mode.is_leaving:
+        return "", ""
+    state = executor.state
+    return str(state.wanted(container)), str(container.placement.mems)
+
+
+def quotas_page(executor: NodeExecutor) -> list[dict[str, object]]:
+    """Give the CFS quotas that are off and will be put back; ``container`` is empty for a pod's."""
+    state = executor.state
+    pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
+    rows: list[dict[str, object]] = []
+    for key, record in sorted(executor.quotas.known.records.items()):
+        found = state.containers.get(key.removeprefix(CONTAINER))
+        name = "" if found is None else found.name
+        pod = pods.get(key, "") if found is None else found.pod.ref
+        now = executor.kernel_view.last.quotas.get(key)
+        rows.append({"pod": pod, "container": name, "was": record.quota, "now": now, "group": record.group})
+    return rows
+
+
+def _settings(node: Node) -> dict[str, object]:
+    return {
+        "cpuManagerPolicy": "static" if node.static else "none",
+        "cpuManagerPolicyOptions": [name for name, on in node.options.as_kubelet().items() if on],
+        "reservedSystemCPUs": str(node.reserved),
+        "topologyManagerPolicy": node.policy.value,
+        "topologyManagerScope": node.scope.value,
+        "reservedCPUs": str(node.reservation),
+        "systemCPUs": str(node.system),
+        "cpuBindPolicy": node.bind.value,
+        "numaAllocateStrategy": node.strategy.value,
+        "prefer-closest-numa-nodes": node.closest,
+        "memoryManagerPolicy": "None" if node.memory is None else "Static",
+        "memoryNodes": "follow" if node.follow_mems else "leave",
+        "admission": _admission(node),
+    }
+
+
+def _admission(node: Node) -> dict[str, object]:
+    """Give the rules of admission, with the floors in CPUs."""
+    rules = node.admission
+    floors = {floor.node: floor.least for floor in node.floors.each}
+    return {
+        "resourceStatus": rules.resource_status.value,
+        "namespaces": list(rules.owners.patterns),
+        "systemNamespaces": list(rules.system.patterns),
+        "maxCPUsPerPod": rules.pod_limit,
+        "maxCPUsPerNamespace": rules.namespace_limit,
+        "maxCPUsPerNode": rules.node_limit,
+        "sharedFloor": floors.pop(None, 0),
+        "sharedFloorPerNUMANode": {str(number): least for number, least in floors.items()},
+        "beyondLimit": rules.beyond.value,
+    }
+
+
+def _memory(state: NodeState) -> list[dict[str, object]]:
+    """Give what is promised of each node's memory, in bytes by resource; empty where it is not counted."""
+    if state.memory is None:
+        return []
+    return [
+        {
+            "node": number,
+            "group": str(node.cells),
+            "resources": {
+                name: {"allocatable": table.allocatable, "given": table.reserved, "free": table.free}
+                for name, table in node.tables.items()
+                if table.total
+            },
+        }
+        for number, node in state.memory.nodes.items()
+    ]
+
+
+def _holders(executor: NodeExecutor, owner: str) -> list[Container]:
+    return [
+        c
+        for c in executor.state.containers.values()
+        if c.owner == owner and c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
+    ]

@@ -1,0 +1,205 @@
+"""The state of the node, and the one place where it changes.
+
+Theory of operation. ``NodeStore.state`` is a value (``proxy.engine.state``). Workers read it from their
+threads. Only the event loop replaces it, and only with ``NodeStore.handle``, in the same steps each time:
+
+1. The engine (``proxy.engine.handle``) returns the state after an event, and effects. The new state replaces
+   the old one: every later decision uses it, and so does every kernel write that is already queued.
+2. The effects are performed in their order. Records go to the journal. Where pools or rules differ, and where
+   something has happened to a container or a pod, the observers are notified in the order in which they
+   subscribed (``executor``): the kernel first, hooks last.
+
+A change that an observer causes is notified after the change that it observes, so that all observers see
+everything in the same order. A fault in one observer is reported and does not keep the others from following:
+the state has changed already.
+
+Beside the state, the store holds the futures of calls in flight, and the events that wake tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast, get_args
+
+from msgspec import structs
+
+from proxy.engine import node_effects as to_do
+from proxy.engine.call_answers import CallAnswer
+from proxy.engine.call_events import StartRequested, UpdateRequested
+from proxy.engine.container_events import (
+    ContainerFound,
+    CpusNotFreed,
+    CreateNotReserved,
+    CreateRequested,
+    CreateResumed,
+)
+from proxy.engine.effects import RequestReconcile
+from proxy.engine.handle import handle
+from proxy.engine.node_effects import (
+    Change,
+    NodeEffect,
+    NodeEffects,
+    Notice,
+    PlanDecided,
+    PodDecided,
+    PutRecord,
+)
+from proxy.engine.node_events import NodeEvent
+from proxy.engine.pod_events import SandboxRequested
+from proxy.engine.state import NodeState
+from proxy.engine.write_conflicts import DriftEffect
+from proxy.executor.inflight import CallWaits
+from proxy.executor.journal import Journal
+from proxy.executor.observer import Observer
+from proxy.model.mode import NodeMode
+
+E = TypeVar("E", to_do.WriteCpusets, to_do.CompareCpusets, to_do.CompareUnits)
+_NOTICES: dict[type[Notice], Callable[..., None]] = {
+    Change: Observer.changed,
+    to_do.NotifyCreated: Observer.created,
+    to_do.NotifyFailed: Observer.failed,
+    to_do.NotifyEntered: Observer.entered,
+    to_do.NotifyGiven: Observer.given,
+    to_do.NotifyGone: Observer.gone,
+    to_do.NotifyPodStopped: Observer.pod_stopped,
+    to_do.NotifyPodGone: Observer.pod_gone,
+    to_do.NotifyListed: Observer.listed,
+}
+"""The methods of observers, by the effect; the fields of the effect are the arguments."""
+
+
+def _answer(effect: NodeEffect) -> None:
+    """Do nothing: the sender of the event takes this effect from the result."""
+
+
+class NodeStore:
+    """Holds the state of the node. For the event loop; ``state`` may be read from any thread.
+
+    Attributes:
+        journal: Has changes written to the ledger.
+        calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
+        synced: Set once all running containers are known. Until then, free-looking CPUs may have an owner.
+        attention: Set to have the runtime's lists compared soon.
+        to_settle: Set when there are more unsettled containers.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        journal: Journal,
+        fault: Callable[[BaseException], None],
+        mode: NodeMode = NodeMode.ENFORCE,
+    ) -> None:
+        """Start with a state that nothing depends on yet.
+
+        Args:
+            state: The node at the start.
+            journal: Has changes written to the ledger.
+            fault: Called with what an observer raises.
+            mode: The mode of the node at first.
+        """
+        self._state = structs.replace(state, mode=mode)
+        self.journal = journal
+        self._fault = fault
+        self._observers: list[Observer] = []
+        self._handlers: dict[type[Notice], tuple[Callable[..., None], ...]] = {}
+        self._due: deque[Notice] = deque()
+        self._notifies = False
+        self.calls = CallWaits(lambda: self._state, self.handle)
+        self.synced = asyncio.Event()
+        self.attention = asyncio.Event()
+        self.to_settle = asyncio.Event()
+        self._perform: dict[type[NodeEffect], Callable[[Any], None]] = {
+            **dict.fromkeys(_NOTICES, self._notify),
+            PutRecord: self._put_record,
+            RequestReconcile: lambda effect: self.attention.set(),
+            to_do.SettleSoon: lambda effect: self.to_settle.set(),
+            to_do.CallOver: self.calls.over,
+            to_do.StrayOver: _answer,
+            PlanDecided: _answer,
+            PodDecided: _answer,
+            **dict.fromkeys(get_args(CallAnswer), _answer),
+            to_do.EnforcementStep: _answer,
+            **dict.fromkeys(get_args(DriftEffect), _answer),
+        }
+
+    @property
+    def state(self) -> NodeState:
+        """The node as it is now."""
+        return self._state
+
+    @property
+    def mode(self) -> NodeMode:
+        """The current mode of the node. May be read from any thread."""
+        return self._state.mode
+
+    def handle(self, event: NodeEvent) -> NodeEffects:
+        """Apply an event to the state, and perform the effects; returns the effects."""
+        self._state, effects = handle(self._state, event)
+        for effect in effects:
+            self._perform[type(effect)](effect)
+        return effects
+
+    def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> PlanDecided | None:
+        """Have the engine decide about a container; returns None where nothing was decided."""
+        effects = self.handle(event)
+        decided = effects[-1] if effects else None
+        return decided if type(decided) is PlanDecided else None
+
+    def admit(self, event: SandboxRequested) -> PodDecided:
+        """Have the engine decide about a pod."""
+        decided = self.handle(event)[-1]
+        assert type(decided) is PodDecided
+        return decided
+
+    def answer(
+        self, event: CreateResumed | CreateNotReserved | StartRequested | UpdateRequested
+    ) -> CallAnswer:
+        """Have the engine decide what becomes of a call."""
+        return cast("CallAnswer", self.handle(event)[-1])  # as the rules of these events end
+
+    def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:
+        """Have effects of a kind performed by a function, from now on."""
+        self._perform[kind] = perform
+
+    def subscribe(self, observer: Observer) -> None:
+        """Notify an observer from now on, after those that have subscribed before."""
+        self._observers.append(observer)
+        self._handlers.clear()
+
+    # -- effects ------------------------------------------------------------------------------------------
+
+    def _put_record(self, effect: PutRecord) -> None:
+        self.journal.put(effect.key, effect.record)
+
+    def _notify(self, effect: Notice) -> None:
+        """Notify the observers that handle an effect, in their order."""
+        kind = type(effect)
+        if kind not in self._handlers:
+            self._handlers[kind] = tuple(self._handled(_NOTICES[kind]))
+        if not self._handlers[kind]:
+            return
+        self._due.append(effect)
+        if self._notifies:
+            return
+        self._notifies = True
+        try:
+            while self._due:
+                due = self._due.popleft()
+                values: tuple[object, ...] = (due,) if type(due) is Change else structs.astuple(due)
+                for handler in self._handlers[type(due)]:
+                    try:
+                        handler(*values)
+                    except Exception as error:  # noqa: BLE001  the other observers must follow
+                        self._fault(error)
+        finally:
+            self._notifies = False
+
+    def _handled(self, notice: Callable[..., None]) -> Iterator[Callable[..., None]]:
+        """Yield the methods that handle a notice, in the order of the observers."""
+        for observer in self._observers:
+            handler = getattr(observer, notice.__name__)
+            if getattr(handler, "__func__", None) is not notice:
+                yield handler

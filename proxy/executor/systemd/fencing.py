@@ -1,0 +1,299 @@
+"""Fences around pods while a call may put their containers on wrong CPUs; see ``proxy.engine.pod_fence``.
+
+Where the runtime's runc sends wrong cpusets to systemd (see ``unit_properties``), a wrong cpuset may be in
+effect from the runtime's call until the unit is repaired, and nothing can prevent that. So the slice of the
+pod is narrowed before such a call is sent, and widened when the unit is right again. That takes two writes to
+one file. Meanwhile systemd writes the file of the scope, not that of the slice.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from proxy.engine.inflight import InflightCall
+from proxy.engine.pod_fence import (
+    Fence,
+    StandingFences,
+    fence_cpus,
+    has_group,
+    has_slice,
+    lowered,
+    raised,
+)
+from proxy.executor.context import NodeContext
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.systemd.ports import Fences
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container
+from proxy.telemetry import metrics
+
+ROUNDS = 5
+
+
+class UnitRepairs(Protocol):
+    """What fences need from the part that keeps units right (``unit_properties``).
+
+    Attributes:
+        connected: Whether systemd can be queried now.
+    """
+
+    connected: bool
+
+    def begin(self) -> None:
+        """Connect, once there is a unit."""
+
+    def is_unit(self, container: Container) -> bool:
+        """Report whether a container is a systemd scope, or will be one."""
+
+    def is_trusted(self, cpus: CpuSet) -> bool:
+        """Report whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
+
+    def sent(self, container_id: str, carried: CpuSet) -> None:
+        """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
+
+    def landed(self, container_id: str) -> None:
+        """Note that a call for a container has landed, with or without success."""
+
+    def changed(self, ids: Iterable[str]) -> None:
+        """Have the units of some containers compared, soon."""
+
+    def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
+        """Handle that a unit could not be read or set."""
+
+    async def put_right(
+        self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
+    ) -> bool:
+        """Correct a unit's properties to what its container is to have; returns whether they were set."""
+
+
+class Fencing:
+    """Puts up fences and takes them away."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        unit_properties: UnitRepairs,
+        fences: Fences | None = None,
+    ) -> None:
+        """Start without fences.
+
+        Args:
+            context: Has the containers.
+            writes: Processes the results of writes.
+            unit_properties: Knows what the runtime sends to systemd, and repairs it.
+            fences: Writes the CPU lists of groups; None where nothing does.
+        """
+        self._context = context
+        self._writes = writes
+        self._unit_properties = unit_properties
+        self._fenced: dict[InflightCall, Fence] = {}
+        self.fences = fences
+        self._standing: StandingFences = {}
+        """For the kernel worker."""
+
+    def can(self, container: Container) -> bool:
+        """Report whether a container's pod has a slice of its own that can be narrowed."""
+        return self.fences is not None and has_slice(container.pod)
+
+    def can_confine(self, container: Container) -> bool:
+        """Report whether a container's pod has a group of its own that can be narrowed."""
+        return self.fences is not None and has_group(container.pod)
+
+    async def confine(self, flight: InflightCall, container: Container, mine: CpuSet) -> bool:
+        """Put a fence around the pod of a container while a call for the container is in flight.
+
+        An existing fence of the call is replaced. The fence is taken away when the call has landed.
+
+        Args:
+            flight: The call.
+            container: Its container.
+            mine: CPUs that the call must not give to the container.
+
+        Returns:
+            Whether the fence keeps the container off these CPUs, whatever the runtime writes.
+        """
+        if not self.can_confine(container):
+            return False
+        fence = await self.put(container)
+        if fence is None:
+            return False
+        calls = self._context.calls
+        if fence.cpus & mine or calls.has_landed(flight):  # another container of the pod owns them
+            await self.take(fence)
+            return False
+        before = self._fenced.get(flight)
+        self._fenced[flight] = fence
+        if before is not None:
+            await self.take(before)  # one of two: the list stays as it is now
+        else:
+            calls.then(flight, functools.partial(self._left_behind, flight))
+        return True
+
+    def _left_behind(self, flight: InflightCall) -> None:
+        """Take away the fence of a call that is over without a call of ``landed``."""
+        fence = self._fenced.pop(flight, None)
+        if fence is not None:
+            self._context.spawn(self.take(fence))
+
+    def is_fenced(self, flight: InflightCall) -> bool:
+        """Report whether a fence stands for a call."""
+        return flight in self._fenced
+
+    async def put(self, container: Container) -> Fence | None:
+        """Put up a fence; None where there is nothing to fence."""
+        cpus = fence_cpus(self._context.state, container)
+        if not cpus or self.fences is None:
+            return None
+        try:
+            path = await self._context.kernel.run(self._put, container.pod.cgroup_parent, cpus)
+        except CgroupError as error:
+            self._context.telemetry.problem(
+                "cannot narrow the cgroup of a pod", pod=container.pod.ref, err=error
+            )
+            return None
+        if path is None:
+            return None
+        self._context.telemetry.count(metrics.POD_CGROUPS_NARROWED)
+        return Fence(path, cpus)
+
+    async def take(self, fence: Fence) -> None:
+        """Take a fence away."""
+        try:
+            await self._context.kernel.run(self._take, fence.path)
+        except CgroupError as error:
+            self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
+
+    async def take_all(self) -> None:
+        """Take all fences away, because the daemon ends."""
+        await self._context.kernel.run(self._take_all)
+
+    # -- around the runtime's calls -----------------------------------------------------------------------
+
+    def is_wary(self, container: Container) -> bool:
+        """Report whether a call that carries a container's cpuset to the runtime is to wait for a fence."""
+        if not self._unit_properties.is_unit(container):
+            return False
+        self._unit_properties.begin()
+        want = self._context.state.wanted(container)
+        doubtful = self._unit_properties.connected and not self._unit_properties.is_trusted(want)
+        return doubtful and self.can(container)
+
+    async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
+        """Put up the fence that a call for a container needs now.
+
+        Args:
+            container_id: The container that the call is for.
+            fence: The fence put up for the call before; it is taken away if it no longer fits.
+        """
+        container = self._context.state.containers.get(container_id)
+        if fence is not None and container is not None and self.fits(container, fence):
+            return fence
+        new = await self.put(container) if container and self.is_wary(container) else None
+        if fence is not None:
+            await self.take(fence)
+        return new
+
+    async def fitting(self, container_id: str) -> Fence | None:
+        """Put up a fence that fits when this returns, where a call for a container needs one."""
+        fence = None
+        for _ in range(ROUNDS):
+            fence = await self.guard(container_id, fence)
+            container = self._context.state.containers.get(container_id)
+            if container is None or self.fits(container, fence):
+                break
+        return fence
+
+    def fits(self, container: Container, fence: Fence | None) -> bool:
+        """Report whether a call for a container may be sent with the fence put up for it, or without one."""
+        if fence is None:
+            return not self.is_wary(container)
+        return fence.cpus == fence_cpus(self._context.state, container)
+
+    async def drop(self, fence: Fence | None) -> None:
+        """Take away the fence of a call that will not be sent."""
+        if fence is not None:
+            await self.take(fence)
+
+    def bind(self, flight: InflightCall, fence: Fence | None) -> None:
+        """Note that a call is sent within a fence."""
+        if fence is not None:
+            self._fenced[flight] = fence
+
+    def landed(self, flight: InflightCall, carried: CpuSet | None, then: Callable[[], object]) -> None:
+        """Note that a call has been answered, or is lost.
+
+        Args:
+            flight: The call.
+            carried: The cpuset that the runtime has sent to systemd, if any.
+            then: Called when the call no longer counts as in flight: at once where it had no fence.
+        """
+        fence = self._fenced.pop(flight, None)
+        if fence is not None:
+            self._context.spawn(self._mend(flight, carried, fence, then))
+            return
+        then()
+        if carried is not None:
+            self._unit_properties.sent(flight.container_id, carried)
+        self._unit_properties.landed(flight.container_id)
+
+    async def _mend(
+        self, flight: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
+    ) -> None:
+        """Correct a unit, then its cgroup file, then take the fence away."""
+        context, container_id, again = self._context, flight.container_id, list[str]()
+        try:
+            container = context.state.containers.get(container_id)
+            path = (
+                None if container is None else await context.kernel.run(context.enforcer.path_of, container)
+            )
+            if path is not None and path.endswith(".scope"):
+                await self._unit_properties.put_right(container_id, path, flight, carried)
+        except (CgroupError, UnavailableError) as error:
+            self._unit_properties.failed(container_id, error)
+            again.append(container_id)
+        except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
+            context.broken(error)
+        try:
+            # Setting the property has written the file; where that failed, it is written here.
+            self._writes.moved(await context.kernel.run(context.enforcer.enforce, [container_id]))
+        except Exception as error:  # noqa: BLE001  as above
+            context.broken(error)
+        try:
+            await self.take(fence)
+        finally:
+            then()
+            self._unit_properties.changed(again)
+            self._unit_properties.landed(container_id)
+
+    # -- in the kernel worker -----------------------------------------------------------------------------
+
+    def _put(self, parent: str, cpus: CpuSet) -> str | None:
+        path = self._context.enforcer.cgroups.pod_group(parent)
+        if path is None or self.fences is None:
+            return None
+        self._standing = raised(self._standing, path, self.fences.swap(path, cpus))
+        return path
+
+    def _take(self, path: str) -> None:
+        fence, self._standing = self._standing.get(path), lowered(self._standing, path)
+        if fence is None or path in self._standing:
+            return
+        try:
+            assert self.fences is not None
+            self.fences.swap(path, fence.before or self._context.state.node.machine.present)
+        except CgroupError as error:
+            if error.errno != errno.ENOENT:  # else the pod has ended
+                raise
+
+    def _take_all(self) -> None:
+        while self._standing:
+            path = next(iter(self._standing))
+            try:
+                self._take(path)
+            except CgroupError as error:
+                self._context.telemetry.problem("cannot widen the cgroup of a pod", path=path, err=error)

@@ -1,0 +1,356 @@
+"""Makes cpusets last where containers are systemd scopes (cgroup v2).
+
+Theory of operation.
+
+* A value in a cgroup file lasts until systemd writes the file: from the unit's properties, at a daemon-reload
+  and at any change of any property. So what was written to the kernel is also set as the unit's
+  ``AllowedCPUs`` (and ``AllowedMemoryNodes``, as the kernel has them), in the background and at a limited
+  rate.
+* The runtime sends cpusets to systemd as well: runc does at each start and update. runc before 1.1.6 sends
+  the bytes of a mask in the wrong order, so that the unit gets another cpuset: the first eight CPUs change
+  places with the last, and a container that shares CPUs may be put on an owner's. So the unit's properties
+  are read after each call that carried a cpuset (``engine.systemd_masks``). A runtime that sends wrong
+  cpusets is reported once, and each unit is repaired at once. A cpuset that is the same in both orders proves
+  nothing and does no harm.
+* Between such a call and the repair the wrong cpuset may be in effect. Until it is known that the runtime
+  sends right ones, the pod is fenced meanwhile (``fencing``), and the call counts as in flight until the unit
+  is right. Once it is known that the runtime sends wrong ones, topoproxy sends its changes to systemd only.
+* Setting a property writes the file, too. So it counts as in flight like any other call that carries a
+  cpuset, and a shrink waits for it.
+* Slices above may have cpusets as well. Where the kernel's list of one had to be widened for a container, its
+  property follows, so that the container's cpuset stays within it after a reload.
+
+When systemd has reloaded its units, all containers are compared with the kernel at once (``drift``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Iterable
+
+from proxy.engine.enforcement import applies_to
+from proxy.engine.inflight import InflightCall
+from proxy.engine.likely_writer import Author
+from proxy.engine.node_effects import CompareUnits
+from proxy.engine.settling import is_passing
+from proxy.engine.systemd_masks import MaskOrder, learned
+from proxy.executor.context import NodeContext
+from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.systemd.fencing import Fencing
+from proxy.executor.systemd.ports import Fences, UnitNews, Units, UnitSets
+from proxy.executor.worker import Worker
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+
+PER_SECOND = 50.0
+"""How many units are set a second in the background; each costs systemd a small file."""
+LOOK = 0.2
+"""The cost of comparing a unit that is right, as a fraction of the cost of setting one."""
+AWAY_S = 1.0
+
+
+class UnitProperties:
+    """Makes cpusets last as properties of units.
+
+    Attributes:
+        units: The units of systemd; None where there is no systemd.
+        fencing: The fences around pods.
+        connected: Whether systemd can be queried now.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        writes: KernelWrites,
+        suspect: Callable[[str], None],
+        units: Units | None = None,
+        fences: Fences | None = None,
+    ) -> None:
+        """Compare nothing yet.
+
+        Args:
+            context: Has the containers.
+            writes: Makes the kernel follow the state, and reports what was written.
+            suspect: Has all containers compared; takes the name of the program that may have written.
+            units: The units of systemd; None where there is no systemd.
+            fences: Narrows groups above containers; None where nothing can.
+        """
+        self._context = context
+        self._writes = writes
+        self._suspect = suspect
+        self._worker = Worker("units", context.broken, threads=2)
+        context.health.watch(self._worker)
+        self._loop = asyncio.get_running_loop()
+        self.units = units
+        self.fencing = Fencing(context, writes, self, fences)
+        writes.subscribe(lambda done: self.changed(done.written))
+        self.connected = False
+        self._as_sent = context.options.quirks.mask_as_sent
+        self._watches = False
+        self._known: dict[str, CpuSet] = {}
+        self._dirty: dict[str, None] = {}
+        self._put_off: set[str] = set()
+        self._late: list[InflightCall] = []
+        """Changes that systemd was asked to make and has not answered."""
+        context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
+        self._wake = asyncio.Event()
+
+    @property
+    def order(self) -> MaskOrder:
+        """The byte order in which the runtime sends masks to systemd."""
+        return self._context.state.facts.masks
+
+    # -- what systemd reports -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Connect, once there is a unit."""
+        if not self._watches and self.units is not None:
+            self._watches = True
+            self.units.watch(self._unit_event)
+
+    def _unit_event(self, news: UnitNews) -> None:
+        """Pass news on to the event loop; called in a thread of ``units``."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take, news)
+
+    def _take(self, news: UnitNews) -> None:
+        context = self._context
+        if news is UnitNews.LOST:
+            self.connected = False
+            return
+        if news is UnitNews.CONNECTED:
+            context.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
+            self.connected = True
+            self.changed(context.state.containers)
+            self._wake.set()
+            if context.telemetry.value(metrics.SYSTEMD_CONNECTIONS) == 1:
+                return
+        else:
+            context.telemetry.count(metrics.SYSTEMD_RELOADS)
+        self._suspect(Author.SYSTEMD)
+
+    # -- what the runtime sends to systemd ----------------------------------------------------------------
+
+    def is_instead(self, container: Container) -> bool:
+        """Report whether a container's cpuset is sent to systemd only, as the runtime sends wrong ones."""
+        return self.order is MaskOrder.REVERSED and self.connected and self.is_unit(container)
+
+    def is_trusted(self, cpus: CpuSet) -> bool:
+        """Report whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
+        return self.order is MaskOrder.RIGHT or self._as_sent(cpus) == cpus
+
+    def sent(self, container_id: str, carried: CpuSet) -> None:
+        """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
+        if not self.is_trusted(carried) or self._known.get(container_id) != carried:
+            self.changed([container_id])
+
+    def landed(self, container_id: str) -> None:
+        """Note that a call has landed, with any result: a unit not compared because of it is compared now."""
+        if container_id in self._put_off:
+            self._put_off.discard(container_id)
+            self.changed([container_id])
+
+    def _learn(self, has: CpuSet, meant: CpuSet, *, sent: bool) -> None:
+        """Find out from a unit in which byte order the runtime sends masks."""
+        before, reverse = self.order, self._as_sent(meant)
+        order = learned(before, has, meant, reverse, sent=sent)
+        if order is not before:
+            self._context.learn(masks=order)
+        if has != reverse or reverse == meant:
+            return
+        self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
+        if before is not MaskOrder.REVERSED:
+            self._context.telemetry.problem(
+                "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
+                " each start and update",
+                cpus=meant,
+                found=has,
+            )
+
+    # -- in the background --------------------------------------------------------------------------------
+
+    def is_unit(self, container: Container) -> bool:
+        """Report whether a container is a systemd scope, or will be one."""
+        context = self._context
+        if self.units is None or context.enforcer.cgroups.version != 2:
+            return False
+        if not applies_to(context.state, container.pod):
+            return False
+        parent, path = container.pod.cgroup_parent, context.enforcer.known_path(container) or ""
+        erased = context.state.node.erases(container.placement)  # it has what its pod's slice has
+        is_one = path.endswith(".scope") if path else parent.rstrip("/").endswith(".slice")
+        return is_one and not erased
+
+    def changed(self, ids: Iterable[str]) -> None:
+        """Have the units of some containers compared, soon."""
+        if self.units is None or self._context.enforcer.cgroups.version != 2:
+            return
+        there = self._context.state.containers
+        some = [i for i in ids if (c := there.get(i)) is not None and self.is_unit(c)]
+        if some:
+            self.begin()
+            self._known = {i: cpus for i, cpus in self._known.items() if i in there}
+            # They are kept as long as systemd is not connected.
+            self._dirty = {i: None for i in self._dirty if i in there}
+            self._dirty.update(dict.fromkeys(some))
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Compare the units that are due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._dirty and self.connected:
+                container_id = next(iter(self._dirty))
+                del self._dirty[container_id]
+                try:
+                    was_set = await self._compare(container_id)
+                    await asyncio.sleep((1 if was_set else LOOK) / PER_SECOND)
+                except CgroupError as error:
+                    self.failed(container_id, error)
+                except UnavailableError as error:
+                    self.failed(container_id, error)
+                    await asyncio.sleep(AWAY_S)
+                except Exception as error:  # noqa: BLE001  one odd unit must not stop the others
+                    self._context.broken(error)
+
+    def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
+        """Handle that a unit could not be read or set."""
+        if isinstance(error, UnavailableError):
+            self._dirty[container_id] = None
+            self._wake.set()
+        elif error.errno == errno.ENOENT:
+            return  # it has ended
+        self._context.telemetry.problem("cannot set the properties of a systemd unit", err=error)
+
+    async def _compare(self, container_id: str) -> bool:
+        """Compare one unit; True where it was set."""
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
+            return False
+        if any(flight not in self._late for flight in context.state.inflight.of(container_id)):
+            self._put_off.add(container_id)  # until the call has landed
+            return False
+        path = await context.kernel.run(context.enforcer.path_of, container)
+        if path is None or not path.endswith(".scope"):
+            return False
+        return await self.put_right(container_id, path)
+
+    async def put_right(
+        self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
+    ) -> bool:
+        """Correct a unit's properties to what its container is to have.
+
+        Args:
+            container_id: The container.
+            path: Its group.
+            flight: The call at the runtime that this follows, and that still counts as in flight.
+            carried: The cpuset that the runtime has just sent to systemd, if any.
+
+        Returns:
+            Whether the properties were set.
+
+        Raises:
+            CgroupError, UnavailableError: systemd refuses, or is not available.
+        """
+        context = self._context
+        has, nodes = await self._worker.run(self._read, path)
+        self._caught_up()
+        container = context.state.containers.get(container_id)
+        if (
+            container is None
+            or container.phase is Phase.EXITED
+            or not applies_to(context.state, container.pod)
+        ):
+            self._known.pop(container_id, None)
+            return False
+        want = context.state.wanted(container)
+        # Where a call of topoproxy was in flight too, the properties read may be those of that call.
+        call = flight and (context.state.inflight.current(flight) or flight)
+        alone = call is None or not call.overlapped
+        self._learn(has.cpus, carried or want, sent=carried is not None and alone)
+        self._known[container_id] = has.cpus
+        cpus = None if has.cpus == want or is_passing(context.state, container, has.cpus) else want
+        mems = nodes if nodes != has.mems else None
+        if cpus is None and not mems:
+            return False
+        # A create that needs CPUs which this gives to the container waits for it.
+        own = (
+            None
+            if flight is not None and want <= flight.carries
+            else context.calls.depart(container_id, want)
+        )
+        try:
+            await self._worker.run(self._set, path, cpus, mems or None)
+            self._known[container_id] = want if cpus else has.cpus
+            context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
+        except UnavailableError:  # it may still be done: a reload can take longer than the deadline
+            self._late.append(own or context.calls.depart(container_id, want))
+            own = None
+            raise
+        finally:
+            if own is not None:
+                context.calls.land(own)
+                self._writes.later([container_id])
+        return True
+
+    def _caught_up(self) -> None:
+        """Land the unanswered changes: systemd works in order, so its answer shows that they are done."""
+        late, self._late = self._late, []
+        for flight in late:
+            self._context.calls.land(flight)
+            self._writes.later([flight.container_id])
+
+    # -- in the worker ------------------------------------------------------------------------------------
+
+    def _read(self, path: str) -> tuple[UnitSets, Mask]:
+        """Read the properties of a unit, and the memory nodes that the kernel has for it."""
+        assert self.units is not None
+        return self.units.read(path.rpartition("/")[2]), self._context.enforcer.cgroups.nodes(path)
+
+    def _set(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> None:
+        assert self.units is not None
+        *above, unit = path.split("/")
+        self.units.set(unit, cpus, mems)
+        for depth, name in enumerate(above, 1):
+            if cpus is None or not name.endswith(".slice"):
+                continue
+            has = self.units.read(name).cpus
+            held = self._context.enforcer.cgroups.read("/".join(above[:depth])).cpus
+            if has and not cpus <= has and cpus <= held:
+                self.units.set(name, has | cpus, None)
+                self._context.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
+
+    async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
+        """Set a unit's properties to what its container gets back at a release; failures are reported."""
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or not self.connected or context.enforcer.cgroups.version != 2:
+            return
+        path = await context.kernel.run(context.enforcer.path_of, container)
+        if path is None or not path.endswith(".scope"):
+            return
+        try:
+            await self._worker.run(self._set, path, cpus, mems)
+        except (CgroupError, UnavailableError) as error:
+            self.failed(container_id, error)
+
+    # -- for people, and the end --------------------------------------------------------------------------
+
+    def page(self) -> dict[str, object]:
+        """Return what ``topoproxy status`` shows; empty where there are no units."""
+        if not self._watches:
+            return {}
+        due = len(self._dirty)
+        return {"systemd": {"connected": self.connected, "runtime_tells": str(self.order), "due": due}}
+
+    async def close(self) -> None:
+        """Take fences away, and disconnect."""
+        await self.fencing.take_all()
+        if self.units is not None:
+            await asyncio.to_thread(self.units.close)
+        await asyncio.to_thread(self._worker.close)

@@ -1,0 +1,61 @@
+"""A kernel that reports writes, in memory; ``tests/executor/test_writes.py`` holds it to the real one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection
+
+from proxy.model.errors import CgroupError
+
+
+class PlayedWrites:
+    """Implements ``proxy.executor.drift.ports.Writes``."""
+
+    def __init__(self, groups: Collection[str], room: int = 1000) -> None:
+        """``groups``: those that are there; ``room``: how many may be watched."""
+        self.groups, self.room = groups, room
+        self.flooded = False
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watched: set[str] = set()
+        self._told: set[str] = set()
+
+    def write(self, path: str) -> None:
+        """A process writes a group's cpuset."""
+        if path in self._watched:
+            self._told.add(path)
+            os.eventfd_write(self._fd, 1)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def watch(self, path: str) -> bool:
+        if path not in self.groups:
+            return False
+        if path not in self._watched and len(self._watched) >= self.room:
+            raise CgroupError("cannot watch cpusets for writes by others: too many", errno.ENOSPC)
+        self._watched.add(path)
+        return True
+
+    def unwatch(self, path: str) -> None:
+        self._watched.discard(path)
+
+    def watched(self) -> set[str]:
+        return set(self._watched)
+
+    def taken(self) -> set[str] | None:
+        try:
+            os.eventfd_read(self._fd)
+        except BlockingIOError:
+            return set()
+        told, self._told = self._told & self._watched, set()
+        if self.flooded:
+            self.flooded = False
+            return None
+        return told
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        self._watched.clear()

@@ -1,0 +1,165 @@
+"""What the runtime has saved is not known after a start of the daemon: it is asked for, and mended."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from proxy.executor.runtime_ports import RuntimeDetail
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+
+REST = "0-7,12-15"
+
+
+async def again(world: Any, then: Callable[[], Awaitable[None]]) -> list[str]:
+    """Start the daemon again and have all containers settled; gives the updates that the runtime received."""
+    await world.close()
+    world.boot()
+    del world.log[:]
+    settler = world.make_settler()
+    for _ in range(3):  # after that no call of the daemon before can be under way
+        await world.sync.once()
+        world.now += 3
+    task = asyncio.create_task(settler.run())
+    try:
+        await then()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        settler.close()
+    return [line for line in world.log if line.startswith("runtime ")]
+
+
+async def shared_beside_an_owner(world: Any) -> str:
+    shared: str = await world.run(await world.pod("ls", qos="LS"), cpu_shares=512)
+    await world.run(await world.pod("lse", qos="LSE", cpus="8-11"), cpu_shares=512)
+    assert world.on(shared) == REST
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [("0-15", 1), (REST, 0), ("", 1), ("what", 1)],
+    ids=["older", "as it should be", "not told", "no list"],
+)
+def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, told: int) -> None:
+    async def day(world: Any) -> None:
+        shared = await shared_beside_an_owner(world)
+        for container in world.runtime.containers:
+            cpus = saved if container == shared else "8-11"
+            world.runtime.details[container] = RuntimeDetail(f"/kubepods/podx/{container}", cpuset_cpus=cpus)
+
+        async def settled() -> None:
+            await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
+            await world.until(lambda: not world.executor.state.runtime.unsettled)
+
+        said = await again(world, settled)
+        assert said == [f"runtime {shared} {REST}"] * told
+
+    live(day, settle_per_second=1000)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeCallError("cannot ask: odd", 2), UnavailableError("cannot ask: away")]
+)
+def test_a_runtime_without_saved_sets_is_updated(live: Any, error: Exception) -> None:
+    async def day(world: Any) -> None:
+        shared = await shared_beside_an_owner(world)
+
+        def refuse(container_id: str) -> RuntimeDetail:
+            raise error
+
+        world.runtime.detail = refuse
+
+        async def settled() -> None:
+            await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
+
+        assert f"runtime {shared} {REST}" in await again(world, settled)
+
+    live(day, settle_per_second=1000)
+
+
+def test_a_newer_update_wins(live: Any) -> None:
+    """An update passes while the runtime is asked: the answer may be from before it."""
+
+    async def day(world: Any) -> None:
+        shared = await shared_beside_an_owner(world)
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        real = world.runtime.detail
+
+        def slow(container_id: str) -> RuntimeDetail:
+            settles = threading.current_thread().name.startswith("settle")
+            if container_id == shared and settles and not asked.is_set():
+                # To the end: closing the settler waits for this thread, on the loop.
+                asyncio.run_coroutine_threadsafe(passed(), loop).result(60)
+                loop.call_soon_threadsafe(asked.set)
+                return RuntimeDetail("/x", cpuset_cpus="0-15")
+            found: RuntimeDetail = real(container_id)
+            return found
+
+        async def passed() -> None:
+            await world.update(shared, cpu_shares=3)
+
+        world.runtime.detail = slow
+
+        async def settled() -> None:
+            await asked.wait()
+            await world.until(lambda: not world.executor.state.runtime.unsettled)
+            await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
+
+        said = await again(world, settled)
+        assert f"runtime {shared} {REST}" not in said
+
+    live(day, settle_per_second=1000)
+
+
+def test_nothing_is_kept_of_a_container_that_goes_during_the_question(live: Any) -> None:
+    async def day(world: Any) -> None:
+        shared = await shared_beside_an_owner(world)
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        real = world.runtime.detail
+
+        def slow(container_id: str) -> RuntimeDetail:
+            if container_id == shared and threading.current_thread().name.startswith("settle"):
+                asyncio.run_coroutine_threadsafe(gone(), loop).result(60)
+                loop.call_soon_threadsafe(asked.set)
+                return RuntimeDetail("/x", cpuset_cpus="0-15")
+            found: RuntimeDetail = real(container_id)
+            return found
+
+        async def gone() -> None:
+            world.executor.lifecycle.removed([shared])
+
+        world.runtime.detail = slow
+
+        async def settled() -> None:
+            await asked.wait()
+            await world.until(lambda: not world.executor.state.runtime.unsettled)
+            await world.quiet()
+            assert shared not in world.executor.state.runtime.saved
+
+        await again(world, settled)
+
+    live(day, settle_per_second=1000)
+
+
+def test_the_runtime_is_not_asked_where_nothing_is_settled(live: Any) -> None:
+    async def day(world: Any) -> None:
+        await shared_beside_an_owner(world)
+        asked: list[str] = []
+        world.runtime.detail = asked.append
+
+        async def nothing() -> None:
+            await world.quiet()
+
+        assert await again(world, nothing) == []
+        assert asked == []
+
+    live(day, settle_per_second=0)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.executor import bad_input
+from proxy.executor.bad_input import BadInput
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.workload import Pod
+from proxy.telemetry import metrics
+from tests.testkit.captured_log import telemetry
+
+
+def counted(w: Any) -> dict[str, int]:
+    prefix = "bad_input_"
+    return {
+        k.removeprefix(prefix): n
+        for k, n in w.executor.telemetry.registry.page().items()
+        if k.startswith(prefix) and n
+    }
+
+
+def told(w: Any, why: str, pod: str = "") -> list[str]:
+    """What is reported of pods."""
+    known = [p["keys"] for p in w.executor.telemetry.problems()]
+    said = [k.get("reason") or k["err"] for k in known if k.get("pod", "").startswith(pod)]
+    return [words for words in said if why in words]
+
+
+def reasons(w: Any, who: str) -> str:
+    record = w.executor.history.find(who)[-1].explanation
+    return " | ".join(
+        [*record.reasons, *(f"{f.what} {f.value}" for f in record.facts), record.verdict.message]
+    )
+
+
+def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
+    async def day(w: Any) -> None:
+        odd = await w.pod("odd", "LSX")
+        for _ in range(3):
+            call = await w.begin(odd)
+            assert call.refused is None
+            w.finish(call, f"odd-{w.executor.state.runtime.changes.number}")
+        assert counted(w) == {"qos-class": 1}
+        assert told(w, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
+        assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
+
+        first = await w.run(await w.pod("first", "LSE", "", "2-3"))
+        assert w.on(first) == "2-3"
+        for uid in ("clash", "clash"):
+            call = await w.begin(await w.pod(uid, "LSR", "", "3-4"))
+            assert call.refused is not None
+        assert counted(w) == {"qos-class": 1, "overlap": 1}
+        assert len(told(w, "CPUs 3 are owned by ns/first")) == 1
+        assert "CPUs 3 are owned by ns/first" in reasons(w, "ns/clash")
+
+        soft = await w.begin(await w.pod("soft", "LS", "", "3"))
+        assert soft.refused is None
+        assert counted(w)["overlap"] == 2
+        assert "are owned by ns/first" in reasons(w, "ns/soft")
+
+        call = await w.begin(await w.pod("far", "LS", "", "99"))
+        assert call.refused is None
+        assert counted(w)["cpu-list"] == 1
+        assert "CPU 99 is not on this machine (0-" in reasons(w, "ns/far")
+        assert w.on(first) == "2-3", "others are never affected"
+        w.check()
+
+    live(day)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(bad_input, "REMEMBERED", 2)
+    said: list[str] = []
+    port = telemetry(said)
+    seer = BadInput(port)
+    assert {k: n for k, n in port.registry.page().items() if k.startswith("bad_")} == {
+        f"bad_input_{k}": 0 for k in DefectKind
+    }
+    for number in (1, 2, 2, 3, 1):
+        seer.see(Pod("s", f"u{number}", "ns", f"p{number}", defects=(InputDefect("bad", DefectKind.POLICY),)))
+    assert said == [
+        f"cannot follow what a pod asks for pod=ns/p{n} kind=policy reason=bad" for n in (1, 2, 3)
+    ], "a problem that is known is not logged again"
+    assert port.value(metrics.BAD_INPUT, kind="policy") == 4
+
+
+def test_it_is_known_after_a_restart(live) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("odd", "LSX", annotation="{"))
+        counted_before = counted(w)
+        assert counted_before == {"qos-class": 1, "annotation": 1}
+        await w.executor.journal.flush()
+        await w.close()
+        w.boot()
+        await w.sync.once()
+        assert counted(w) == counted_before
+        assert told(w, "label koordinator.sh/qosClass", "ns/odd")
+        pod = next(iter(w.executor.state.pods.values()))
+        assert pod.defects[1] == pod.problem
+        assert isinstance(pod.problem, InputDefect)
+        assert "ignored: label" in reasons(w, "ns/odd")
+
+    live(day)

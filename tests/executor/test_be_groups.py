@@ -1,0 +1,210 @@
+"""The groups above BE containers, in folders under the kernel's rules."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.executor.be.groups import BeGroups
+from proxy.executor.enforce import Enforced, Enforcer
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BeCpuset
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
+
+MACHINE = described(1, 1, 8, 1)
+ROOT = "kubepods/besteffort"
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), be_cpuset=BeCpuset.ERASE)
+
+
+def pod(uid: str, qos: QosClass = QosClass.NONE) -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, 0, qos, KubeQos.BEST_EFFORT, f"/{ROOT}/pod{uid}")
+
+
+def one(key: str, of: Pod, pool: Pool = Pool.BE, **more: object) -> Container:
+    placement = Placement(pool, CpuSet(), Mask((0,)), **more)
+    return Container(key, key, of, Request(), placement, Phase.RUNNING)
+
+
+def owner(cpus: str) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), excludes_be=True)
+    return Container(
+        "own", "own", Pod("s", "own", "ns", "own"), Request(), placement, Phase.RUNNING, 0, "own"
+    )
+
+
+def tree(tmp_path: Path, version: int, *paths: str) -> FakeCgroups:
+    made = FakeCgroups(tmp_path, MACHINE.online, Mask((0,)), version)
+    for path in ("kubepods", ROOT, *paths):
+        made.mkdir(path)
+        if version == 1:
+            made.write(path, MACHINE.online, Mask((0,)))
+    return made
+
+
+def on(cgroups: FakeCgroups, path: str) -> str:
+    value = cgroups.read(path)
+    return str(value.cpus if cgroups.version == 1 else value.effective_cpus)
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def test_a_container_in_the_groups_follows_the_pool(tmp_path: Path, version: int) -> None:
+    pause, main = f"{ROOT}/poda/pause", f"{ROOT}/poda/c"
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", pause, main)
+    states = [
+        NodeState.of(NODE, [pod("a")], [one("c", pod("a")), *more])
+        for more in ([], [owner("0-1")], [owner("0-5")], [owner("7")])
+    ]
+    now = [states[0]]
+    ours = Enforcer(cgroups, lambda: now[0])
+    for state in (*states, states[0]):
+        now[0] = state
+        assert ours.enforce_all().errors == []
+        for path in (ROOT, f"{ROOT}/poda", pause, main):
+            assert on(cgroups, path) == str(state.pools.be), path
+        assert ours.enforce_pools().written == [], "twice is once"
+
+
+def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, version: int) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb", f"{ROOT}/podb/ls", f"{ROOT}/poda/c")
+    ls = pod("b", QosClass.LS)
+    state = NodeState.of(NODE, [pod("a"), ls], [one("c", pod("a")), one("ls", ls, Pool.SHARED)])
+    state = state.suppressing(CpuSet.parse("0-1"))
+    assert Enforcer(cgroups, lambda: state).enforce_all().errors == []
+    assert on(cgroups, f"{ROOT}/podb/ls") == "0-7"
+    assert on(cgroups, f"{ROOT}/podb") == on(cgroups, ROOT) == "0-7"
+    assert on(cgroups, f"{ROOT}/poda") == on(cgroups, f"{ROOT}/poda/c") == "0-1"
+
+
+def test_a_container_that_is_bound_elsewhere_keeps_its_set(tmp_path: Path, version: int) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/poda/c")
+    state = NodeState.of(NODE, [pod("a")], [one("c", pod("a"), pool_cpus_limit=CpuSet.parse("3"))])
+    Enforcer(cgroups, lambda: state).enforce_all()
+    assert (on(cgroups, f"{ROOT}/poda/c"), on(cgroups, f"{ROOT}/poda")) == ("3", "0-7")
+
+
+def test_a_container_that_is_to_start_finds_room_in_its_ancestors(tmp_path: Path, version: int) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb")
+    given = one("c", pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,))).in_phase(Phase.CREATED)
+    state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
+    modes = [NodeMode.RELEASED]
+    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].is_leaving)
+    assert ours.enforce_groups().notes == []
+    assert on(cgroups, ROOT) == "0-7"
+    modes.append(NodeMode.ENFORCE)
+    assert ours.enforce_groups().notes == []
+    assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", f"{ROOT}/podb")] == ["1-7", "1-7", "2-7"]
+
+
+def test_groups_are_seen_to_before_each_start_below_them(live) -> None:
+    async def day(w: Any) -> None:
+        ours = w.executor.enforcer
+        ours.enforce_groups = lambda: w.log.append("groups") or Enforced(notes=["cannot write poda"])
+        for kube, times in (("besteffort", 1), ("burstable", 0)):
+            w.log.clear()
+            container = await w.create(await w.pod(kube, "", kube))
+            assert "groups" not in w.log
+            assert (await w.start(container)).refused is None
+            assert w.log.count("groups") == times, kube
+            assert not times or w.log.index("groups") < w.log.index("forward StartContainer")
+        assert "cannot write poda" in " ".join(w.logged)
+
+    live(day, rules={"be_cpuset": BeCpuset.ERASE})
+
+
+def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
+    over = threading.Event()
+
+    async def day(w: Any) -> None:
+        container = await w.create(await w.pod("a", "", "besteffort"))
+        w.executor.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
+        begun = asyncio.ensure_future(w.start(container))
+        await w.until(lambda: "above a container in time pod=ns/a" in " ".join(w.logged))
+        over.set()
+        assert (await begun).refused is None
+
+    live(day, rules={"be_cpuset": BeCpuset.ERASE}, call_timeout=0.2)
+
+
+def test_groups_are_not_changed_unless_erasing_and_of_a_class(tmp_path: Path) -> None:
+    cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/c")
+    state = NodeState.of(
+        changed_copy(NODE, be_cpuset=BeCpuset.NARROW), [pod("a")], [one("c", pod("a")), owner("0")]
+    )
+    Enforcer(cgroups, lambda: state).enforce_all()
+    assert (on(cgroups, ROOT), on(cgroups, f"{ROOT}/poda/c")) == ("0-7", "1-7")
+    cgroups.mkdir("other")
+    cgroups.write("other", MACHINE.online, Mask((0,)))
+    odd = changed_copy(pod("o"), cgroup_parent="/other")
+    assert BeGroups(cgroups).follow(NodeState.of(NODE, [odd], [owner("0")]), {}) == []
+    assert on(cgroups, "other") == "0-7"
+
+
+def test_a_failed_write_is_reported_and_a_missing_group_is_not(tmp_path: Path) -> None:
+    cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/deep", f"{ROOT}/poda/deep/er")
+    state = NodeState.of(NODE, [pod("a"), pod("gone")], [owner("0")])
+    (error,) = BeGroups(cgroups).follow(state, {})
+    assert "poda/deep" in error, "what lies below the containers is not ours"
+
+    class Going(FakeCgroups):
+        def read(self, path: str) -> object:
+            raise CgroupError("cannot read: gone", 2)
+
+    assert BeGroups(Going.open(tmp_path)).follow(state, {}) == []
+
+
+OWNED = st.sampled_from(["", "0", "0-3", "2-6", "7"])
+LIMITS = st.sampled_from(["", "1-2", "4", "0-7"])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(OWNED, LIMITS), min_size=1, max_size=5), version=st.sampled_from([1, 2]))
+def test_any_order_of_pools_is_followed(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, str]], version: int
+) -> None:
+    paths = [f"{ROOT}/{name}" for name in ("poda", "poda/c", "podb", "podb/p")]
+    cgroups = tree(tmp_path_factory.mktemp("t"), version, *paths)
+    now: list[NodeState] = []
+    ours = Enforcer(cgroups, lambda: now[0])
+    for owned, limit in changes:
+        there = [one("c", pod("a")), *([owner(owned)] if owned else [])]
+        state = NodeState.of(NODE, [pod("a"), pod("b")], there)
+        now[:] = [state.suppressing(CpuSet.parse(limit) if limit else None)]
+        assert ours.enforce_all().errors == []
+        for path in (ROOT, *paths):
+            assert on(cgroups, path) == str(now[0].pools.of(Pool.BE))
+
+
+def test_a_start_that_failed_finds_narrowed_groups_widened(tmp_path: Path, version: int) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda")
+    node = changed_copy(NODE, be_cpuset=BeCpuset.NARROW)
+    state = NodeState.of(node, [pod("a")], [one("c", pod("a")).in_phase(Phase.CREATED), owner("0-1")])
+    for path in (f"{ROOT}/poda", ROOT):
+        cgroups.write(path, CpuSet((0, 2)), Mask((0,)))
+    modes, waiting = [NodeMode.RELEASED], state.containers["c"]
+    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].is_leaving)
+    ours.make_room(waiting)
+    assert on(cgroups, f"{ROOT}/poda") == "0,2"
+    modes.append(NodeMode.ENFORCE)
+    assert ours.make_room(waiting).notes == []
+    expected = "0,2-7" if version == 1 else "0,2"  # v2 refuses no write
+    assert on(cgroups, f"{ROOT}/poda") == on(cgroups, ROOT) == expected
+    elsewhere = changed_copy(pod("b"), cgroup_parent="/no/such")
+    assert ours.make_room(one("d", elsewhere)).notes == []

@@ -1,0 +1,217 @@
+"""Records of the ledger: written, read back, and refused where they are none."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from proxy.executor.codec import dump, load_container, load_pod
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.grants import Block, Share
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy
+from proxy.model.pod_selection import kept_labels
+from proxy.model.requests import ContainerResources, PodRequests
+from proxy.model.workload import (
+    Container,
+    KubeQos,
+    Near,
+    Part,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    QosClass,
+    Request,
+    SetAside,
+)
+from tests.testkit.changed_copy import changed_copy
+
+CPUS = st.sets(st.integers(0, 300), max_size=9).map(CpuSet)
+MASKS = st.sets(st.integers(0, 70), max_size=4).map(Mask)
+NUMBERS = st.integers(0, 1 << 50)
+TEXTS = st.text(max_size=9)
+BLOCKS = st.lists(st.builds(Block, MASKS, TEXTS, NUMBERS), max_size=3).map(tuple)
+ASIDES = st.builds(
+    SetAside,
+    st.none() | MASKS,
+    st.booleans(),
+    CPUS,
+    BLOCKS,
+    st.lists(st.builds(Part, TEXTS, CPUS, BLOCKS), max_size=3).map(tuple),
+)
+DEFECTS = st.builds(
+    lambda words, kinds, decisive: tuple(
+        InputDefect(each, kind, decisive=i == decisive)
+        for i, (each, kind) in enumerate(zip(words, kinds, strict=True))
+    ),
+    st.lists(TEXTS.filter(bool), min_size=3, max_size=3, unique=True),
+    st.lists(st.sampled_from(DefectKind), min_size=3, max_size=3),
+    st.none() | st.integers(0, 2),
+)
+PODS = st.builds(
+    Pod,
+    TEXTS,
+    TEXTS,
+    TEXTS,
+    TEXTS,
+    NUMBERS,
+    st.sampled_from(QosClass),
+    st.sampled_from(KubeQos),
+    TEXTS,
+    st.none() | CPUS,
+    DEFECTS,
+    st.none() | MASKS,
+    st.sampled_from(BindPolicy),
+    st.sampled_from(BindPolicy),
+    st.sampled_from(ExclusivePolicy),
+    cpuset_chosen_locally=st.booleans(),
+    reserved_for_pod=st.none() | ASIDES,
+    cgroup_changed_by_hook=st.booleans(),
+)
+PAGES = st.dictionaries(TEXTS, NUMBERS, max_size=2).map(lambda sizes: tuple(sizes.items()))
+CONTAINERS = st.builds(
+    Container,
+    TEXTS,
+    TEXTS,
+    PODS,
+    st.builds(Request, NUMBERS, st.integers(-1, 9), NUMBERS, NUMBERS, TEXTS, TEXTS, PAGES),
+    st.builds(
+        Placement,
+        st.sampled_from(Pool),
+        CPUS,
+        MASKS,
+        st.lists(TEXTS).map(tuple),
+        st.booleans(),
+        BLOCKS,
+        pool_cpus_limit=st.none() | CPUS,
+        pool_numa_limit=st.none() | MASKS,
+        hook_cpus=st.none() | CPUS,
+        hook_extra_cpus=CPUS,
+    ),
+    st.sampled_from(Phase),
+    NUMBERS,
+    TEXTS,
+    TEXTS,
+)
+
+
+@given(PODS)
+def test_pods_come_back_as_they_were(pod: Pod) -> None:
+    read = load_pod(json.loads(json.dumps(dump(pod))))
+    assert read == pod
+    assert read is not None
+    assert [(d.kind, d.decisive) for d in read.defects] == [(d.kind, d.decisive) for d in pod.defects]
+
+
+@given(CONTAINERS)
+def test_containers_come_back_as_they_were(container: Container) -> None:
+    assert load_container(json.loads(json.dumps(dump(container)))) == container
+
+
+BLOCK = Block(Mask([0, 1]), "memory", 5)
+POD = Pod(
+    "s",
+    "u",
+    "ns",
+    "p",
+    reserved_for_pod=SetAside(Mask([0]), True, CpuSet([1]), (BLOCK,), (Part("c", CpuSet([1])),)),
+)
+CONTAINER = Container(
+    "x",
+    "c",
+    POD,
+    Request(huge_pages=(("hugepages-2Mi", 2),)),
+    Placement(Pool.OWN, CpuSet([1]), Mask([0]), ("why",), True, (BLOCK,)),
+    Phase.RUNNING,
+)
+
+
+ANY_CONTAINER = Container(
+    "c", "n", Pod("s", "u", "ns", "p"), Request(), Placement(Pool.SHARED, CpuSet(), Mask()), Phase.RUNNING
+)
+
+
+@given(PODS, st.dictionaries(st.sampled_from(["a", "b", "x/y"]), st.sampled_from(["", "1"])))
+def test_labels_are_kept_with_the_pod_alone(pod: Pod, labels: dict[str, str]) -> None:
+    """The records of its containers repeat the pod, and would repeat them."""
+    labelled = structs.replace(pod, labels=kept_labels(labels))
+    read, plain = load_pod(json.loads(json.dumps(dump(labelled)))), load_pod(dump(pod))
+    assert read is not None
+    assert plain is not None
+    assert read == structs.replace(plain, labels=kept_labels(labels))
+    container = structs.replace(ANY_CONTAINER, pod=labelled)
+    assert dump(container) == dump(structs.replace(ANY_CONTAINER, pod=pod))
+
+
+def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> None:
+    assert "'shares'" not in str(dump(CONTAINER))
+    granted = Share("l3", "l3-ways", 2, Mask([1])), Share("l3", "class", 7)
+    aside = SetAside(None, False, CpuSet(), parts=(Part("c", CpuSet(), shares=granted),), shares=granted[:1])
+    pod = changed_copy(POD, reserved_for_pod=aside)
+    placement = changed_copy(CONTAINER.placement, shares=granted)
+    container = changed_copy(CONTAINER, pod=pod, placement=placement)
+    assert load_container(json.loads(json.dumps(dump(container)))) == container
+    wrong = dump(container)
+    wrong["placement"]["shares"] = [["l3", "l3-ways", "2", None]]  # type: ignore[index]
+    assert load_container(wrong) is None, "an amount that is not a number"
+
+
+def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
+    ask = PodRequests("u", (ContainerResources("c"),))
+    told = Pod("s", "u", "ns", "p", asks=ask, source="kubelet")
+    assert load_pod(dump(told)) == Pod("s", "u", "ns", "p")
+    near = Container("x", "c", told, Request(devices=(Near("/dev/a"),)), CONTAINER.placement, Phase.RUNNING)
+    read = load_container(dump(near))
+    assert read is not None
+    assert (read.request, read.pod.asks) == (Request(), None)
+
+
+def test_records_of_the_previous_version_lack_set_asides_and_memory() -> None:
+    old = json.loads(json.dumps(dump(CONTAINER)))
+    del old["pod"]["aside"], old["request"]["huge_pages"], old["placement"]["blocks"]
+    read = load_container(old)
+    assert read is not None
+    assert (read.pod.reserved_for_pod, read.request, read.placement.blocks) == (None, Request(), ())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("placement blocks", None),
+        ("placement blocks", "text"),
+        ("placement blocks", [["0", "memory"]]),
+        ("placement blocks", [["0", "memory", True]]),
+        ("placement blocks", [["0", "memory", -1]]),
+        ("placement blocks", [["0", 7, 1]]),
+        ("placement blocks", [[0, "memory", 1]]),
+        ("placement blocks", [["2-1", "memory", 1]]),
+        ("request huge_pages", ["2Mi"]),
+        ("request huge_pages", {"hugepages-2Mi": "2"}),
+        ("pod aside", None),
+        ("pod aside", {}),
+        ("pod aside affinity", 3),
+        ("pod aside cpus", None),
+        ("pod aside blocks", [[]]),
+        ("pod aside parts", None),
+        ("pod aside parts", [{"name": "c"}]),
+        ("pod aside parts", [{"name": "c", "cpus": "x", "blocks": []}]),
+    ],
+)
+def test_unreadable_data_is_not_a_record(path: str, value: Any) -> None:
+    data: Any = json.loads(json.dumps(dump(CONTAINER)))
+    assert load_container(copy.deepcopy(data)) == CONTAINER
+    *way, last = path.split()
+    inner = data
+    for name in way:
+        inner = inner[name]
+    inner[last] = value
+    assert load_container(data) is None
+    if way[0] == "pod":
+        assert load_pod(data["pod"]) is None

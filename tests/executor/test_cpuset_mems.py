@@ -1,0 +1,211 @@
+"""Memory nodes of running containers: wider always, narrower only where nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.engine.call_events import ContainersUnsettled, SavedCpusLearned
+from proxy.executor.kernel_ports import MemoryUse
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
+
+MIB = 1 << 20
+BOTH = Mask((0, 1))
+
+
+@dataclass
+class PlayedMemory:
+    """Says where memory is; ``broken`` cannot."""
+
+    uses: dict[str, MemoryUse] = field(default_factory=dict)
+    broken: bool = False
+
+    def use(self, parent: str, container_id: str) -> MemoryUse | None:
+        if self.broken:
+            raise CgroupError("cannot read memory.numa_stat: broken")
+        return self.uses.get(container_id)
+
+    def migrates(self, path: str) -> bool:
+        return False
+
+
+async def owner(w: Any) -> str:
+    """A container that owns CPUs 2-3, and so is bound to node 0."""
+    container: str = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
+    w.cgroups.mems[container] = Mask((0,))
+    await w.sync.once()
+    w.log.clear()
+    return container
+
+
+def mems(w: Any) -> list[str]:
+    return [line for line in w.log if line.startswith("mems ")]
+
+
+def test_what_is_right_is_not_written(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        await owner(w)
+        await w.sync.once()
+        assert mems(w) == []
+        assert w.executor.telemetry.value(metrics.MEMS_REPAIRED) == 0
+
+    live(day)
+
+
+def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await owner(w)
+        w.cgroups.mems[lse] = Mask((1,))
+        await w.sync.once()
+        assert mems(w) == [f"mems {lse} 0-1"]
+        assert any(
+            "drift: another program wrote memory nodes containers=ns/lse/c" in line for line in w.logged
+        )
+        # What is too much now is another matter, and it is not known where its memory is.
+        await w.sync.once()
+        assert mems(w) == [f"mems {lse} 0-1"]
+        (problem,) = (p["what"] for p in w.executor.telemetry.problems())
+        assert "it was given 1 too, and it is not known where its memory is" in problem
+
+    live(day)
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (MemoryUse({0: MIB, 1: 3 * MIB}, {}, {}), "it has 3.0 MiB there, and 0 bytes of page cache"),
+        (MemoryUse({0: MIB}, {1: 4096}, {}), "it has 0 bytes there, and 4096 bytes of page cache"),
+        (MemoryUse({}, {}, {1: 2 * MIB}), "it has 2.0 MiB there, and 0 bytes of page cache"),
+        (None, "it is not known where its memory is"),
+    ],
+)
+def test_nodes_with_memory_on_them_stay_and_are_reported(
+    live: Callable[..., None], use: MemoryUse | None, words: str
+) -> None:
+    async def day(w: Any) -> None:
+        lse = await owner(w)
+        w.executor.mems.memory = memory = PlayedMemory({lse: use} if use else {})
+        w.cgroups.mems[lse] = BOTH
+        await w.sync.once()
+        assert mems(w) == []
+        (problem,) = (p["what"] for p in w.executor.telemetry.problems())
+        assert words in problem
+        # Nothing of ours narrows it meanwhile.
+        assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
+        memory.uses[lse] = MemoryUse({0: MIB}, {0: MIB}, {0: MIB})
+        await w.sync.once()
+        assert mems(w) == [f"mems {lse} 0"]
+        assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0"
+        assert len(w.executor.telemetry.problems()) == 1
+
+    live(day)
+
+
+def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await owner(w)
+        w.cgroups.mems[lse] = BOTH
+        await w.sync.once()
+        sent: list[Mask | None] = []
+        before = w.runtime.update_cpuset
+
+        def update(container_id: str, cpus: CpuSet, nodes: Mask | None, quota: int = 0) -> None:
+            sent.append(nodes)
+            before(container_id, cpus, nodes, quota)
+
+        w.runtime.update_cpuset = update
+        settler = w.make_settler()
+        w.executor.store.handle(SavedCpusLearned(lse, None))
+        w.executor.store.handle(ContainersUnsettled((lse,)))
+        await settler.finish(30)
+        assert sent == [BOTH]
+        settler.close()
+
+    live(day)
+
+
+def test_a_parent_with_fewer_nodes_is_not_widened(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", kube="burstable"))
+        w.cgroups.mems[ls] = Mask((1,))
+        whole = w.cgroups.read
+
+        def read(path: str) -> Any:
+            value = whole(path)
+            return value if path else type(value)(value.cpus, Mask((1,)), value.cpus, Mask((1,)))
+
+        w.cgroups.read = read
+        await w.sync.once()
+        assert mems(w) == []
+
+    live(day)
+
+
+def test_unreadable_memory_is_reported_and_stops_no_other(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await owner(w)
+        w.executor.mems.memory = PlayedMemory(broken=True)
+        w.cgroups.mems[lse] = BOTH
+        passes = w.executor.telemetry.value(metrics.RECONCILES)
+        await w.sync.once()
+        assert w.executor.telemetry.value(metrics.RECONCILES) == passes + 1
+        (problem,) = w.executor.telemetry.problems()
+        assert problem["message"] == "cannot repair the memory nodes of a container"
+        assert (problem["keys"]["pod"], problem["keys"]["err"]) == (
+            "ns/lse",
+            "cannot read memory.numa_stat: broken",
+        )
+        page = await w.executor.mems.page()
+        assert page["containers"][0]["problem"] == "cannot read memory.numa_stat: broken"
+
+    live(day)
+
+
+def test_the_page(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await owner(w)
+        w.executor.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {1: 7}, {1: 2})})
+        (row,) = (await w.executor.mems.page())["containers"]
+        assert row == {
+            "id": lse,
+            "ref": "ns/lse/c",
+            "decided": "0",
+            "nodes": "0",
+            "anon": {0: MIB, 1: 5},
+            "file": {1: 7},
+            "huge": {1: 2},
+            "outside": 7,
+            "outsideFile": 7,
+            "migrates": False,
+        }
+
+    live(day)
+
+
+def test_of_an_observed_container_nothing_is_said_to_be_elsewhere(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await w.create(await w.pod("lse", "LSE", "", "2-3"))
+        w.runtime.specs[lse] = "0-15"
+        await w.start(lse)
+        w.executor.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {}, {})})
+        (row,) = (await w.executor.mems.page())["containers"]
+        assert (row["decided"], row["nodes"]) == ("", "0-1")
+        assert not row.keys() & {"outside", "outsideFile"}
+
+    live(day, mode=NodeMode.OBSERVE)
+
+
+def test_updates_without_drift_name_what_was_decided(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await owner(w)
+        call = await w.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=lse))
+        assert pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_mems == "0"
+
+    live(day)

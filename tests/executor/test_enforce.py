@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.executor.enforce import Enforcer
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 4, 1)
+POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods")
+
+
+class Cgroups:
+    """Cgroups that record the containers that are looked for."""
+
+    def __init__(self, **sets: str) -> None:
+        self.sets = {key: CpuSet.parse(text) for key, text in sets.items()}
+        self.looked: list[str] = []
+        self.error: int | None = None
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        assert parent == "/kubepods"
+        self.looked.append(container_id)
+        return container_id if container_id in self.sets else None
+
+    def write(self, path: str, cpus: CpuSet, mems: Mask | None) -> bool:
+        assert mems is None
+        if self.error is not None:
+            raise CgroupError(f"cannot write {path}", self.error)
+        changed, self.sets[path] = self.sets[path] != cpus, cpus
+        return changed
+
+
+def one(key: str, own: str = "", phase: Phase = Phase.RUNNING, cgroup: str = "") -> Container:
+    pool = Pool.OWN if own else Pool.SHARED
+    placement = Placement(pool, CpuSet.parse(own), Mask((0,)))
+    return Container(key, key, POD, Request(), placement, phase, 0, key if own else "", cgroup)
+
+
+def enforcer(cgroups: Cgroups, *containers: Container) -> Enforcer:
+    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
+    return Enforcer(cgroups, lambda: state)
+
+
+def test_a_container_without_a_cgroup_is_searched_twice_then_rarely() -> None:
+    cgroups = Cgroups()
+    ours = enforcer(cgroups, one("vm"))
+    for _ in range(64):
+        ours.enforce_all()
+    assert len(cgroups.looked) == 2 + 2, "in the passes 32 and 64 again"
+    ours.enforce_pools()
+    assert len(cgroups.looked) == 4, "never on the way of a create"
+    assert ours.enforce(["vm"]).absent == ["vm"], "by name it is looked for always"
+
+
+def test_a_cgroup_that_turns_up_counts_as_found() -> None:
+    cgroups = Cgroups()
+    ours = enforcer(cgroups, one("a"))
+    assert ours.enforce_all().absent == ["a"]
+    cgroups.sets["a"] = CpuSet()
+    assert ours.enforce_all().written == ["a"]
+    del cgroups.sets["a"]
+    cgroups.error = errno.ENOENT
+    for _ in range(2):
+        assert ours.enforce_all().absent == ["a"]
+    assert ours.enforce_all().absent == []
+
+
+def test_pools_are_enforced_without_the_owners() -> None:
+    cgroups = Cgroups(own="0-3", ls="0-3", dead="0-3", known="0-3")
+    ours = enforcer(
+        cgroups, one("own", "0"), one("ls"), one("dead", phase=Phase.EXITED), one("x", cgroup="known")
+    )
+    assert sorted(ours.enforce_pools().written) == ["ls", "x"]
+    assert {k: str(v) for k, v in cgroups.sets.items()} == {
+        "own": "0-3",
+        "ls": "1-3",
+        "dead": "0-3",
+        "known": "1-3",
+    }
+    assert cgroups.looked == ["ls"]
+    assert ours.enforce_all().written == ["own"]
+    assert ours.enforce(["ls", "own", "nobody"]).written == []
+
+
+def test_a_failed_write_is_reported() -> None:
+    cgroups = Cgroups(ls="0-3", gone="0-3")
+    ours = enforcer(cgroups, one("ls"))
+    cgroups.error = errno.EBUSY
+    done = ours.enforce_all()
+    assert (done.written, done.absent, done.errors) == ([], [], ["cannot write ls"])
+    for number in (errno.ENOENT, errno.ENODEV):
+        cgroups.error = number
+        done = ours.enforce(["ls"])
+        assert (done.absent, done.errors) == (["ls"], [])
+    assert cgroups.looked == ["ls"] * 4, "what was gone is looked for again, at once"
+
+
+def test_what_was_known_of_a_container_goes_with_it() -> None:
+    cgroups = Cgroups(a="0-3")
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    there = NodeState.of(node, (), [one("a"), one("vm")])
+    states = iter([there, there, NodeState.empty(node), there])
+    ours = Enforcer(cgroups, lambda: now[0])
+    for state in states:
+        now = [state]
+        ours.enforce_all()
+    assert sorted(cgroups.looked) == ["a", "a", "vm", "vm", "vm"]
+
+
+def test_containers_leave_what_is_owned_before_the_owner_is_written() -> None:
+    """As after a crash: the ledger gives an owner CPUs on which others are still."""
+    written: list[str] = []
+
+    class Ordered(Cgroups):
+        def write(self, path: str, cpus: CpuSet, mems: Mask | None, *, inner: bool = True) -> bool:
+            written.append(path)
+            return super().write(path, cpus, mems)
+
+    there = [one("own-a", "0"), one("ls-a"), one("own-b", "1"), one("ls-b"), one("ls-c")]
+    cgroups = Ordered(**{container.id: "0-3" for container in there})
+    enforcer(cgroups, *there).enforce_all()
+    assert (sorted(written[:3]), sorted(written[3:])) == (["ls-a", "ls-b", "ls-c"], ["own-a", "own-b"])
+    written.clear()
+    enforcer(cgroups, *there).enforce([container.id for container in there])
+    assert written == ["ls-a", "ls-b", "ls-c", "own-a", "own-b"]
+
+
+def test_what_a_call_of_ours_writes_is_nobodys_drift() -> None:
+    cgroups = Cgroups(ls="0-3")
+    busy: set[str] = set()
+    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), [one("ls"), one("own", "0")])
+    ours = Enforcer(cgroups, lambda: state, busy.__contains__)
+    assert ours.enforce(["ls"]).drifted == []
+    busy.add("ls")
+    cgroups.sets["ls"] = CpuSet.parse("0-3")  # the runtime executes an update of before
+    assert ours.enforce(["ls"]).drifted == []
+    cgroups.sets["ls"] = CpuSet.parse("0-3")  # and only now
+    busy.clear()
+    done = ours.enforce(["ls"])
+    assert (done.written, done.drifted) == (["ls"], [])
+    cgroups.sets["ls"] = CpuSet.parse("0-3")
+    assert ours.enforce(["ls"]).drifted == ["ls"], "this was somebody else"
+
+
+class Many(Cgroups):
+    """Cgroups that are written together, but for some."""
+
+    left: tuple[str, ...] = ()
+    between: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, **sets: str) -> None:
+        super().__init__(**sets)
+        self.alone: list[str] = []
+        self.together: list[tuple[str, ...]] = []
+
+    def write(self, path: str, cpus: CpuSet, mems: Mask | None) -> bool:
+        self.alone.append(path)
+        return super().write(path, cpus, mems)
+
+    def write_all(
+        self, paths: list[str], cpus: CpuSet, known: CpuSet | None, going_on: Callable[[], bool]
+    ) -> list[bool | None]:
+        self.together.append((str(cpus), str(known or ""), *paths))
+        done: list[bool | None] = []
+        for path in paths:
+            if path in self.left or not going_on():
+                done.append(None)
+                continue
+            assert known is None or self.sets[path] == known
+            done.append(super().write(path, cpus, None))
+            self.between()
+        return done
+
+
+NINE = [f"c{number}" for number in range(9)]
+
+
+def test_many_are_written_together_and_the_rest_one_by_one() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"), late="0-3")
+    cgroups.left = ("c3",)
+    there = [one(key, cgroup=key) for key in NINE]
+    ours = enforcer(
+        cgroups, *there, one("late"), one("own", "0"), one("dead", phase=Phase.EXITED, cgroup="c0")
+    )
+    assert sorted(ours.enforce_pools().written) == [*NINE, "late"]
+    assert cgroups.alone == ["late", "c3"], "nobody knows the group of one, and another is left"
+    assert {str(cpus) for cpus in cgroups.sets.values()} == {"1-3"}
+    assert ours.enforce_pools().written == []
+    assert [words[:2] for words in cgroups.together] == [("1-3", "")] * 2, "who holds it is read"
+    cgroups.sets["c5"] = CpuSet.parse("0-3")
+    done = ours.enforce_pools()
+    assert (done.written, done.drifted) == (["c5"], ["c5"])
+
+
+def test_a_container_with_another_recorded_set_is_written_at_once() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    there = [one(key, cgroup=key) for key in NINE]
+    alone, beside = NodeState.of(node, (), there), NodeState.of(node, (), [*there, one("own", "0")])
+    now = [alone]
+    ours = Enforcer(cgroups, lambda: now[0])
+    assert ours.enforce_pools().written == []
+    now[0] = beside
+    assert sorted(ours.enforce_pools().written) == NINE
+    assert [words[:2] for words in cgroups.together] == [("0-3", ""), ("1-3", "0-3")]
+    ours.forget()
+    now[0] = alone
+    ours.enforce_pools()
+    assert cgroups.together[-1][:2] == ("0-3", ""), "who may have another set is read"
+
+
+def test_a_state_that_changes_meanwhile_holds_for_the_rest() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    there = [one(key, cgroup=key) for key in NINE]
+    now = [NodeState.of(node, (), [*there, one("own", "0")])]
+    ours = Enforcer(cgroups, lambda: now[0])
+
+    def change() -> None:
+        now[0] = NodeState.of(node, (), [*there, one("own", "0"), one("more", "1")])
+
+    cgroups.between = change
+    ours.enforce_pools()
+    assert sorted(str(cpus) for cpus in cgroups.sets.values()) == ["1-3", *["2-3"] * 8]
+    assert len(cgroups.alone) == 8
+
+
+def test_a_call_of_ours_is_nobodys_drift_among_many_either() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+    busy: set[str] = set()
+    state = NodeState.of(
+        Node(MACHINE, CpuTopology.of(MACHINE)), (), [*(one(k, cgroup=k) for k in NINE), one("own", "0")]
+    )
+    ours = Enforcer(cgroups, lambda: state, busy.__contains__)
+    ours.enforce_pools()
+    busy.add("c0")
+    for key in ("c0", "c1"):
+        cgroups.sets[key] = CpuSet.parse("0-3")
+    done = ours.enforce_pools()
+    assert (sorted(done.written), done.drifted) == (["c0", "c1"], ["c1"])
+    busy.clear()
+    cgroups.sets["c0"] = CpuSet.parse("0-3")
+    assert ours.enforce_pools().drifted == [], "what it held is not known any more"

@@ -1,0 +1,293 @@
+"""What is remembered: how long, how much, and how it is found."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from msgspec import structs
+
+from proxy.executor.decision_log import RememberedDecision
+from proxy.executor.history import KEEP, History
+from proxy.model.explanation import Explanation, MovedContainer
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request, Verdict
+
+ADMITTED = Verdict()
+REFUSED = Verdict(9, "TopologyAffinityError", "no")
+CPUS = CpuSet.parse("0-3")
+MOVED = MovedContainer("ns/q/c", CpuSet.parse("0-7"), CpuSet.parse("4-7"))
+
+
+def decision(ref: str, verdict: Verdict = ADMITTED, uid: str = "", attempt: int = 0) -> Explanation:
+    namespace, pod, *container = ref.split("/")
+    return Explanation(
+        "CreateContainer",
+        f"{namespace}/{pod}",
+        uid or f"uid-{pod}",
+        *container,
+        attempt=attempt,
+        verdict=verdict,
+    )
+
+
+def pooled(ref: str, key: str, uid: str = "") -> Container:
+    namespace, pod, name = ref.split("/")
+    sandbox = Pod("s", uid or f"uid-{pod}", namespace, pod, 0, QosClass.NONE, KubeQos.BEST_EFFORT)
+    placement = Placement(Pool.BE, CpuSet(), Mask((0, 1)), ("BestEffort pod runs on the BE pool",))
+    return Container(key, name, sandbox, Request(), placement, Phase.CREATING, 2)
+
+
+def whens(records: list[RememberedDecision]) -> list[float]:
+    return [record.when for record in records]
+
+
+def test_what_is_there_stays_and_of_the_rest_the_newest() -> None:
+    history = History(limit=3)
+    for i in range(20):
+        history.note(i, decision(f"ns/p{i}/c"), f"id{i}")
+    assert history.size == 20
+    for i in range(10):
+        history.gone(f"id{i}")
+    assert history.size == 13
+    assert [line.pod for line in history.pods() if not line.there] == ["ns/p7", "ns/p8", "ns/p9"]
+    for i in range(5):
+        history.note(100 + i, decision(f"ns/q{i}/c", REFUSED))
+    assert [line.pod for line in history.pods() if not line.there] == ["ns/q2", "ns/q3", "ns/q4"]
+    assert history.size == 13
+
+
+def test_another_limit_keeps_the_newest() -> None:
+    history = History(limit=5)
+    for i in range(5):
+        history.note(i, decision(f"ns/q{i}/c", REFUSED))
+    history.resize(2)
+    assert [line.pod for line in history.pods()] == ["ns/q3", "ns/q4"]
+    history.resize(3)
+    history.note(5, decision("ns/q5/c", REFUSED))
+    assert history.size == 3
+    history.resize(0)
+    assert history.size == 0
+
+
+def test_the_last_container_to_go_is_remembered_longest() -> None:
+    history = History(limit=1)
+    history.note(1, decision("ns/old/c"), "old")
+    history.note(2, decision("ns/new/c"), "new")
+    history.gone("new")
+    history.gone("old")
+    assert not history.find("new")
+    assert whens(history.find("old")) == [1]
+
+
+def test_one_container_does_not_push_out_all_others() -> None:
+    history = History(limit=100)
+    history.note(0, decision("ns/other/c", REFUSED))
+    for i in range(50):
+        history.note(i, decision("ns/loop/c", REFUSED))
+        history.note(i, decision("ns/crash/c", attempt=i), f"id{i}")
+        history.gone(f"id{i}")
+    assert whens(history.find("loop")) == [45, 46, 47, 48, 49]
+    assert [r.explanation.attempt for r in history.find("crash")] == [45, 46, 47, 48, 49]
+    assert history.find("other")
+    for i in range(50):
+        history.note(i, decision("ns/long/c"), "long")
+    assert whens(history.find("long")) == [45, 46, 47, 48, 49]
+    for i in range(50):
+        history.note_simple(i, pooled("ns/simple/c", "key"), CPUS)
+    assert len(history.find("simple")) == KEEP
+
+
+def test_another_pod_of_the_same_name_is_another_pod() -> None:
+    history = History()
+    for i in range(KEEP + 2):
+        history.note(i, decision("ns/p/c", REFUSED, uid=f"uid-number-{i}"))
+    assert len(history.find("ns/p")) == KEEP + 2
+    assert len(history.pods()) == KEEP + 2
+
+
+def test_a_token_becomes_an_id() -> None:
+    history = History()
+    history.note(1, decision("ns/p/c"), "call-1")
+    history.note_simple(2, pooled("ns/q/c", "call-2"), CPUS)
+    history.renamed("call-1", "0123456789ab")
+    history.renamed("call-2", "ba9876543210")
+    history.renamed("call-3", "nobody")
+    (record,) = history.find("01234567")
+    assert (record.container_id, record.there) == ("0123456789ab", True)
+    assert history.find("ba987654")[0].explanation.ref == "ns/q/c"
+    assert not history.find("call-1")
+    history.gone("0123456789ab")
+    assert not history.find("p")[0].there
+    history.note(3, decision("ns/p/c"), "call-4")
+    history.note(4, decision("ns/p/c"), "known")
+    history.renamed("call-4", "known")
+    assert sorted(r.when for r in history.find("p") if r.there) == [3, 4]
+
+
+def test_a_refused_update_is_kept_with_its_container() -> None:
+    history = History(limit=0)
+    history.note(1, decision("ns/p/c"), "id")
+    history.note(2, decision("ns/p/c", REFUSED), "id")
+    history.note(3, decision("ns/p/c", REFUSED), "call-1")
+    history.note(4, decision("ns/p/c"))
+    assert whens(history.find("p")) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("ns/web", [1, 2, 3]),
+        ("other/web", [4]),
+        ("web", [1, 2, 3, 4]),
+        ("ns/web/app", [2]),
+        ("web/app", [2, 4]),
+        ("web/sidecar", [3]),
+        ("uid-web-1", [1, 2, 3]),
+        ("uid-web-", [1, 2, 3, 4]),
+        ("01234567", [2]),
+        ("containerd://0123456789abcdef", [2]),
+        ("0123456", []),
+        ("uid-web", []),
+        (" ns/web/ ", [1, 2, 3]),
+        ("app", []),
+        ("ns", []),
+        ("", []),
+        ("/", []),
+        ("a/b/c/d", []),
+        ("ns/we", []),
+    ],
+)
+def test_names_of_containers(query: str, found: list[float]) -> None:
+    history = History()
+    history.note(1, decision("ns/web", uid="uid-web-1"), "sandbox-0001")
+    history.note(2, decision("ns/web/app", uid="uid-web-1"), "0123456789abcdef")
+    history.note_simple(3, pooled("ns/web/sidecar", "fedcba9876543210", uid="uid-web-1"), CPUS)
+    history.note(4, decision("other/web/app", REFUSED, uid="uid-web-2"))
+    assert whens(history.find(query)) == found
+
+
+def test_a_name_counts_before_an_id() -> None:
+    history = History()
+    history.note(1, decision("ns/deadbeef/c"), "0")
+    history.note(2, decision("ns/p/c"), "deadbeef00")
+    history.note(3, decision("web/app/c"), "1")
+    history.note(4, decision("ns/web/app"), "2")
+    assert whens(history.find("deadbeef")) == [1]
+    assert whens(history.find("deadbeef0")) == [2]
+    assert whens(history.find("web/app")) == [3]
+
+
+def test_a_simple_placement_is_explained_on_request() -> None:
+    history = History()
+    history.note_simple(7, pooled("ns/p/c", "id"), CPUS)
+    (record,) = history.find("p")
+    told = record.explanation
+    assert (record.when, record.container_id, record.there) == (7, "id", True)
+    assert (told.event, told.ref, told.uid, told.attempt) == ("CreateContainer", "ns/p/c", "uid-p", 2)
+    assert (told.pool, told.cpus, told.mems) == ("be", CPUS, Mask((0, 1)))
+    assert told.verdict.admitted
+    assert told.reasons == ("BestEffort pod runs on the BE pool",)
+    assert ("QoS class", "BestEffort") in [(fact.what, fact.value) for fact in told.facts]
+
+
+def test_the_list_of_pods() -> None:
+    history = History()
+    history.note(1, decision("ns/a"), "s1")
+    history.note(2, decision("ns/b/c", REFUSED))
+    history.note_simple(3, pooled("ns/a/app", "a1"), CPUS)
+    history.note(4, decision("ns/d/c", Verdict(9)))
+    a, b, d = sorted(history.pods(), key=lambda line: line.pod)
+    assert [line.pod for line in history.pods()] == ["ns/b", "ns/a", "ns/d"]
+    assert (a.when, a.records, a.containers, a.refused, a.there) == (3, 2, ("app",), "", True)
+    assert (b.refused, b.there, b.uid) == ("TopologyAffinityError", False, "uid-b")
+    assert d.refused == "refused"
+    history.note(5, decision("ns/d/c"), "id")
+    assert [line.refused for line in history.pods()] == ["TopologyAffinityError", "", ""]
+
+
+def test_memory_is_bounded_whatever_happens() -> None:
+    history = History(limit=200)
+    chance = random.Random(7)
+    alive: list[str] = []
+    for i in range(100_000):
+        ref = f"ns/p{chance.randrange(4000)}/c{chance.randrange(3)}"
+        key = f"id{i}"
+        kind = chance.randrange(4)
+        if kind == 0:
+            history.note(i, decision(ref, REFUSED))
+            continue
+        if kind == 1:
+            history.note(i, decision(ref), key)
+        else:
+            history.note_simple(i, pooled(ref, key), CPUS)
+        alive.append(key)
+        if len(alive) > 100:
+            history.gone(alive.pop(chance.randrange(100)))
+    assert history.size == 100 + 200
+    for key in alive:
+        history.gone(key)
+    assert history.size == 200
+    assert len(history._living) == 0
+    assert sum(map(len, history._named.values())) == 200
+    assert all(history._named.values())
+
+
+def test_a_simple_note_costs_next_to_nothing() -> None:
+    # It is in the way of every create: well below a microsecond, held to a bound that slow machines keep.
+    history = History()
+    container = [pooled("ns/p/c", f"id{i}") for i in range(5000)]
+    best = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        for one in container:
+            history.note_simple(0, one, CPUS)
+        best = min(best, (time.perf_counter() - begin) / len(container))
+    assert best < 50e-6
+
+
+def test_a_refusal_that_was_not_applied_becomes_the_record_of_the_container() -> None:
+    history = History(limit=10)
+    refused = structs.replace(decision("ns/p/c", REFUSED, attempt=2), applied=False)
+    container = pooled("ns/p/c", "id")
+    assert not history.exists_despite_refusal(container)
+    history.note(1, refused)
+    assert [(r.container_id, r.there) for r in history.would_be_refused()] == [("", False)]
+    assert not history.exists_despite_refusal(structs.replace(container, attempt=3)), "that was not refused"
+    assert history.exists_despite_refusal(container)
+    (found,) = history.would_be_refused()
+    assert (found.container_id, found.there, found.explanation) == ("id", True, refused)
+    (line,) = history.pods()
+    assert (line.refused, line.there, line.applied) == (REFUSED.reason, True, False)
+    history.gone("id")
+    assert [r.there for r in history.would_be_refused()] == [False]
+    history.note(2, decision("ns/p/c"), "other")
+    assert history.would_be_refused() == [], "the newest decision admits it"
+
+
+def test_a_refusal_that_was_applied_is_of_no_container() -> None:
+    history = History(limit=10)
+    history.note(1, decision("ns/p/c", REFUSED, attempt=2))
+    assert not history.exists_despite_refusal(pooled("ns/p/c", "id"))
+    assert history.would_be_refused() == []
+
+
+def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
+    history = History(limit=3)
+    planned = structs.replace(
+        decision("ns/p/c"), applied=False, cpus=CPUS, mems=Mask((0,)), moved=(MOVED,), more_moved=3
+    )
+    history.note(1, planned, "id")
+    history.treated("id", "the plan is applied since noon", applied=True)
+    known = history.find("p")[0].explanation
+    assert (known.applied, known.cpus, known.reasons) == (True, CPUS, ("the plan is applied since noon",))
+    assert (known.moved, known.more_moved, known.mems) == ((), 0, None)
+
+
+def test_a_plan_that_is_applied_from_the_create_on_keeps_what_it_moved() -> None:
+    history = History(limit=3)
+    history.note(1, structs.replace(decision("ns/p/c"), cpus=CPUS, mems=Mask((0,)), moved=(MOVED,)), "id")
+    history.treated("id", applied=True)
+    known = history.find("p")[0].explanation
+    assert (known.moved, known.mems) == ((MOVED,), Mask((0,)))

@@ -1,0 +1,809 @@
+"""Hooks in the way of calls: what they answer is done, and what was decided stays the last word."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.engine.node_events import ModeChanged
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.frontends.cri.hook_view import CriHookView
+from proxy.frontends.hook_bridge import dispatch
+from proxy.hooks.answers import CLEAR, Adjustment, Veto
+from proxy.hooks.hook import HookFailurePolicy, Outcome
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
+from tests.executor.played_hooks import hooks
+from tests.testkit.cri import TWO_CPUS
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def created(call: Any) -> pb.ContainerConfig:
+    return pb.CreateContainerRequest.FromString(call.sent).config
+
+
+def linux(call: Any) -> pb.LinuxContainerResources:
+    return created(call).linux.resources
+
+
+async def restarted(w: Any) -> None:
+    """Another daemon comes, and calls that the one before let go are over."""
+    await w.close()
+    w.boot()
+    await w.sync.once()
+    for _ in range(2):
+        w.now += 3
+        await w.sync.once()
+
+
+# -- creates ------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_narrows_a_pool_and_sets_what_it_wants(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            want = Adjustment(cpus=cpus("4-5"), cpu_shares=77, envs={"A": "1"}, annotations={"k": "v"})
+            h.add(pre_create_container=want)
+            call = await w.begin(await w.pod("ls", "LS", "burstable"), cpu_shares=512)
+            config = created(call)
+            assert (config.linux.resources.cpuset_cpus, config.linux.resources.cpu_shares) == ("4-5", 77)
+            assert ([(e.key, e.value) for e in config.envs], config.annotations["k"]) == ([("A", b"1")], "v")
+            one = w.finish(call, "one")
+            await w.start(one)
+            assert w.on(one) == "4-5"
+            assert w.executor.history.find("ns/ls")[-1].explanation.reasons[-1] == (
+                "narrowed to CPUs 4-5 by hook 10-x"
+            )
+            w.check()
+
+    live(day)
+
+
+def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("2-5")) if e.pod.name == "ls" else None)
+            one = await w.run(await w.pod("ls", "LS", "burstable"))
+            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+            assert (w.on(one), w.on(lse)) == ("4-5", "0-3")
+        await restarted(w)
+        assert str(w.executor.state.wanted(w.executor.state.containers[one])) == "4-5"
+        await w.stop(lse)
+        assert w.on(one) == "2-5"
+        more = await w.run(await w.pod("lse2", "LSE", "", "2-5"))
+        assert (w.on(one), w.on(more)) == ("0-1,6-15", "2-5")
+        assert any("nothing is left of CPUs 2-5" in p["what"] for p in w.executor.telemetry.problems())
+        await w.stop(more)
+        assert w.on(one) == "2-5"
+        w.check()
+
+    live(day)
+
+
+def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(live) -> None:
+    """A crash while the runtime makes the container: its list does not say what hooks wanted."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("2-5")) if e.pod.name == "ls" else None)
+            pod = await w.pod("ls", "LS", "burstable")
+            w.log.clear()
+            call = await w.begin(pod)
+            assert w.log[-2:] == ["ledger +i/", "forward CreateContainer"]
+            at_the_crash = dict(w.ledger.entries)
+            one = w.finish(call, "one")
+            await w.executor.journal.flush()
+            assert [key for key in w.ledger.entries if key.startswith("i/")] == []
+            other = await w.begin(await w.pod("other", "LS"))
+            await w.executor.journal.flush()
+            assert [key for key in w.ledger.entries if key.startswith("i/")] == [], "of others nothing"
+            w.finish(other, "other")
+        await w.close()
+        w.ledger.entries.clear()
+        w.ledger.entries.update(at_the_crash)
+        w.boot()
+        await w.sync.once()
+        assert str(w.executor.state.wanted(w.executor.state.containers[one])) == "2-5"
+        assert str(w.executor.state.wanted(w.executor.state.containers["other"])) == "0-15"
+
+    live(day)
+
+
+def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_free(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("0-1")) if e.decision.own else None)
+            ls = await w.run(await w.pod("ls", "LS"))
+            call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
+            assert linux(call).cpuset_cpus == "0-1"
+            assert w.on(ls) == "4-15", "all that is owned has been left, before the request goes on"
+            await w.start(w.finish(call, "own"))
+            assert (w.on("own"), w.on(ls)) == ("0-1", "4-15")
+            w.check()
+
+    live(day)
+
+
+@pytest.mark.parametrize("kind", [("lse", "LSE", "", "0-3"), ("ls", "LS")])
+def test_a_veto_refuses_and_nothing_stays_taken(live, kind) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            ls = await w.run(await w.pod("other", "LS"))
+            h.add(pre_create_container=Veto("no room"))
+            w.log.clear()
+            call = await w.begin(await w.pod(*kind))
+            assert call.refused is not None
+            assert call.refused[0] == 9
+            assert "10-x" in call.refused[1]
+            assert "no room" in call.refused[1]
+            w.wire.finished(call, None)
+            await w.quiet()
+            assert not any(line.startswith("kernel") for line in w.log), "nobody has moved for it"
+            verdict = w.executor.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
+            assert (verdict.reason, verdict.message) == ("RefusedByHook", call.refused[1])
+            assert (len(w.executor.state.containers), w.on(ls), w.executor.state.runtime.lost) == (
+                1,
+                "0-15",
+                {},
+            )
+            assert h.remembers() == len(("other's sandbox", "kind's sandbox", "ls"))
+
+    live(day)
+
+
+def test_what_a_hook_wants_of_owned_cpus_is_refused_unless_configured(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+            h.add(pre_create_container=Adjustment(cpus=cpus("3-4")))
+            ls = await w.run(await w.pod("ls", "LS"))
+            assert (w.on(lse), w.on(ls)) == ("0-3", "4-15")
+            assert any("10-x" in p["what"] for p in w.executor.telemetry.problems())
+            w.check()
+
+    live(day)
+
+
+def test_owned_cpus_may_be_given_where_that_is_configured(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w, owned_cpus=True) as h:
+            h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("3-4")) if e.pod.name == "ls" else None)
+            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+            ls = await w.run(await w.pod("ls", "LS"))
+            assert (w.on(lse), w.on(ls)) == ("0-3", "3-4")
+            second = await w.run(await w.pod("second", "LSE", "", "4-7"))  # is not refused because of it
+            assert (w.on(second), w.on(ls)) == ("4-7", "3")
+            w.check()
+            await restarted(w)
+            w.check()
+            assert str(w.executor.state.wanted(w.executor.state.containers[ls])) == "3"
+
+    live(day)
+
+
+def test_memory_nodes_of_a_hook(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_create_container=Adjustment(mems=Mask((1,))))
+            call = await w.begin(await w.pod("ls", "LS"), cpuset_mems="0")
+            assert linux(call).cpuset_mems == "1"
+            await w.start(w.finish(call, "one"))
+            w.cgroups.mems["one"] = Mask((1,))
+            await w.executor.mems.once()
+            assert w.cgroups.mems["one"] == Mask((1,)), "who looks after memory nodes agrees"
+            assert (await w.update("one", cpu_shares=9)).cpuset_mems == "1"
+
+    live(day)
+
+
+def test_what_the_client_names_does_not_count_when_a_hook_clears_it(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(
+                pre_create_container=Adjustment(cpus=CLEAR),
+                pre_update_container_resources=Adjustment(cpus=CLEAR),
+            )
+            one = await w.run(await w.pod("be", "BE", "besteffort"), cpuset_cpus="1-2")
+            assert w.on(one) == "0-15"
+            got = await w.update(one, cpuset_cpus="3")
+            assert got.cpuset_cpus == "0-15"
+            assert w.executor.state.containers[one].request.cpuset_cpus == "1-2", "3 was not asked for"
+
+    live(day)
+
+
+def test_the_pool_that_counts_is_that_of_when_the_hook_has_answered(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            thinks, may_answer = threading.Event(), threading.Event()
+
+            def slow(event: Any) -> Adjustment | None:
+                if event.pod.name != "ls":
+                    return None
+                thinks.set()
+                assert may_answer.wait(30)
+                return Adjustment(cpus=cpus("0-4"))
+
+            h.add(pre_create_container=slow)
+            sandbox = await w.pod("ls", "LS")
+            create = asyncio.create_task(w.begin(sandbox))
+            await w.until(thinks.is_set)
+            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+            may_answer.set()
+            call = await create
+            assert linux(call).cpuset_cpus == "4"
+            await w.start(w.finish(call, "late"))
+            assert (w.on("late"), w.on(lse)) == ("4", "0-3")
+            w.check()
+
+    live(day)
+
+
+def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
+    live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def day(w) -> None:
+        asked, answer = threading.Event(), threading.Event()
+
+        def narrow(event: Any) -> Adjustment | None:
+            if event.container.name != "narrowed":
+                return None
+            asked.set()
+            answer.wait(30)
+            return Adjustment(cpus=cpus("0-5"))
+
+        async with hooks(w) as h:
+            h.add(pre_create_container=narrow)
+            sandbox = await w.pod("ls", "LS", "burstable")
+            creating = asyncio.create_task(w.begin(sandbox, "narrowed"))
+            await asyncio.to_thread(asked.wait, 30)
+            first = await w.run(await w.pod("first", "LSE", "", "2-3"))
+            narrow = w.executor.reservations.narrow
+
+            async def slow(container: Any) -> Any:
+                ended = await narrow(container)
+                if container.name == "narrowed":
+                    await w.remove(first)
+                    gone = pb.RemovePodSandboxRequest(pod_sandbox_id="s-first")
+                    w.wire.finished(await w.call("RemovePodSandbox", gone), 0)
+                return ended
+
+            monkeypatch.setattr(w.executor.reservations, "narrow", slow)
+            answer.set()
+            shared = w.finish(await creating, "shared")
+            assert (w.runtime.specs[shared], str(w.executor.state.runtime.saved[shared])) == ("0-5", "0-5")
+            owner = await w.run(await w.pod("second", "LSE", "", "2-3"))
+            start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
+            assert start.refused is None
+            assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-5", "2-3")
+            w.wire.finished(start, 0)
+
+    live(day)
+
+
+def test_a_client_that_goes_while_hooks_think_leaves_nothing(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            thinks, may_answer = threading.Event(), threading.Event()
+
+            def slow(event: Any) -> None:
+                thinks.set()
+                assert may_answer.wait(30)
+
+            h.add(pre_create_container=slow)
+            request = pb.CreateContainerRequest(pod_sandbox_id=await w.pod("lse", "LSE", "", "0-3"))
+            request.config.metadata.name = "c"
+            call = w.played("CreateContainer", request)
+            w.wire.request(call)
+            await w.until(thinks.is_set)
+            assert w.executor.state.owners
+            call.done = True
+            w.wire.finished(call, None)
+            may_answer.set()
+            await w.until(lambda: not w.executor.state.owners)
+            assert (call.sent, call.refused, w.executor.state.runtime.lost) == (None, None, {})
+
+    live(day)
+
+
+def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            seen: list[str] = []
+
+            def told(event: Any) -> Adjustment | None:
+                if not event.decision.own:
+                    return None
+                seen.append(str(event.decision.own))
+                return Adjustment(envs={f"ON_{event.decision.own.first()}": str(event.decision.own)})
+
+            h.add(pre_create_container=told)
+            stuck = await w.run(await w.pod("ls", "LS"))
+            w.cgroups.sets[stuck] = cpus("0,8")
+            w.cgroups.broken.add(stuck)
+            call = await w.begin(await w.pod("g"), **TWO_CPUS)
+            config = created(call)
+            assert seen == ["0,8", config.linux.resources.cpuset_cpus]
+            assert [e.value.decode() for e in config.envs] == seen[1:], "what was wanted at first is not kept"
+
+    live(day)
+
+
+def test_a_container_removed_during_a_reconcile_stays_removed(
+    live,
+) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen()
+            call = await w.begin(await w.pod("lse", "LSE", "", "2-3"))
+            w.wire.finished(call, None)  # the client went away, and the runtime does it all the same
+            w.runtime.specs["one"] = "2-3"
+            w.runtime.containers["one"] = RuntimeContainer("one", "s-lse", "c", 0, "CREATED")
+            await w.start("one")  # taken in as a container that is not known
+            listed, go_on = asyncio.Event(), threading.Event()
+            loop, plain = asyncio.get_running_loop(), w.runtime.list_containers
+
+            def slowly(container_id: str = "") -> Any:
+                found = plain(container_id)
+                loop.call_soon_threadsafe(listed.set)
+                go_on.wait(30)
+                return found
+
+            w.runtime.list_containers = slowly
+            comparing = asyncio.create_task(w.sync.once())
+            await listed.wait()
+            w.runtime.list_containers = plain
+            await w.remove("one")
+            go_on.set()
+            await comparing
+            assert "one" not in w.executor.state.containers
+            w.now += 10
+            await w.sync.once()
+            await w.quiet()
+            assert not w.executor.state.owners
+            assert h.heard.count("post_stop_container one") == 1
+
+    live(day)
+
+
+# -- faults of Koordinator's runtime proxy -------------------------------------------------------------------
+
+
+def test_a_create_in_an_unknown_sandbox_passes(live) -> None:
+    """Koordinator's proxy dies of it (3)."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            seen: list[Any] = []
+            h.add(pre_create_container=seen.append)
+            request = pb.CreateContainerRequest(pod_sandbox_id="nobody-knows")
+            request.config.metadata.name = "c"
+            call = await w.call("CreateContainer", request)
+            assert call.refused is None
+            assert (seen[0].pod.sandbox_id, seen[0].container.name) == ("nobody-knows", "c")
+            w.wire.finished(call, 5)
+            for method, message in (
+                ("StartContainer", pb.StartContainerRequest(container_id="who")),
+                ("StopContainer", pb.StopContainerRequest(container_id="who")),
+                ("RemoveContainer", pb.RemoveContainerRequest(container_id="who")),
+                ("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id="who")),
+                ("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id="who")),
+                ("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id="who")),
+            ):
+                names = {"pre_start_container", "pre_stop_container", "pre_remove_container"}
+                names |= {"pre_update_container_resources", "pre_stop_pod_sandbox", "pre_remove_pod_sandbox"}
+                h.add(f"20-{method}", **dict.fromkeys(names, seen.append))
+                call = await w.call(method, message)
+                assert call.sent == call.body
+                w.wire.finished(call, 5)
+            assert len(seen) == 1, "there is nothing to tell of them"
+
+    live(day)
+
+
+def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(live) -> None:
+    """Koordinator's proxy waits as long as kubelet does (4)."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            released = threading.Event()
+            h.add(pre_create_container=lambda e: released.wait(60) and None, timeout=0.3)
+            sandbox = await w.pod("ls", "LS")
+            create = asyncio.create_task(w.begin(sandbox))
+            await asyncio.sleep(0.05)
+            started = await w.call("StopContainer", pb.StopContainerRequest(container_id="x"))
+            assert started.sent is not None
+            assert not create.done(), "the hook still thinks, and another call has passed"
+            call = await create
+            assert linux(call).cpuset_cpus == "0-15"
+            assert any("10-x" in p["what"] for p in w.executor.telemetry.problems())
+            released.set()
+
+    live(day)
+
+
+def test_a_hook_that_must_not_be_missed_refuses_when_it_fails(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_create_container=lambda e: 1 / 0, policy=HookFailurePolicy.FAIL)
+            call = await w.begin(await w.pod("ls", "LS"))
+            assert call.refused is not None
+            assert "10-x" in call.refused[1]
+            w.wire.finished(call, None)
+            assert not w.executor.state.containers
+
+    live(day)
+
+
+def test_after_a_restart_hooks_know_pods_containers_and_requests(live) -> None:
+    """Koordinator's proxy has forgotten resources and cgroup parents then (6)."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_run_pod_sandbox=Adjustment(cgroup_parent="/kubepods/mine", annotations={"by": "hook"}))
+            request = pb.RunPodSandboxRequest(runtime_handler="kata")
+            request.config.metadata.uid = request.config.metadata.name = "ls"
+            request.config.linux.cgroup_parent = "/kubepods/burstable/podls"
+            request.config.labels["koordinator.sh/qosClass"] = "LS"
+            call = await w.call("RunPodSandbox", request)
+            w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-ls").SerializeToString())
+            w.wire.finished(call, 0)
+            labels = dict(request.config.labels)
+            w.runtime.pods["s-ls"] = RuntimePod("s-ls", "ls", "", "ls", 0, True, labels, {"by": "hook"})
+        one = await w.create("s-ls", cpu_shares=512, memory_limit_in_bytes=1 << 20)
+        await restarted(w)
+        async with hooks(w) as h:
+            h.following.learn(*w.runtime.raw_lists())
+            seen: list[Any] = []
+            h.add(pre_start_container=seen.append, pre_update_container_resources=seen.append)
+            h.add("20-create", pre_create_container=seen.append)
+            assert (await w.start(one)).refused is None
+            await w.update(one, cpu_quota=50_000)
+            again = await w.update(one, memory_limit_in_bytes=2 << 20)
+            start, first, second = seen
+            assert (start.pod.cgroup_parent, start.pod.kube_qos, start.pod.qos) == (
+                "/kubepods/mine",
+                "Burstable",
+                "LS",
+            )
+            assert start.container.resources.cpu_shares == 512
+            assert (start.container.labels, start.pod.annotations) == ({"listed": "c"}, {"by": "hook"})
+            assert (first.asked.cpu_quota, first.container.resources.memory_limit) == (50_000, 1 << 20)
+            assert (second.container.resources.cpu_quota, second.asked.memory_limit) == (50_000, 2 << 20)
+            assert again.memory_limit_in_bytes == 2 << 20
+            assert again.cpuset_cpus == "0-15"
+            more = await w.begin("s-ls", "more")
+            parent = pb.CreateContainerRequest.FromString(more.sent).sandbox_config.linux.cgroup_parent
+            assert parent == "/kubepods/mine", "of all its containers, after a restart too"
+
+    live(day)
+
+
+def test_two_updates_of_one_container_stay_in_order(live) -> None:
+    """Koordinator's proxy merges both into one record without a lock (13)."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            may_answer = threading.Event()
+
+            def slow(event: Any) -> Adjustment:
+                if event.asked.cpu_shares == 100:
+                    assert may_answer.wait(30)
+                return Adjustment(
+                    cpu_shares=event.asked.cpu_shares + 1,
+                    unified={"memory.high": str(event.asked.cpu_shares)},
+                )
+
+            h.add(pre_update_container_resources=slow)
+            one, two = await w.run(await w.pod("a", "LS")), await w.run(await w.pod("b", "LS"))
+
+            def call(container_id: str, shares: int) -> Any:
+                made = pb.UpdateContainerResourcesRequest(container_id=container_id)
+                made.linux.cpu_shares = shares
+                played = w.played("UpdateContainerResources", made)
+                w.wire.request(played)
+                return played
+
+            first, second, third = call(one, 100), call(one, 200), call(one, 300)
+            other = call(two, 400)
+            await asyncio.wait_for(other.over.wait(), 30)
+            await w.quiet()
+            assert not any(each.over.is_set() for each in (first, second, third))
+            may_answer.set()
+            await asyncio.wait_for(third.over.wait(), 30)
+            for each, shares in ((first, 101), (second, 201), (third, 301)):
+                assert each.over.is_set()
+                got = pb.UpdateContainerResourcesRequest.FromString(each.sent).linux
+                assert (got.cpu_shares, dict(got.unified)) == (shares, {"memory.high": str(shares - 1)})
+                assert got.cpuset_cpus == "0-15"
+            for each in (first, second, third, other):
+                w.wire.finished(each, 0)
+            await w.quiet()
+
+    live(day)
+
+
+def test_a_queued_container_that_goes_is_not_checked(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            may_answer, seen = threading.Event(), []
+
+            def slow(event: Any) -> None:
+                seen.append(event.asked.cpu_shares)
+                assert may_answer.wait(30)
+
+            h.add(pre_update_container_resources=slow)
+            one = await w.run(await w.pod("a", "LS"))
+            calls = []
+            for shares in (100, 200, 300):
+                made = pb.UpdateContainerResourcesRequest(container_id=one)
+                made.linux.cpu_shares = shares
+                calls.append(w.played("UpdateContainerResources", made))
+                w.wire.request(calls[-1])
+            await w.until(lambda: seen)
+            calls[1].done = True
+            w.wire.finished(calls[1], None)
+            may_answer.set()
+            await asyncio.wait_for(calls[2].over.wait(), 30)
+            assert (seen, calls[1].sent) == ([100, 300], None)
+            for each in (calls[0], calls[2]):
+                w.wire.finished(each, 0)
+            await w.quiet()
+
+    live(day)
+
+
+def test_answers_that_come_too_late_to_apply_are_reported(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            late = Outcome(Adjustment(mems=Mask((7,))), {"mems": "10-x"})
+            h.way.narrow(one, late, cpus("0-15"))
+            assert (
+                "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
+                in (w.executor.telemetry.problems()[0]["what"])
+            )
+
+    live(day)
+
+
+# -- sandboxes, starts, stops -------------------------------------------------------------------------------
+
+
+def test_labels_and_annotations_of_a_hook_count_for_the_engine(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"4-5"}'}
+            want = Adjustment(labels={"koordinator.sh/qosClass": "LSE"}, annotations=status)
+            h.add(pre_run_pod_sandbox=want)
+            request = pb.RunPodSandboxRequest()
+            request.config.metadata.uid = request.config.metadata.name = "p"
+            request.config.linux.cgroup_parent = "/kubepods/podp"
+            call = await w.call("RunPodSandbox", request)
+            config = pb.RunPodSandboxRequest.FromString(call.sent).config
+            assert config.labels["koordinator.sh/qosClass"] == "LSE"
+            w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-p").SerializeToString())
+            w.wire.finished(call, 0)
+            w.parents["s-p"] = "kubepods/podp"
+            assert w.on(await w.run("s-p")) == "4-5"
+
+    live(day)
+
+
+def test_a_sandbox_and_a_start_may_be_refused(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.create(await w.pod("ls", "LS"))
+            h.add(pre_run_pod_sandbox=Veto("full"), pre_start_container=Veto("wait"))
+            said = await w.pod("more", "LS", may_be_refused=True)
+            assert "full" in said
+            (told,) = (record.explanation for record in w.executor.history.find("ns/more"))
+            assert (told.event, told.container) == ("RunPodSandbox", "")
+            assert (told.verdict.reason, told.verdict.message) == ("RefusedByHook", said)
+            call = await w.start(one)
+            assert call.refused == (9, call.refused[1])
+            assert "wait" in call.refused[1]
+            assert w.executor.state.containers[one].phase.value == "created"
+
+    live(day)
+
+
+def test_stops_and_removals_continue_whatever_hooks_do(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            seen: list[Any] = []
+
+            def bad(event: Any) -> Veto:
+                seen.append(event)
+                return Veto("never")
+
+            names = (
+                "pre_stop_container",
+                "pre_remove_container",
+                "pre_stop_pod_sandbox",
+                "pre_remove_pod_sandbox",
+            )
+            for name in names:  # one alone would fail so often that it is not asked any more
+                h.add(name, policy=HookFailurePolicy.FAIL, **{name: bad})
+            sandbox = await w.pod("ls", "LS")
+            one = await w.run(sandbox)
+            await w.stop(one)
+            await w.stop(one)  # kubelet repeats itself
+            await w.remove(one)
+            for method in ("StopPodSandbox", "StopPodSandbox", "RemovePodSandbox", "RemovePodSandbox"):
+                kind = getattr(pb, f"{method}Request")
+                call = await w.call(method, kind(pod_sandbox_id=sandbox))
+                assert call.sent == call.body
+                w.wire.finished(call, 0)
+            assert [each.NAME for each in seen] == list(names)
+            assert not w.executor.state.containers
+
+    live(day)
+
+
+def test_an_update_is_changed_narrowed_and_may_be_refused(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+
+            def wants(event: Any) -> Adjustment | Veto:
+                if event.asked.cpu_shares == 1:
+                    return Veto("too few")
+                return Adjustment(cpus=cpus("6-7"), memory_limit=1 << 30)
+
+            h.add(pre_update_container_resources=wants)
+            got = await w.update(one, cpu_shares=9)
+            assert (got.cpu_shares, got.cpuset_cpus, got.memory_limit_in_bytes) == (9, "6-7", 1 << 30)
+            assert w.on(one) == "6-7"
+            request = pb.UpdateContainerResourcesRequest(container_id=one)
+            request.linux.cpu_shares = 1
+            call = await w.call("UpdateContainerResources", request)
+            assert call.refused == (9, call.refused[1])
+            assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "6-7"
+            w.check()
+
+    live(day)
+
+
+# -- where no hooks are asked -------------------------------------------------------------------------------
+
+
+def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            seen: list[Any] = []
+            h.add(pre_create_container=seen.append)
+            h.listen()
+            call = await w.begin(await w.pod("ls", "LS"))
+            assert call.sent == call.body
+            w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+            call = await w.begin("s-ls", "other")
+            assert call.sent == call.body
+            assert not seen
+
+    live(day, mode=NodeMode.OBSERVE)
+
+
+def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+
+            def release(event: Any) -> Adjustment:
+                w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+                return Adjustment(envs={"A": "1"})
+
+            h.add(pre_create_container=release)
+            call = await w.begin(await w.pod("ls", "LS"), cpuset_cpus="7")
+            assert (linux(call).cpuset_cpus, created(call).envs[0].key) == ("7", "A")
+
+    live(day)
+
+
+def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypatch) -> None:
+    def never(view: CriHookView, adjustment: Adjustment) -> bytes:
+        raise HookError("cannot change it")
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            want = Adjustment(cpus=cpus("6-7"), labels={"a": "b"})
+            h.add(pre_create_container=want, pre_update_container_resources=Adjustment(cpus=cpus("6-7")))
+            one = await w.run(sandbox := await w.pod("ls", "LS"))
+            assert w.on(one) == "6-7"
+            monkeypatch.setattr(CriHookView, "adjusted", never)
+            call = await w.begin(sandbox, "second")
+            assert linux(call).cpuset_cpus == "0-15", "half of an answer does not count"
+            assert not created(call).labels
+            assert any(
+                each["keys"].get("err") == "cannot change it" for each in w.executor.telemetry.problems()
+            )
+            w.finish(call, "c-second")
+            firm = {
+                "pre_create_container": Adjustment(envs={"A": "1"}),
+                "pre_run_pod_sandbox": Adjustment(labels={"a": "b"}),
+                "pre_update_container_resources": Adjustment(memory_limit=1 << 30),
+            }
+            h.add("20-firm", policy=HookFailurePolicy.FAIL, **firm)
+            before = w.executor.state.containers.keys()
+            call = await w.begin(sandbox, "third")
+            assert call.refused == (9, "cannot change it")
+            w.wire.finished(call, None)
+            assert w.executor.state.containers.keys() == before
+            assert await w.pod("other", "LS", may_be_refused=True) == "cannot change it"
+            update = pb.UpdateContainerResourcesRequest(container_id=one)
+            assert (await w.call("UpdateContainerResources", update)).refused == (9, "cannot change it")
+            w.check()
+
+    live(day)
+
+
+def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.create(await w.pod("ls", "LS"))
+
+            def release(event: Any) -> Adjustment:
+                w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+                return Adjustment(annotations={"a": "b"})
+
+            def start(event: Any) -> None:
+                w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+
+            h.add(pre_update_container_resources=release, pre_start_container=start)
+            call = await w.call(
+                "UpdateContainerResources",
+                pb.UpdateContainerResourcesRequest(
+                    container_id=one, linux=pb.LinuxContainerResources(cpuset_cpus="7")
+                ),
+            )
+            sent = pb.UpdateContainerResourcesRequest.FromString(call.sent)
+            assert (sent.linux.cpuset_cpus, sent.annotations["a"]) == ("7", "b")
+            w.wire.finished(call, 0)
+            w.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
+            call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
+            assert (call.refused, call.sent) == (None, call.body)
+            assert call.state is None, "no start of ours is watched"
+            w.wire.finished(call, 0)
+
+    live(day)
+
+
+def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_create_container=Veto("never"))
+            h.engine.ask = lambda event: 1 / 0  # type: ignore[assignment,return-value]
+            call = await w.begin(await w.pod("ls", "LS"))
+            assert linux(call).cpuset_cpus == "0-15"
+            await w.quiet()
+            assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+
+    live(day)
+
+
+def test_no_call_waits_for_answers_that_never_come(live, monkeypatch) -> None:
+    class Never:
+        outcome = None
+
+        async def wait(self) -> Any:
+            await asyncio.Event().wait()
+
+    async def day(w) -> None:
+        monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
+        monkeypatch.setattr(dispatch, "_MARGIN_S", 0.0)
+        async with hooks(w) as h:
+            h.add(pre_create_container=Veto("never"), pre_update_container_resources=Veto("never"))
+            h.engine.ask = lambda event: Never()  # type: ignore[assignment,return-value]
+            one = await w.run(await w.pod("ls", "LS"))
+            assert (await w.update(one, cpu_shares=9)).cpu_shares == 9
+            assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 2
+
+    live(day)

@@ -1,0 +1,206 @@
+"""Hooks put together in the played world: from real files, with a runtime that may be away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import textwrap
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import hooks_setup
+from proxy.api.cri import api_pb2 as pb
+from proxy.config.hooks import HooksConfig
+from proxy.engine.node_events import ModeChanged
+from proxy.frontends.hook_bridge import backfill
+from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
+from proxy.hooks_setup import Hooking, may_be_hooks
+from proxy.model.backoff import Backoff
+from proxy.model.errors import UnavailableError
+from proxy.model.mode import NodeMode
+
+HEAD = """
+API_VERSION = 1
+
+def tell(words):
+    with open({!r}, "a") as story:
+        print(words, file=story)
+
+"""
+
+
+class Folders:
+    """Where hooks lie, and a file in which they write what they saw."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = HooksConfig(
+            directory=root / "a", vendor_directory=root / "b", server_directory=root / "c"
+        )
+        self.story = root / "story"
+
+    def write(self, body: str, name: str = "10-x.py") -> None:
+        self.config.directory.mkdir(mode=0o755, exist_ok=True)
+        head = HEAD.format(str(self.story))
+        path = self.config.directory / name
+        path.write_text(head + textwrap.dedent(body))
+        path.chmod(0o644)
+
+    def told(self) -> list[str]:
+        return self.story.read_text().splitlines() if self.story.exists() else []
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def running(w: Any, folders: Folders) -> AsyncIterator[Hooking]:
+    made = Hooking(folders.config, w.executor, w.sync, w.start_update, w.wire)
+    task = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await made.stop()
+
+
+def followers(w: Any) -> list[LifecycleEvents]:
+    """The parts that follow the node for hooks."""
+    return [observer for observer in w.executor.store._observers if isinstance(observer, LifecycleEvents)]
+
+
+def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders: Folders) -> None:
+    async def day(w) -> None:
+        async with running(w, folders) as made:
+            await w.until(lambda: w.wire.awaited is None)
+            assert (await w.begin(await w.pod("ls", "LS"))).refused is None
+            assert (made.engine, made.library, made.page(), followers(w)) == (None, None, {}, [])
+
+    live(day)
+
+
+def test_calls_wait_for_the_hooks_that_are_there(live, folders: Folders) -> None:
+    folders.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    tell('asked')\n")
+
+    async def day(w) -> None:
+        async with running(w, folders):
+            assert w.wire.awaited is not None
+            await w.pod("ls", "LS")
+            assert folders.told() == ["asked"]
+            assert w.wire.awaited is None
+
+    live(day)
+
+
+def test_calls_do_not_wait_for_ever(live, folders: Folders, monkeypatch) -> None:
+    folders.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    tell('asked')\n")
+    monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
+
+    async def day(w) -> None:
+        async with running(w, folders) as made:
+            await w.pod("ls", "LS")
+            assert folders.told() == []
+            await w.until(lambda: made.engine.points)
+
+    live(day)
+
+
+def test_calls_do_not_wait_for_a_directory_that_hangs(live, folders: Folders, monkeypatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(hooks_setup, "FIRST_S", 0.1)
+    monkeypatch.setattr(hooks_setup, "may_be_hooks", lambda config: gate.wait(60))
+
+    async def day(w) -> None:
+        async with running(w, folders) as made:
+            await w.pod("ls", "LS")
+            assert made.engine is None
+            assert not gate.is_set()
+            gate.set()
+            await w.until(lambda: made.engine)
+
+    live(day)
+
+
+def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folders, monkeypatch) -> None:
+    monkeypatch.setattr(backfill, "RETRY", Backoff(0.05, 0.05))
+    folders.write("def synchronize(event):\n    tell([c.container.image for c in event.containers])\n")
+
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        plain, times = w.runtime.raw_lists, []
+
+        def away() -> Any:
+            times.append(time.monotonic())
+            if len(times) < 3:
+                raise UnavailableError("cannot reach it")
+            return plain()
+
+        w.runtime.raw_lists = away
+        async with running(w, folders):
+            await w.until(lambda: [f for f in followers(w) if f.memory.container(one)])
+            await w.until(lambda: folders.told() and folders.told()[-1] == "['listed']")
+            assert len(times) == 3
+            before = len(folders.told())
+            assert (
+                "cannot show hooks the labels and annotations" in w.executor.telemetry.problems()[0]["what"]
+            )
+            w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+            await w.sync.once()
+            w.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
+            await w.sync.once()
+            await w.until(lambda: len(folders.told()) == before + 1)
+            assert folders.told()[-1] == "['listed']", "a node that is ours again is told of as a whole"
+
+    live(day)
+
+
+def test_hooks_are_synchronized_when_the_runtime_comes_late(live, folders: Folders, monkeypatch) -> None:
+    monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
+    folders.write("def synchronize(event):\n    tell(len(event.containers))\n")
+
+    async def day(w) -> None:
+        async with running(w, folders) as made:
+            await w.until(lambda: made.engine is not None and made.engine.points)
+            assert folders.told() == []
+            await w.sync.once()
+            await w.until(folders.told)
+            assert folders.told() == ["0"]
+
+    live(day, synced=False)
+
+
+def test_a_hook_that_does_not_end_is_not_waited_for_long(live, folders: Folders, monkeypatch) -> None:
+    monkeypatch.setattr(hooks_setup, "STOP_S", 0.3)
+    folders.write("import time\ndef shutdown(event):\n    tell('ends')\n    time.sleep(5)\n")
+
+    async def day(w) -> None:
+        async with running(w, folders) as made:
+            await w.until(lambda: made.engine is not None and made.engine.points)
+        assert folders.told() == ["ends"]
+        call = await w.call("StopContainer", pb.StopContainerRequest(container_id="x"))
+        assert call.refused is None
+
+    live(day)
+
+
+def test_what_may_be_a_hook(folders: Folders) -> None:
+    config = folders.config
+    assert not may_be_hooks(config)
+    config.vendor_directory.mkdir()
+    (config.vendor_directory / "README").touch()
+    assert not may_be_hooks(config)
+    assert config.server_directory is not None
+    config.server_directory.mkdir()
+    (config.server_directory / "koordlet.json").touch()
+    assert may_be_hooks(config)
+    (config.server_directory / "koordlet.json").unlink()
+    (config.vendor_directory / "10-x.py").touch()
+    assert may_be_hooks(config)

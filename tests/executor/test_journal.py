@@ -1,0 +1,253 @@
+"""Records on their way to the ledger: a record that cannot be stored fails alone, and no other is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.backends.ledger import open_ledger
+from proxy.executor import journal as module
+from proxy.executor.journal import Journal
+from proxy.executor.worker import Worker
+from proxy.model.defects import InputDefect
+from proxy.model.errors import CannotCreateError
+from proxy.model.workload import KubeQos, Pod, QosClass
+from proxy.telemetry import metrics
+from tests.testkit.captured_log import telemetry
+from tests.testkit.changed_copy import changed_copy
+
+EVIL = '{"numaNodeResources":[{"node":0,"resources":{"\\ud800":"abc"}}]}'
+"""63 bytes that name a resource by a lone surrogate, which JSON can carry and UTF-8 cannot."""
+HONEST = Pod("s-1", "u-1", "tenant-a", "payments", 0, QosClass.LS, KubeQos.BURSTABLE, "/kubepods/pod1")
+POISONED = changed_copy(
+    HONEST, sandbox_id="s-2", name="evil", defects=(InputDefect("\ud800 is no resource", decisive=True),)
+)
+
+
+class Memory(dict[str, Any]):
+    """A ledger in memory; it raises what ``fault`` gives for a batch."""
+
+    entries = property(lambda self: self)
+    fault = staticmethod(lambda changes: None)
+
+    def write(self, changes: dict[str, Any]) -> None:
+        if (error := self.fault(changes)) is not None:
+            raise error
+        for key, value in changes.items():
+            if value is None:
+                self.pop(key, None)
+            else:
+                self[key] = value
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """A journal, and what it says."""
+
+    def __init__(self, ledger: Any, **options: Any) -> None:
+        self.told: list[str] = []
+        self.telemetry = telemetry(self.told)
+        self.worker = Worker("ledger", lambda error: self.told.append(repr(error)))
+        self.journal = Journal(ledger, self.worker, self.telemetry, **options)
+
+    async def __aenter__(self) -> Bench:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.worker.close()
+
+
+def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) -> None:
+    async def day() -> None:
+        ledger, _ = open_ledger(tmp_path, "m1")
+        async with Bench(ledger) as bench:
+            bench.journal.put("p/s-2", POISONED)
+            bench.journal.put("p/s-1", HONEST)
+            assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
+            assert set(ledger.entries) == {"p/s-1", "p/s-2", "i/call-1"}
+            assert bench.told == []
+        ledger.close()
+        assert set(open_ledger(tmp_path, "m1")[0].entries) == {"p/s-1", "p/s-2", "i/call-1"}
+
+    asyncio.run(day())
+
+
+def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> None:
+    async def day() -> None:
+        ledger, _ = open_ledger(tmp_path, "m1")
+        async with Bench(ledger) as bench:
+            bench.journal.put("p/s-1", HONEST)
+            bench.journal.put("c/bad", {"x": object()})
+            assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
+            assert set(ledger.entries) == {"p/s-1", "i/call-1"}
+            await asyncio.sleep(0)
+            assert bench.telemetry.value(metrics.RECORDS_REJECTED) == 1
+            (said,) = bench.told
+            assert "c/bad" in said
+            assert "payments" not in said
+            assert len(said) < 200
+        ledger.close()
+
+    asyncio.run(day())
+
+
+def test_the_requester_of_a_bad_record_learns_of_its_own_record_only(tmp_path: Path) -> None:
+    async def day() -> None:
+        ledger, _ = open_ledger(tmp_path, "m1")
+        async with Bench(ledger) as bench:
+            bench.journal.put("p/s-1", HONEST)
+            why = await bench.journal.store("i/call-1", {"x": "y" * 100_000})
+            assert why == "its record cannot be stored: it is longer than 65536 bytes"
+            assert set(ledger.entries) == {"p/s-1"}
+        ledger.close()
+
+    asyncio.run(day())
+
+
+@pytest.mark.parametrize("fault", [TypeError("cannot keep {'p/s-1'...}"), AttributeError("x"), KeyError("y")])
+def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> None:
+    async def day() -> None:
+        ledger = Memory()
+        ledger.fault = lambda changes: fault if "c/bad" in changes else None  # type: ignore[method-assign]
+        async with Bench(ledger) as bench:
+            bench.journal.put("p/s-1", HONEST)
+            bench.journal.put("c/bad", {"name": "payments"})
+            assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
+            assert set(ledger) == {"p/s-1", "i/call-1"}
+            assert bench.told == [
+                f"cannot store a record in the ledger record=c/bad err={type(fault).__name__}"
+            ]
+
+    asyncio.run(day())
+
+
+@pytest.mark.parametrize(
+    "fault", [CannotCreateError("cannot write the ledger: no space left"), MemoryError()]
+)
+def test_what_cannot_be_written_now_is_kept_and_written_later(
+    fault: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+    async def day() -> None:
+        ledger = Memory()
+        ledger.fault = lambda changes: fault  # type: ignore[method-assign]
+        async with Bench(ledger) as bench:
+            bench.journal.put("p/s-1", HONEST)
+            await bench.journal.flush()
+            assert not ledger
+            assert bench.told[0].startswith("cannot write the ledger")
+            ledger.fault = lambda changes: None  # type: ignore[method-assign]
+            async with asyncio.timeout(30):
+                while "p/s-1" not in ledger:
+                    await asyncio.sleep(0.005)
+
+    asyncio.run(day())
+
+
+def test_a_flush_waits_for_a_batch_that_the_worker_has_not_come_to_yet() -> None:
+    """What comes after a flush relies on everything put before it, also what the timer has handed over."""
+
+    async def day() -> None:
+        ledger, gate = Memory(), threading.Event()
+        async with Bench(ledger) as bench:
+            bench.worker.start(gate.wait, 30)
+            bench.journal.put("i/call-1", {})
+            bench.journal._start()  # as its timer does
+            flush = asyncio.ensure_future(bench.journal.flush())
+            await asyncio.sleep(0.05)
+            assert not flush.done()
+            gate.set()
+            await flush
+            assert set(ledger) == {"i/call-1"}
+
+    asyncio.run(day())
+
+
+def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
+    async def day() -> None:
+        ledger, gate = Memory(), threading.Event()
+        async with Bench(ledger, limit=0.05) as bench:
+            bench.worker.start(gate.wait, 30)
+            assert await bench.journal.store("i/call-1", {}) == "the ledger is not written in time"
+            await bench.journal.flush()
+            assert bench.told == ["the ledger is not written in time seconds=0.05"]
+            gate.set()
+            await bench.journal.close()
+            assert set(ledger) == {"i/call-1"}, "what was waited for in vain is written all the same"
+
+    asyncio.run(day())
+
+
+# -- through the interceptors ---------------------------------------------------------------------------
+
+
+def test_an_owner_is_created_beside_a_pod_with_a_surrogate(
+    live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def day(w: Any) -> None:
+        await w.close()
+        w.ledger, _ = open_ledger(tmp_path, "m1")
+        w.boot()
+        await w.sync.once()
+        monkeypatch.setattr(module, "DELAY_S", 60.0)  # what is put goes with the next flush
+        honest = await w.pod("payments", "LSE", "", "0-3")
+        await w.pod("evil", "LS", annotation=EVIL)
+        call = await w.begin(honest)
+        assert call.refused is None
+        written = set(w.ledger.entries)
+        assert {"p/s-payments", "p/s-evil"} <= written
+        assert any(key.startswith("i/") for key in written)
+        owner = w.finish(call, "owner")
+        evil = await w.begin("s-evil")
+        assert evil.refused is None
+        w.finish(evil, "evil")
+        await w.executor.journal.flush()
+        assert {"c/owner", "c/evil"} <= set(w.ledger.entries)
+        assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+
+        await w.close()
+        w.ledger.close()
+        w.ledger, notes = open_ledger(tmp_path, "m1")
+        assert notes == []
+        w.boot()
+        await w.sync.once()
+        assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert str(w.executor.state.owners[w.executor.state.containers[owner].owner].cpus) == "0-3"
+        assert w.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0, "the ledger knows everything"
+
+    live(day)
+
+
+def test_only_the_owner_with_an_unstorable_record_is_refused(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = module.dump
+
+    def odd(value: Any) -> Any:
+        if getattr(value, "name", "") == "odd":
+            raise AttributeError("pod tenant-a/payments")
+        return dump(value)
+
+    async def day(w: Any) -> None:
+        monkeypatch.setattr(module, "DELAY_S", 60.0)
+        monkeypatch.setattr(module, "dump", odd)
+        one, two = await w.pod("one", "LSE", "", "0-1"), await w.pod("two", "LSE", "", "2-3")
+        calls = await asyncio.gather(w.begin(one, "odd"), w.begin(two, "c"))
+        code, words = calls[0].refused
+        assert code == 9
+        assert "its record cannot be stored" in words
+        assert "payments" not in words
+        assert "two" not in words
+        assert calls[1].refused is None
+        w.finish(calls[1], "two")
+        assert [str(owner.cpus) for owner in w.executor.state.owners.values()] == ["2-3"]
+        assert w.executor.telemetry.value(metrics.RECORDS_REJECTED) == 1
+
+    live(day)

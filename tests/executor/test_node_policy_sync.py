@@ -1,0 +1,171 @@
+"""What is prescribed for a node changes while it runs: a Node object in a file, and kubelet's settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from proxy.backends.kubelet.node_file import NodeFile
+from proxy.model.kubelet import CpuManager
+from proxy.telemetry import metrics
+from tests.testkit.cri import TWO_CPUS
+
+BIND = "node.koordinator.sh/cpu-bind-policy"
+RESERVATION = "node.koordinator.sh/reservation"
+SYSTEM = "node.koordinator.sh/system-qos-resource"
+
+
+class Written:
+    """A Node object that is written to a file and asked for by a world."""
+
+    def __init__(self, world: Any, directory: Path) -> None:
+        self.world = world
+        self.path = directory / "node.json"
+        file = NodeFile(self.path, lambda seconds: None)
+        world.executor.node_policy._source = file
+
+    async def say(self, labels: Any = None, **annotations: Any) -> None:
+        texts = {key: json.dumps(value) for key, value in annotations.items()}
+        keyed = {{"reservation": RESERVATION, "system": SYSTEM}[key]: text for key, text in texts.items()}
+        self.path.write_text(json.dumps({"metadata": {"labels": labels or {}, "annotations": keyed}}))
+        await self.follow()
+
+    async def follow(self) -> None:
+        await self.world.sync.once()
+        await self.world.quiet()
+
+    def value(self, name: str) -> dict[str, Any]:
+        values = self.world.executor.node_policy.page()["values"]
+        return next(each for each in values if each["name"] == name)
+
+
+def problems_of(w: Any) -> list[str]:
+    return [problem["what"] for problem in w.executor.telemetry.problems()]
+
+
+def test_pools_follow_a_reservation_that_changes(live, tmp_path: Path) -> None:
+    async def day(w: Any) -> None:
+        node = Written(w, tmp_path)
+        ls = await w.run(await w.pod("ls", "LS"))
+        lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
+        system = await w.run(await w.pod("sys", "SYSTEM"))
+        assert (w.on(ls), w.on(system)) == ("0-1,4-15", "0-1,4-15")
+        await node.say(reservation={"reservedCPUs": "0,2"}, system={"cpuset": "15"})
+        assert (w.on(ls), w.on(lse), w.on(system)) == ("1,4-14", "2-3", "15"), "owners keep what they have"
+        assert any(
+            "CPUs 2 are kept back now, and ns/lse/c owns them: it keeps them until it ends" in what
+            for what in problems_of(w)
+        )
+        assert node.value("reservedCPUs") == {
+            "name": "reservedCPUs",
+            "value": "0,2",
+            "source": f"annotation {RESERVATION} of the Node object",
+            "problem": "",
+        }
+        w.check()
+        await w.stop(lse)
+        assert w.on(ls) == "1,3-14", "the pools get what is not kept back"
+        await node.say()
+        assert (w.on(ls), w.on(system)) == ("0-15", "0-15")
+        assert w.executor.telemetry.value(metrics.NODE_POLICY_CHANGES) == 2
+        assert any(
+            line.startswith('the policy of the node changed values="reservedCPUs 0,2 (') for line in w.logged
+        )
+        w.check()
+
+    live(day)
+
+
+def test_a_reservation_that_leaves_nothing_waits_for_owners_to_go(live, tmp_path: Path) -> None:
+    async def day(w: Any) -> None:
+        node = Written(w, tmp_path)
+        ls = await w.run(await w.pod("ls", "LS"))
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-7"))
+        await node.say(reservation={"reservedCPUs": "8-15"})
+        assert w.on(ls) == "8-15"
+        assert "they would leave the shared pool empty" in node.value("reservedCPUs")["problem"]
+        assert any("cannot keep CPUs 8-15 back" in what for what in problems_of(w))
+        await w.stop(lse)
+        await node.follow()
+        assert w.on(ls) == "0-7"
+        assert node.value("reservedCPUs")["problem"] == ""
+        w.check()
+
+    live(day)
+
+
+def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
+    async def day(w: Any) -> None:
+        node = Written(w, tmp_path)
+        await node.follow()
+        assert any("there is no such file" in what for what in problems_of(w))
+        assert w.executor.node_policy.page()["read"] is False
+        ls = await w.run(await w.pod("ls", "LS"))
+        await node.say(reservation={"reservedCPUs": "0"})
+        assert w.on(ls) == "1-15"
+        node.path.write_text('{"metadata": {"anno')
+        await node.follow()
+        assert w.on(ls) == "1-15"
+        assert any("what it said last stays in effect" in what for what in problems_of(w))
+        await node.say(reservation={"reservedCPUs": "0-"})
+        assert w.on(ls) == "0-15", "a list that is none counts as absent"
+        assert any(f"annotation {RESERVATION}: " in what for what in problems_of(w))
+
+    live(day)
+
+
+def test_a_label_takes_precedence_over_kubelet(live, tmp_path: Path) -> None:
+    async def day(w: Any) -> None:
+        node = Written(w, tmp_path)
+        manager = CpuManager("static", {"full-pcpus-only": "true"}, sources={"options": "configz"})
+        w.executor.learn(cpu_manager=manager)
+        await node.say()
+        assert node.value("cpuBindPolicy")["source"] == "kubelet's full-pcpus-only (configz)"
+        odd = await w.begin(await w.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000})
+        assert odd.refused is not None, "no whole core"
+        await node.say({BIND: "SpreadByPCPUs"})
+        assert node.value("cpuBindPolicy")["source"] == f"label {BIND} of the Node object"
+        spread = await w.run(await w.pod("spread"), **TWO_CPUS)
+        machine = w.machine
+        assert len({machine.by_id[cpu].core for cpu in w.cgroups.sets[spread]}) == 2
+
+    live(day)
+
+
+def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> None:
+    class Broken:
+        source = "nowhere"
+        problem = ""
+
+        def read(self) -> None:
+            raise RuntimeError("oops")
+
+        def close(self) -> None:
+            pass
+
+    async def day(w: Any) -> None:
+        w.executor.node_policy._source = Broken()
+        passes = w.executor.telemetry.value(metrics.RECONCILES)
+        await w.sync.once()
+        await w.quiet()
+        assert w.executor.telemetry.value(metrics.RECONCILES) == passes + 1
+        assert any("RuntimeError: oops" in what for what in problems_of(w))
+
+    live(day)
+
+
+def test_sharing_containers_follow_new_rules_without_a_reconcile(live, tmp_path: Path) -> None:
+    async def day(w: Any) -> None:
+        node = Written(w, tmp_path)
+        ls = await w.run(await w.pod("ls", "LS"))
+        passes = w.executor.telemetry.value(metrics.RECONCILES)
+        node.path.write_text(
+            json.dumps({"metadata": {"annotations": {RESERVATION: json.dumps({"reservedCPUs": "0,2"})}}})
+        )
+        await w.executor.node_policy.follow(w.executor.kernel)
+        await w.quiet()
+        assert w.on(ls) == "1,3-15"
+        assert w.executor.telemetry.value(metrics.RECONCILES) == passes
+
+    live(day)

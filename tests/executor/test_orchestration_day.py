@@ -1,0 +1,504 @@
+"""Random days of a node with pods of all classes, and all that changes its CPUs.
+
+Beside the calls of kubelet, which overlap: annotations good and bad, kubelet's state file (a real one), a
+Node object with a reservation that changes, BE suppression, CPUs that go offline, containers that end by
+themselves or were made while the daemon was away, and the daemon's own restarts. Checked between any two
+steps, at the kernel: no container that shares is on the CPUs of an owner that was let go to start, and no BE
+container on those of an LSE pod. Checked when things have calmed down: the kernel says what the state says,
+kubelet's reconcile traffic moves no container, and when all have left everything is as it was at first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
+from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.engine.invariants import violations
+from proxy.engine.node_events import BeLimited, KubeletAssigned
+from proxy.engine.state import NodeState
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.model.idset import CpuSet, union
+from proxy.model.kubelet import NodeMeta
+from proxy.model.machine import Machine
+from proxy.model.workload import Phase, Pool, QosClass
+from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
+
+PREFIX = "scheduling.koordinator.sh/"
+STATUSES = (
+    *[""] * 8,
+    '{"cpuset":"4-5"}',
+    '{"cpuset":"5,13"}',
+    '{"cpuset":"2-3,10-11"}',
+    '{"cpuset":"12-20"}',
+    '{"cpuset":"0-15"}',
+    '{"cpuset":"7-"}',
+    "no JSON",
+    '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}',
+    '{"numaNodeResources":[{"node":0,"resources":{"kubernetes.io/batch-cpu":"2000"}}]}',
+    '{"cpuSharedPools":[{"socket":0,"node":0}]}',
+)
+SPECS = (
+    *[""] * 5,
+    '{"requiredCPUBindPolicy":"FullPCPUs"}',
+    '{"preferredCPUBindPolicy":"SpreadByPCPUs"}',
+    '{"preferredCPUBindPolicy":"ConstrainedBurst"}',
+    '{"requiredCPUBindPolicy":"Sideways"}',
+)
+LABELS = ("LSE", "LSE", "LSR", "LSR", "LS", "LS", "BE", "SYSTEM", "", "", "GOLD")
+PARENTS = ("/kubepods", "/kubepods", "/kubepods/burstable", "/kubepods/besteffort")
+AMOUNTS = (
+    {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000},
+    {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000},
+    {"cpu_shares": 512, "cpu_quota": 50_000, "cpu_period": 100_000},
+    {"cpu_shares": 2},
+)
+HELD = ("1,9", "6-7", "14", "3")
+RESERVATIONS = ("", "0", "0,8", "1")
+LIMITS = (None, CpuSet((0, 1, 2)), CpuSet((12, 13)), CpuSet((40,)))
+BATCHES, MOST = 20, 8
+
+
+class Object:
+    """A Node object; what it reserves can be changed."""
+
+    source, problem = "a Node object", ""
+
+    def __init__(self) -> None:
+        self.reserved = ""
+
+    def read(self) -> NodeMeta:
+        text = json.dumps({"reservedCPUs": self.reserved, "applyPolicy": "Default"})
+        return NodeMeta("n", annotations={"node.koordinator.sh/reservation": text} if self.reserved else {})
+
+    def close(self) -> None:
+        pass
+
+
+class Listed(dict[str, Any]):
+    """A dictionary that may be listed in one thread and changed in another."""
+
+    def values(self) -> Any:
+        return self.copy().values()
+
+
+class Day:
+    """A client with many hands, the runtime that it talks to, and the others."""
+
+    def __init__(self, world: Any, seed: int, folder: Path) -> None:
+        self.w = world
+        self.dice = random.Random(seed)
+        self.folder = folder
+        self.node_object = Object()
+        self.held: dict[str, dict[str, CpuSet]] = {}
+        self.whole: Machine = world.machine
+        world.runtime.containers = Listed()
+        world.runtime.pods = Listed()
+        self.pods: dict[str, dict[str, Any]] = {}
+        """Sandboxes that are there, and what their containers ask for."""
+        self.started: dict[str, CpuSet] = {}
+        """CPUs of containers that own some and were let go to start."""
+        self.hard: set[str] = set()
+        self.foreign: set[str] = set()
+        """Containers that were made while the daemon was away, until they are taken in."""
+        self.serial = 0
+        self.busy: set[str] = set()
+        self.attach()
+
+    def attach(self) -> None:
+        """Have a fresh executor look at kubelet's state file and at the Node object."""
+        self.write_state()
+        executor = self.w.executor
+        port = KubeletCpuManagerReader(
+            KubeletSettings(), str(self.folder), "", lambda: self.w.executor.state.node.topology
+        )
+        self.w.beside(port)
+        executor.node_policy._source = self.node_object
+
+    def write_state(self) -> None:
+        write_text(self.folder, static_state(CpuSet(range(16)), self.held))
+
+    # -- what must hold at any moment ---------------------------------------------------------------------
+
+    def look(self) -> None:
+        state = self.w.executor.state
+        for container_id, cpus in self.w.cgroups.sets.copy().items():
+            container = state.containers.get(container_id)
+            if container is None or container_id in self.foreign or container.placement.pool is Pool.OWN:
+                continue
+            batch = container.placement.pool is Pool.BE
+            for owner, own in self.started.items():
+                if not (batch and owner not in self.hard):
+                    assert cpus.isdisjoint(own), f"{container.ref} is on {cpus}, {own} belong to {owner}"
+
+    async def breathe(self) -> None:
+        for _ in range(self.dice.choice((0, 1, 2, 5))):
+            await asyncio.sleep(0)
+        if self.dice.random() < 0.3:
+            await asyncio.sleep(0.001)
+        self.look()
+
+    # -- kubelet ------------------------------------------------------------------------------------------
+
+    async def call(self, method: str, message: Any) -> Any:
+        call = await self.w.call(method, message)
+        if call.refused is not None:
+            self.w.wire.finished(call, None)
+        await self.breathe()
+        return call
+
+    async def arrives(self) -> None:
+        self.serial += 1
+        uid = f"u{self.serial}"
+        label, parent = self.dice.choice(LABELS), self.dice.choice(PARENTS)
+        amount = self.dice.choice(AMOUNTS)
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=uid, uid=uid, namespace="ns"),
+            labels={"koordinator.sh/qosClass": label} if label else {},
+            linux=pb.LinuxPodSandboxConfig(cgroup_parent=f"{parent}/pod{uid}"),
+        )
+        for key, text in (("status", self.dice.choice(STATUSES)), ("spec", self.dice.choice(SPECS))):
+            if text:
+                config.annotations[f"{PREFIX}resource-{key}"] = text
+        if self.dice.random() < 0.6:
+            config.linux.resources.CopyFrom(pb.LinuxContainerResources(**amount))
+        call = await self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
+        if call.refused is not None:
+            return
+        if self.dice.random() < 0.1:
+            self.w.wire.finished(call, 2)
+            return
+        sandbox = f"s-{uid}"
+        answer = pb.RunPodSandboxResponse(pod_sandbox_id=sandbox)
+        labels, annotations = dict(config.labels), dict(config.annotations)
+        self.w.runtime.pods[sandbox] = RuntimePod(sandbox, uid, "ns", uid, 0, True, labels, annotations)
+        self.w.wire.response(call, answer.SerializeToString())
+        self.w.wire.finished(call, 0)
+        self.pods[sandbox] = {"amount": amount, "parent": f"{parent}/pod{uid}", "uid": uid}
+
+    async def creates(self, sandbox: str) -> None:
+        amount = self.pods[sandbox]["amount"]
+        name = self.dice.choice(("c0", "c1"))
+        if any(c.name == name and c.state != "EXITED" for c in self.inside(sandbox)):
+            return
+        self.serial += 1
+        attempt, container_id = self.serial, f"x{self.serial}"
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
+        request.config.metadata.name, request.config.metadata.attempt = name, attempt
+        request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**amount))
+        online = self.w.executor.state.node.machine.online
+        call = await self.call("CreateContainer", request)
+        pod = self.w.executor.state.pods.get(sandbox)
+        if call.refused is not None:
+            return
+        given = pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus
+        if pod is not None and pod.qos in (QosClass.LSE, QosClass.LSR):
+            assert not pod.problem, "a strict pod whose annotation is no good must not run"
+            if pod.cpuset:
+                lacks = pod.cpuset - CpuSet.parse(given)
+                assert CpuSet.parse(given) <= pod.cpuset
+                assert lacks.isdisjoint(online & self.w.executor.state.node.machine.online), lacks
+        if self.dice.random() < 0.1:
+            self.w.wire.finished(call, self.dice.choice((2, None)))
+            return
+        self.w.runtime.specs[container_id] = given
+        self.w.runtime.containers[container_id] = RuntimeContainer(
+            container_id, sandbox, name, attempt, "CREATED"
+        )
+        await self.breathe()
+        self.w.wire.response(call, pb.CreateContainerResponse(container_id=container_id).SerializeToString())
+        self.w.wire.finished(call, 0)
+        if self.dice.random() < 0.5:
+            await self.starts(container_id)
+
+    async def starts(self, container_id: str) -> None:
+        call = await self.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+        if call.refused is not None:
+            return
+        if self.dice.random() < 0.1:
+            self.w.wire.finished(call, 2)
+            return
+        self.runs(container_id)
+        await self.breathe()
+        self.w.wire.finished(call, 0)
+
+    def runs(self, container_id: str) -> None:
+        """The runtime has started it."""
+        ours = self.w.executor.state.containers.get(container_id)
+        if ours is not None and ours.placement.pool is Pool.OWN:
+            self.started[container_id] = ours.placement.exclusive
+            if ours.placement.excludes_be or ours.pod.qos is QosClass.LSE:
+                self.hard.add(container_id)
+        self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
+        self.w._state(container_id, "RUNNING")
+
+    async def updates(self, container_id: str) -> None:
+        """kubelet reconciles, with what it believes."""
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id)
+        request.linux.cpuset_cpus = self.dice.choice(("", "0-15", "3", "0-2,4-15"))
+        call = await self.call("UpdateContainerResources", request)
+        there = self.w.runtime.containers.get(container_id)
+        if there is None or there.state == "EXITED":
+            self.w.wire.finished(call, 2)
+            return
+        cpus = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_cpus
+        if cpus:
+            self.w.runtime.specs[container_id] = cpus
+            if container_id in self.w.cgroups.sets:
+                self.w.cgroups.sets[container_id] = CpuSet.parse(cpus)
+        await self.breathe()
+        self.w.wire.finished(call, 0)
+
+    def dies(self, container_id: str) -> None:
+        self.started.pop(container_id, None)
+        self.hard.discard(container_id)
+        self.w.cgroups.sets.pop(container_id, None)
+        if container_id in self.w.runtime.containers:
+            self.w._state(container_id, "EXITED")
+
+    async def stops(self, container_id: str) -> None:
+        call = await self.call("StopContainer", pb.StopContainerRequest(container_id=container_id))
+        self.dies(container_id)
+        await self.breathe()
+        self.w.wire.finished(call, self.dice.choice((0, 0, None)))
+
+    async def exits(self, container_id: str) -> None:
+        """It ends by itself, and nothing reports it."""
+        if container_id in self.w.cgroups.sets:
+            self.dies(container_id)
+
+    async def goes(self, sandbox: str) -> None:
+        call = await self.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        for container in self.inside(sandbox):
+            self.dies(container.id)
+        await self.breathe()
+        self.w.wire.finished(call, 0)
+        call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+        for container in self.inside(sandbox):
+            self.w.runtime.containers.pop(container.id, None)
+        self.w.runtime.pods.pop(sandbox, None)
+        self.pods.pop(sandbox, None)
+        await self.breathe()
+        self.w.wire.finished(call, 0)
+
+    # -- the others ---------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """kubelet's CPU manager gives CPUs away, or takes them back."""
+        if self.held and self.dice.random() < 0.5:
+            self.held.pop(self.dice.choice(sorted(self.held)))
+        else:
+            uid = self.dice.choice(("k1", "k2", *(pod["uid"] for pod in self.pods.values())))
+            self.held[uid] = {"c0": CpuSet.parse(self.dice.choice(HELD))}
+        self.write_state()
+
+    def suppress(self, limit: CpuSet | None) -> None:
+        """What the executor does with a budget."""
+        executor = self.w.executor
+        executor.store.handle(BeLimited(limit))
+
+    def plug(self, gone: set[int]) -> None:
+        """CPUs go offline, and others come back."""
+        if not gone:
+            self.w.machine = self.whole
+            return
+        left = CpuSet(i for i in range(16) if i not in gone)
+        nodes = tuple(changed_copy(n, cpus=n.cpus & left) for n in self.whole.nodes)
+        cpus = tuple(c for c in self.whole.cpus if c.id in left)
+        self.w.machine = changed_copy(self.whole, cpus=cpus, nodes=nodes)
+
+    async def restart(self) -> None:
+        """The daemon ends; things happen; it starts again, now and then without its ledger."""
+        await self.w.executor.journal.flush()
+        before = self.w.executor.state
+        await self.w.close()
+        sandboxes = sorted(self.pods)
+        behind = bool(sandboxes) and self.dice.random() < 0.3
+        if behind:
+            self.serial += 1
+            container_id, sandbox = f"x{self.serial}", self.dice.choice(sandboxes)
+            self.foreign.add(container_id)
+            self.w.runtime.containers[container_id] = RuntimeContainer(
+                container_id, sandbox, "late", self.serial, "CREATED"
+            )
+            parent = self.pods[sandbox]["parent"]
+            self.w.runtime.details[container_id] = RuntimeDetail(f"{parent}/{container_id}", 2, 0, 0, 0, "")
+            self.w.runtime.specs[container_id] = "0-15"
+            if self.dice.random() < 0.5:
+                self.runs(container_id)
+        self.w.boot()
+        self.attach()
+        self.suppress(before.be_limit)
+        await self.calm()
+        self.foreign.clear()
+        if not behind:
+            assert self.w.executor.state.owners == before.owners
+            assert self.w.executor.state.pools == before.pools
+            for container in self.w.executor.state.containers.values():
+                assert container.placement == before.containers[container.id].placement
+
+    # -- the day ------------------------------------------------------------------------------------------
+
+    def inside(self, sandbox: str) -> list[Any]:
+        return [c for c in self.w.runtime.containers.values() if c.sandbox_id == sandbox]
+
+    def chosen(self) -> Coroutine[Any, Any, None] | None:
+        """Choose something that kubelet does; one thing at a time for a pod."""
+        free = sorted(set(self.pods) - self.busy)
+        what = self.dice.random()
+        if not free or (what < 0.2 and len(self.pods) < MOST):
+            return self.arrives() if len(self.pods) < MOST else None
+        sandbox = self.dice.choice(free)
+        self.busy.add(sandbox)
+        inside = sorted(self.inside(sandbox), key=lambda c: c.id)
+        if what < 0.4 or not inside:
+            return self.creates(sandbox)
+        if what > 0.93:
+            return self.goes(sandbox)
+        container = self.dice.choice(inside)
+        if what < 0.65 and container.state == "CREATED":
+            return self.starts(container.id)
+        if what < 0.78 and container.state != "EXITED":
+            return self.updates(container.id)
+        return self.exits(container.id) if what < 0.84 else self.stops(container.id)
+
+    async def batch(self) -> None:
+        """Some calls at once, with a pass among them or not, and then what others do."""
+        self.busy.clear()
+        works = [work for _ in range(self.dice.randint(1, 6)) if (work := self.chosen()) is not None]
+        if self.dice.random() < 0.3:
+            works.append(self.w.sync.once())
+        await asyncio.gather(*works)
+        what = self.dice.random()
+        if what < 0.15:
+            self.hold()
+        elif what < 0.3:
+            self.suppress(self.dice.choice(LIMITS))
+        elif what < 0.4:
+            self.plug(set(self.dice.sample(range(16), self.dice.choice((0, 1, 3)))))
+        elif what < 0.5:
+            self.node_object.reserved = self.dice.choice(RESERVATIONS)
+
+    async def calm(self) -> None:
+        """Compare twice: what was lost is found, and each container is where the state has it."""
+        for _ in range(2):
+            self.w.now += 10
+            await self.w.sync.once()
+            while tasks := list(self.w.executor._tasks):
+                await asyncio.gather(*tasks)
+            await self.w.executor.kernel.run(lambda: None)
+
+    def holds(self) -> None:
+        """What must be so when nothing is on its way."""
+        state: NodeState = self.w.executor.state
+        live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
+        online = state.node.machine.online
+        assert violations(state) == []
+        there = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
+        assert {c.id for c in live} == there
+        owned = union((c.placement.exclusive | c.placement.replacement).bits for c in live)
+        held = union(cpus.bits for names in state.kubelet.values() for cpus in names.values())
+        left = state.node.shareable - CpuSet.from_bits(owned | held)
+        assert left <= state.pools.shared, "what leaves returns"
+        for container_id, cpus in self.w.cgroups.sets.items():
+            assert cpus == state.wanted(state.containers[container_id])
+            assert cpus
+            assert cpus <= online
+        self.look()
+
+    async def reconcile(self) -> None:
+        """kubelet's updates for all containers, and a comparison: none moves, and nothing is written."""
+        before, written = self.w.cgroups.sets.copy(), len([line for line in self.w.log if "kernel " in line])
+        for container_id in sorted(before):
+            await self.updates(container_id)
+        await self.calm()
+        assert self.w.cgroups.sets == before
+        assert len([line for line in self.w.log if "kernel " in line]) == written
+        assert self.w.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
+
+    async def run(self) -> None:
+        await self.calm()
+        first = self.w.executor.state
+        for turn in range(BATCHES):
+            await self.batch()
+            await self.calm()
+            self.holds()
+            if turn % 5 == 2:
+                await self.reconcile()
+            if turn % 5 == 4:
+                await self.restart()
+                self.holds()
+        for sandbox in sorted(self.pods):
+            await self.goes(sandbox)
+        self.held.clear()
+        self.write_state()
+        self.suppress(None)
+        self.plug(set())
+        self.node_object.reserved = ""
+        await self.calm()
+        self.holds()
+        await self.w.executor.journal.flush()
+        await self.w.executor.kernel.run(lambda: None)
+        state = self.w.executor.state
+        assert state.pools == first.pools
+        assert not [*state.owners, *state.pods, *state.containers, *self.w.ledger.entries]
+        assert self.w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["ours", "kubelets"])
+@pytest.mark.parametrize("seed", range(16))
+def test_a_random_day_of_all_classes(live, tmp_path: Path, seed: int, *, static: bool) -> None:
+    async def day(world: Any) -> None:
+        await Day(world, seed, tmp_path).run()
+
+    rules = {"system": CpuSet.parse("15")} if seed % 3 == 0 else None
+    live(day, static=static, rules=rules, call_timeout=0.5)
+
+
+def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
+    """The container comes, and by its annotation it owns nothing: no comparison is needed for the others."""
+
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w.executor.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
+        await w.quiet()
+        assert w.on(ls) == "0-3,6-15"
+        passes = w.executor.telemetry.value(metrics.RECONCILES)
+        bound = '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}'
+        sandbox = await w.pod("g", annotation=bound)
+        await w.quiet()
+        assert w.on(ls) == "0-3,6-15"
+        call = await w.begin(sandbox, **AMOUNTS[0])
+        await w.quiet()
+        assert w.on(ls) == "0-15"
+        w.wire.finished(call, 13)
+        await w.quiet()
+        assert w.on(ls) == "0-3,6-15", "the create has failed, and kubelet will come again"
+        assert w.executor.telemetry.value(metrics.RECONCILES) == passes
+        w.check()
+
+    live(day, static=False)
+
+
+def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w.executor.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
+        await w.quiet()
+        sandbox = await w.pod("g", "LS")
+        await w.quiet()
+        assert w.on(ls) == "0-15", "kubelet's manager has no say in where LS pods run"
+        await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        w.check()
+
+    live(day, static=False)

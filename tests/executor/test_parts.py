@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.engine.call_events import ContainersUnsettled, SavedCpusLearned
+from proxy.executor.codec import dump, load_container, load_pod
+from proxy.executor.journal import Journal
+from proxy.executor.status_data import node_page
+from proxy.executor.worker import Worker
+from proxy.model.defects import InputDefect
+from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.telemetry import metrics
+from proxy.telemetry.problems import LIMIT
+from tests.testkit.captured_log import telemetry
+from tests.testkit.changed_copy import changed_copy
+
+POD = Pod(
+    "s",
+    "u",
+    "ns",
+    "p",
+    1,
+    QosClass.LSR,
+    KubeQos.BURSTABLE,
+    "/kubepods",
+    CpuSet.parse("1-2"),
+    (InputDefect("odd", decisive=True),),
+)
+OWNER = Container(
+    "id",
+    "c",
+    POD,
+    Request(1, 2, 3, 4, "5", "6"),
+    Placement(Pool.OWN, CpuSet.parse("1-2"), Mask((0, 3)), ("because",), True),
+    Phase.STARTING,
+    2,
+    "u",
+    "path",
+)
+
+
+def test_records_come_back_as_they_were() -> None:
+    assert load_container(dump(OWNER)) == OWNER
+    assert load_pod(dump(POD)) == POD
+    assert dump(OWNER)["placement"]["own"] == "1-2"
+
+
+def test_invalid_records_are_not_read() -> None:
+    for broken in ({}, {**dump(OWNER), "phase": "flying"}, {**dump(OWNER), "placement": {"own": "x"}}):
+        assert load_container(broken) is None
+    assert load_pod({"uid": 3}) is None
+
+
+def test_problems_are_reported_once_and_bounded() -> None:
+    said: list[str] = []
+    now = [5.0]
+    port = telemetry(said, lambda: now[0])
+    port.problem("a", pod="ns/p")
+    now[0] = 6.0
+    port.problem("a", pod="ns/p")
+    assert said == ["a pod=ns/p"]
+    assert port.problems() == [
+        {"what": "a pod=ns/p", "message": "a", "keys": {"pod": "ns/p"}, "count": 2, "first": 5.0, "last": 6.0}
+    ]
+    for number in range(LIMIT):
+        port.problem("b", number=number)
+    assert [p["what"] for p in port.problems()] == [f"b number={n}" for n in range(LIMIT)]
+
+
+class Broken:
+    """A ledger on a full disk."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, object] = {}
+
+    def write(self, changes: object) -> None:
+        raise CannotCreateError("cannot write the ledger: no space left")
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
+    async def day() -> None:
+        told: list[str] = []
+        worker = Worker("w", lambda e: told.append(repr(e)))
+        journal = Journal(Broken(), worker, telemetry(told))
+        journal.put("c/x", OWNER)
+        await journal.flush()
+        assert told == ['cannot write the ledger err="cannot write the ledger: no space left"']
+        kept: dict[str, object] = {}
+        journal._ledger.write = kept.update  # there is room again
+        newer = changed_copy(OWNER, phase=Phase.RUNNING)
+        journal.put("c/y", newer)
+        await asyncio.sleep(0)
+        await journal.flush()
+        assert set(kept) == {"c/x", "c/y"}
+        worker.close()
+
+    asyncio.run(day())
+
+
+class _Full(dict):
+    """A ledger that can be full, and remembers what it holds."""
+
+    entries = property(lambda self: self)
+    full = False
+
+    def write(self, changes: dict[str, object]) -> None:
+        if self.full:
+            raise CannotCreateError("cannot write the ledger: no space left")
+        self.update(changes)
+
+
+def test_what_could_not_be_written_never_replaces_what_is_newer() -> None:
+    async def day() -> None:
+        worker = Worker("k", lambda error: None)
+        ledger = _Full()
+        ledger.full = True
+        journal = Journal(ledger, worker, telemetry())
+        gate = threading.Event()
+        worker.start(gate.wait, 30)
+        writes = []
+        for number in range(3):  # three batches wait for the worker, and all of them fail
+            journal.put("q/pod", {"quota": number})
+            writes.append(asyncio.ensure_future(journal.flush()))
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*writes)
+        await asyncio.sleep(0)
+        ledger.full = False
+        await journal.close()
+        assert ledger == {"q/pod": {"quota": 2}}
+        worker.close()
+
+    asyncio.run(day())
+
+
+def test_a_wait_that_is_given_up_costs_no_record() -> None:
+    async def day() -> None:
+        worker = Worker("k", lambda error: None)
+        ledger = _Full()
+        journal = Journal(ledger, worker, telemetry())
+        gate = threading.Event()
+        worker.start(gate.wait, 30)
+        journal.put("i/one", {})
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await journal.flush()
+        journal.put("c/two", {})
+        journal._start()  # as its timer does: the worker has not come to it when all ends
+        gate.set()
+        await journal.close()
+        worker.close()
+        assert set(ledger) == {"i/one", "c/two"}
+
+    asyncio.run(day())
+
+
+def test_the_worker_keeps_order_and_reports() -> None:
+    async def day() -> None:
+        seen: list[int] = []
+        failed: list[BaseException] = []
+        worker = Worker("w", failed.append)
+        gate = threading.Event()
+        worker.start(gate.wait, 30)
+        for i in range(20):
+            worker.start(seen.append, i)
+        worker.start(lambda: 1 / 0)
+        gate.set()
+        assert await worker.run(lambda: len(seen)) == 20
+        assert seen == list(range(20))
+        worker.close()
+        assert isinstance(failed[0], ZeroDivisionError)
+
+    asyncio.run(day())
+
+
+def test_moved_containers_are_sent_to_the_runtime_later(live) -> None:
+    async def day(w) -> None:
+        settler = w.make_settler()
+        task = asyncio.create_task(settler.run())
+        one, two = [await w.run(await w.pod(uid, "LS")) for uid in ("one", "two")]
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        await w.until(lambda: w.executor.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
+        assert (w.runtime.specs[one], w.runtime.specs[two]) == ("4-15", "4-15")
+        assert w.runtime.specs[lse] == "0-3"
+        w.log.clear()
+        await w.quiet()
+        assert w.log == [], "what is settled is left alone"
+        w.check()
+        task.cancel()
+        settler.close()
+
+    live(day, settle_per_second=1000)
+
+
+def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
+    async def day(w) -> None:
+        settler = w.make_settler()
+        task = asyncio.create_task(settler.run())
+        ls = await w.run(await w.pod("ls", "LS"))
+        gate, inside = threading.Event(), threading.Event()
+
+        def slow(_: str) -> None:
+            inside.set()
+            gate.wait(60)
+
+        w.runtime.on_update = slow
+        await w.run(await w.pod("a", "LSE", "", "0"))
+        await asyncio.to_thread(inside.wait, 60)
+        second = asyncio.create_task(w.begin(await w.pod("b", "LSE", "", "1")))
+        await asyncio.sleep(0.1)
+        assert not second.done(), "the runtime may still write the set that it was told"
+        gate.set()
+        w.finish(await second, "b")
+        assert w.on(ls) == "2-15"
+        await w.until(lambda: w.runtime.specs[ls] == "2-15")
+        w.check()
+        task.cancel()
+        settler.close()
+
+    live(day, settle_per_second=1000)
+
+
+def test_settling_survives_errors(live) -> None:
+    async def day(w) -> None:
+        settler = w.make_settler()
+        task = asyncio.create_task(settler.run())
+        ls = await w.run(await w.pod("ls", "LS"))
+        for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
+            w.runtime.update_error = error
+            w.executor.store.handle(ContainersUnsettled((ls,)))
+            w.executor.store.handle(SavedCpusLearned(ls, None))
+            w.executor.to_settle.set()
+            await w.quiet()
+        await w.until(w.executor.telemetry.problems)
+        assert [p["what"] for p in w.executor.telemetry.problems()] == [
+            'cannot save a cpuset at the runtime pod=ns/ls container=c containerID=s-ls-c-1 err="cannot: odd"'
+        ]
+        w.now += 5
+        w.runtime.update_error = UnavailableError("cannot: down")
+        w.executor.store.handle(ContainersUnsettled((ls,)))
+        w.executor.store.handle(SavedCpusLearned(ls, None))
+        w.executor.to_settle.set()
+        await w.until(lambda: w.executor.state.inflight.strays())
+        w.runtime.update_error = None
+        settled = w.executor.telemetry.value(metrics.RUNTIME_UPDATES)
+        for _ in range(2):
+            await w.sync.once()
+            w.now += 3
+        assert not w.executor.state.inflight.of(ls)
+        w.now += 3
+        w.executor.settle_later(ls)
+        await w.until(lambda: w.executor.telemetry.value(metrics.RUNTIME_UPDATES) > settled)
+        task.cancel()
+        settler.close()
+
+    live(day, settle_per_second=1000)
+
+
+def test_the_page_shows_the_sandboxes(live) -> None:
+    async def day(w) -> None:
+        await w.run(await w.pod("ls", "LS"))
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        gone = await w.run(await w.pod("gone", "LSR", "", "4"))
+        await w.stop(gone)
+        await w.executor.kernel_view.refresh()
+        page = node_page(w.executor)
+        assert page["ready"] is True
+        assert page["pools"]["shared"] == page["pools"]["be"] == "4-15"
+        assert page["pools"]["nodes"][0] == {"node": 0, "shared": "8-11", "be": "8-11"}
+        assert page["exclusive"] == [
+            {
+                "owner": "lse",
+                "cpus": "0-3",
+                "desired_cpus": "0-3",
+                "applied": True,
+                "also_used_by": [],
+                "also_used": 0,
+                "hard": True,
+                "resource_status": '{"cpuset":"0-3"}',
+                "pod": "ns/lse",
+                "container": "c",
+            }
+        ]
+        rows = {c["ref"]: c for c in page["containers"]}
+        assert rows["ns/lse/c"]["id"] == lse
+        assert (rows["ns/lse/c"]["cpus"], rows["ns/gone/c"]["cpus"]) == ("0-3", "")
+        assert page["violations"] == []
+
+    live(day)
+
+
+def test_start_of_what_has_exited_is_the_runtimes_to_refuse(live) -> None:
+    async def day(w) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        await w.stop(ls)
+        call = await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
+        assert call.sent == call.body
+        w.wire.finished(call, 2)
+        assert w.executor.state.containers[ls].phase is Phase.EXITED
+
+    live(day)

@@ -1,0 +1,84 @@
+"""What the report of an observed node says of a node in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.executor.plan_report import plan_report
+from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
+
+TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+
+
+async def runs(w: Any, sandbox: str, **resources: int) -> str:
+    """Run a container that, where its request names none, has all CPUs."""
+    container_id = await w.create(sandbox, **resources)
+    w.runtime.specs[container_id] = w.runtime.specs[container_id] or "0-15"
+    await w.start(container_id)
+    return container_id
+
+
+def by_pod(page: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {pod["pod"]: {**pod, **pod["containers"][0]} for pod in page["pods"]}
+
+
+def test_an_observed_node(live: Any) -> None:
+    async def day(w: Any) -> None:
+        await runs(w, await w.pod("ls", "LS"))
+        await runs(w, await w.pod("lse", "LSE", "", "2-3", quota=200_000), **TWO)
+        await runs(w, await w.pod("rival", "LSE", "", "3-4"), **TWO)
+        await w.sync.once()
+        page = await plan_report(w.executor)
+        assert page["mode"] == "observe"
+        assert page["sums"] == {
+            "containers": 3,
+            "applied": 0,
+            "unchanged": 0,
+            "pins": 1,
+            "moves": 2,
+            "drift": 0,
+            "cfs_quotas": 2,
+            "memory_nodes": 1,
+            "rejections": 1,
+        }
+        rows = by_pod(page)
+        lse = rows["ns/lse"]
+        assert (lse["change"], lse["cpus"], lse["desired_cpus"]) == ("pin", "0-15", "2-3")
+        assert (lse["removes_cfs_quota"], lse["cfs_quota_us"]) == (True, 200_000)
+        assert (rows["ns/ls"]["change"], rows["ns/ls"]["desired_cpus"]) == ("move", "0-1,4-15")
+        (rejection,) = page["rejections"]
+        assert (rejection["pod"], rejection["exists"], rejection["reason"]) == ("ns/rival", True, "CPUsInUse")
+        assert [line for line in w.log if line.startswith(("kernel", "quota"))] == [], "it only looks"
+
+    live(day, mode=NodeMode.OBSERVE)
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_a_node_where_the_plan_is_applied(live: Any, *, drifts: bool) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        await w.run(await w.pod("lse", "LSE", "", "2-3"), **TWO)
+        await w.quiet()
+        if drifts:
+            w.cgroups.sets[ls] = CpuSet.parse("0-15")
+        page = await plan_report(w.executor)
+        sums = page["sums"]
+        assert (sums["applied"], sums["drift"], sums["unchanged"]) == (2, int(drifts), 2 - drifts)
+        assert (sums["pins"], sums["moves"], sums["cfs_quotas"], sums["rejections"]) == (0, 0, 0, 0)
+        assert by_pod(page)["ns/ls"]["change"] == ("drift" if drifts else "")
+
+    live(day)
+
+
+def test_a_container_without_a_cgroup_is_counted_as_not_read(live: Any) -> None:
+    async def day(w: Any) -> None:
+        ls = await runs(w, await w.pod("ls", "LS"))
+        w.cgroups.end(ls)
+        page = await plan_report(w.executor)
+        assert page["kernel"]["not_read"] == 1
+        assert (page["sums"]["unchanged"], by_pod(page)["ns/ls"]["cpus"]) == (0, "")
+
+    live(day, mode=NodeMode.OBSERVE)

@@ -1,0 +1,108 @@
+"""A create that is refused in the middle of shrinking, on the kernel's own groups (cgroup v1)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.cgroup.cpuset import KernelCgroups
+from proxy.model.idset import CpuSet
+from proxy.topology.build import described
+
+MOUNT = Path("/sys/fs/cgroup/cpuset")
+IDS = ("s-a-c-1", "s-b-c-2", "s-c-c-3")
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A group for containers, with the CPUs 0 and 1."""
+    if os.geteuid() != 0 or not (MOUNT / "cpuset.cpus").is_file():
+        pytest.skip("needs root and a cgroup v1 cpuset mount")
+    if not CpuSet.parse("0-1") <= CpuSet.parse((MOUNT / "cpuset.cpus").read_text()):
+        pytest.skip("needs the CPUs 0 and 1")
+    top = MOUNT / f"topoproxy-back-{os.getpid()}"
+    made = [top, *(top / name for name in IDS), *(top / name / f"i{i}" for name in IDS for i in range(3))]
+    try:
+        top.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cpuset group here: {error}")
+    for path in made:
+        path.mkdir(exist_ok=True)
+        (path / "cpuset.cpus").write_text("0-1")
+        (path / "cpuset.mems").write_text((MOUNT / "cpuset.mems").read_text())
+    yield top
+    for path in reversed(made):
+        path.rmdir()
+
+
+@pytest.fixture
+def stuck(base: Path) -> Iterator[Path]:
+    """A file below the second container that cannot be written, in the group that is come to last."""
+    path = base / IDS[1]
+    last = KernelCgroups(MOUNT, 1).children(str(path.relative_to(MOUNT)))[-1]
+    file = str(path / last / "cpuset.cpus")
+    if subprocess.run(["mount", "--bind", file, file], capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount here")
+    subprocess.run(["mount", "-o", "remount,ro,bind", file], check=True)
+    yield Path(file)
+    subprocess.run(["umount", file], check=True)
+
+
+def test_every_container_keeps_its_set(live: Callable[..., None], base: Path, stuck: Path) -> None:
+    """The second of three, and a group in it, cannot be narrowed: the first has been, with what is in it."""
+    kernel = KernelCgroups(MOUNT, 1)
+    narrowed: list[str] = []
+
+    class Groups:
+        """The kernel's groups by container id."""
+
+        version = 1
+
+        def find(self, parent: str, container_id: str) -> str | None:
+            return f"{base.name}/{container_id}" if (base / container_id).is_dir() else None
+
+        def write(self, path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
+            written = kernel.write(path, cpus, None, inner=inner)
+            if written and cpus == CpuSet([0]):
+                narrowed.append(path.rpartition("/")[2])
+            return written
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kernel, name)
+
+    def held() -> dict[str, str]:
+        files = base.rglob("cpuset.cpus")
+        return {str(file.relative_to(base)): file.read_text() for file in files}
+
+    async def day(w: Any) -> None:
+        w.machine, w.cgroups = described(1, 1, 2, 1), Groups()
+        await w.executor.close()
+        w.boot()
+        await w.sync.once()
+        before = held()
+        for uid in "abc":
+            container_id = await w.create(await w.pod(uid, "LS"))
+            await started(w, container_id)
+        assert set(w.executor.state.containers) == set(IDS)
+        call = await w.begin(await w.pod("lse", "LSE", "", "1"))
+        assert call.refused is not None
+        assert "ead-only" in call.refused[1]
+        assert {IDS[0], IDS[2]} <= set(narrowed)
+        await w.until(lambda: held() == before)
+        assert not w.executor.state.owners
+
+    live(day, synced=False)
+
+
+async def started(w: Any, container_id: str) -> None:
+    """Have a container run that has its group already."""
+    call = await w.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+    w._state(container_id, "RUNNING")
+    w.wire.finished(call, 0)
+    await w.quiet()

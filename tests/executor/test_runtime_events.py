@@ -1,0 +1,550 @@
+"""What the runtime reports by itself, and what follows from it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.executor import runtime_events
+from proxy.executor.runtime_events import EventsState
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimeEvent, RuntimePod
+from proxy.model.backoff import Backoff
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+
+ALL, REST = "0-15", "0-5,8-13"
+OWN = "6-7,14-15"
+EXIT, START, DELETE = "exit", "start", "delete"
+
+
+class PlayedEvents:
+    """A runtime's events; ``refusals`` are raised one by one before a stream stands."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[RuntimeEvent | Exception | None] = queue.SimpleQueue()
+        self.refusals: list[Exception] = []
+        self.listens = 0
+
+    def listen(self) -> Iterator[RuntimeEvent]:
+        self.listens += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return self._stream()
+
+    def _stream(self) -> Iterator[RuntimeEvent]:
+        while (what := self.told.get()) is not None:
+            if isinstance(what, Exception):
+                raise what
+            yield what
+
+    def tell(self, kind: Any, who: str) -> None:
+        self.told.put(RuntimeEvent(kind, who))
+
+    def close(self) -> None:
+        self.told.put(UnavailableError("closed"))
+
+
+class Hears:
+    """A world with a runtime that sends events."""
+
+    def __init__(self, world: Any, *, start: bool = True) -> None:
+        self.world, self.executor = world, world.executor
+        self.events = PlayedEvents()
+        self.runtime_events = self.executor.runtime_events
+        self.runtime_events._events, self.runtime_events.events_state = self.events, EventsState.WAITING
+        if start:
+            self.runtime_events.start()
+
+    async def connected(self) -> None:
+        await self.world.until(lambda: self.runtime_events.events_state is EventsState.CONNECTED)
+        self.executor.attention.clear()
+
+    async def tell(self, kind: str, who: str) -> None:
+        """An event, and everything that follows at once."""
+        self.events.tell(kind, who)
+        # The thread takes one after the other, so that after the mark it has handed over what was before.
+        mark = f"mark-{time.monotonic_ns()}"
+        self.events.tell(EXIT, mark)
+        await self.world.until(lambda: mark in self.runtime_events._exits)
+        await self.world.quiet()
+
+    async def moment(self) -> bool:
+        """Wait until doubts are resolved; returns whether a comparison is asked for."""
+        await self.world.until(lambda: self.runtime_events._doubtful is None)
+        return bool(self.executor.attention.is_set())
+
+    def phase(self, container_id: str) -> Phase | None:
+        found = self.executor.state.containers.get(container_id)
+        return None if found is None else found.phase
+
+
+@pytest.fixture(autouse=True)
+def short_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_events, "MOMENT_S", 0.05)
+    monkeypatch.setattr(runtime_events, "LATER_S", 0.05)
+
+
+async def owner_and_sharer(world: Any) -> tuple[str, str]:
+    sharer = await world.run(await world.pod("b", "LS"))
+    owner = await world.run(await world.pod("a", "LSE", cpus=OWN))
+    assert world.on(sharer) == REST
+    return owner, sharer
+
+
+# Ends.
+
+
+def test_an_exit_gives_the_cpus_back(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, sharer = await owner_and_sharer(world)
+        world.end(owner)
+        passes = world.executor.telemetry.value(metrics.RECONCILES)
+        await hears.tell(EXIT, owner)
+        await hears.tell(EXIT, owner)
+        assert hears.phase(owner) is Phase.EXITED
+        assert world.on(sharer) == ALL
+        assert world.executor.telemetry.value(metrics.EXITS_BY_EVENT) == 1
+        assert world.executor.telemetry.value(metrics.RECONCILES) == passes
+        assert not world.executor.attention.is_set()
+        world.check()
+
+    live(day)
+
+
+def test_an_exit_before_the_answer_to_the_start(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        sharer = await world.run(await world.pod("b", "LS"))
+        owner = await world.create(await world.pod("a", "LSE", cpus=OWN))
+        start = await world.call("StartContainer", pb.StartContainerRequest(container_id=owner))
+        assert hears.phase(owner) is Phase.STARTING
+        await hears.tell(EXIT, owner)
+        assert hears.phase(owner) is Phase.EXITED
+        world.wire.finished(start, 0)
+        await world.quiet()
+        assert hears.phase(owner) is Phase.EXITED
+        assert world.on(sharer) == ALL
+
+    live(day)
+
+
+def test_the_next_container_may_have_the_cpus_at_once(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        first = await world.run(await world.pod("a", "LSE", cpus=OWN))
+        other = await world.pod("c", "LSE", cpus=OWN)
+        world.end(first)
+        await hears.tell(EXIT, first)
+        second = await world.run(other)
+        assert world.on(second) == OWN
+        await hears.tell(EXIT, first)  # sent again, it is about the first still
+        assert hears.phase(second) is Phase.RUNNING
+        world.check()
+
+    live(day)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "CREATED", "UNKNOWN"])
+def test_a_list_that_is_behind_brings_no_container_back(live: Callable[..., None], state: str) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, sharer = await owner_and_sharer(world)
+        await hears.tell(EXIT, owner)
+        world.cgroups.sets.pop(owner)
+        world._state(owner, state)
+        await world.sync.once()
+        await world.quiet()
+        assert hears.phase(owner) is Phase.EXITED
+        assert world.on(sharer) == ALL
+        assert world.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
+        world.end(owner)
+        await world.sync.once()
+        assert hears.phase(owner) is Phase.EXITED
+
+    live(day)
+
+
+def test_after_a_while_the_list_is_right(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        await hears.tell(EXIT, owner)
+        world.now += runtime_events.BEHIND_S + 1
+        await world.sync.once()
+        assert hears.phase(owner) is Phase.RUNNING
+        assert not hears.runtime_events._exits
+
+    live(day)
+
+
+def test_an_exit_during_adoption(live: Callable[..., None]) -> None:
+    """It was on the list, and ended while the runtime was asked about it."""
+
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        sharer = await world.run(await world.pod("b", "LS"))
+        sandbox = await world.pod("a", "LSE", cpus=OWN)
+        world.runtime.containers["stranger"] = RuntimeContainer("stranger", sandbox, "c", 0, "RUNNING")
+        detail = world.runtime.detail
+
+        def ends(container_id: str) -> Any:
+            hears.events.tell(EXIT, container_id)
+            end = time.monotonic() + 30
+            while container_id not in hears.runtime_events._exits and time.monotonic() < end:
+                time.sleep(0.005)
+            return detail(container_id)
+
+        world.runtime.detail = ends
+        await world.sync.once()
+        assert hears.phase("stranger") is Phase.EXITED
+        await world.quiet()
+        assert world.on(sharer) == ALL
+
+    live(day)
+
+
+def test_an_exit_of_a_container_whose_create_was_not_answered(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        sharer = await world.run(await world.pod("b", "LS"))
+        sandbox = await world.pod("a", "LSE", cpus=OWN)
+        call = await world.begin(sandbox)
+        world.wire.finished(call, None)  # the client went away
+        world.runtime.containers["lost"] = RuntimeContainer("lost", sandbox, "c", 0, "RUNNING")
+        await hears.tell(EXIT, "lost")
+        await world.sync.once()
+        assert hears.phase("lost") is Phase.EXITED
+        await world.quiet()
+        assert world.on(sharer) == ALL
+
+    live(day)
+
+
+def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        await world.remove(owner)
+        state = world.executor.state
+        await hears.tell(EXIT, owner)
+        await hears.tell(EXIT, "nobody")
+        assert world.executor.state is state
+        assert not await hears.moment()
+
+    live(day)
+
+
+def test_exits_of_strangers_are_forgotten(live: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_events, "EXITS_LIMIT", 3)
+
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        for number in range(10):
+            await hears.tell(EXIT, f"stranger-{number}")
+        assert len(hears.runtime_events._exits) == 3
+
+    live(day)
+
+
+# Sandboxes, and what is done behind our back.
+
+
+def test_the_end_of_a_sandbox_is_compared(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, sharer = await owner_and_sharer(world)
+        await hears.tell(EXIT, "s-a")
+        assert await hears.moment()
+        assert hears.phase(owner) is Phase.RUNNING, "its containers may live on"
+        world.end(owner)
+        pod = world.runtime.pods["s-a"]
+        world.runtime.pods["s-a"] = RuntimePod(pod.id, pod.uid, "ns", "a", 0, False, {}, {})
+        await world.sync.once()
+        await world.quiet()
+        assert world.on(sharer) == ALL
+
+    live(day)
+
+
+def test_the_end_of_an_empty_sandbox(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        await world.stop(owner)
+        await hears.tell(EXIT, "s-a")
+        assert not await hears.moment()
+
+    live(day)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_start_of_an_unknown_container(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        if answered:
+            monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
+        await hears.tell(START, "s-late")
+        if answered:
+            assert not world.executor.attention.is_set()
+            await world.pod("late", "LS")
+        assert await hears.moment() is not answered
+
+    live(day)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_deletion_of_a_known_container(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        await hears.tell(START, owner)
+        await hears.tell(DELETE, "nobody")
+        assert not await hears.moment()
+        if answered:
+            monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
+        await hears.tell(DELETE, owner)
+        if answered:
+            assert not world.executor.attention.is_set()
+            await world.remove(owner)
+        assert await hears.moment() is not answered
+
+    live(day)
+
+
+def test_more_in_doubt_than_are_remembered(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_events, "DOUBTS_LIMIT", 2)
+    monkeypatch.setattr(runtime_events, "LATER_S", 30)
+
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        for number in range(5):
+            hears.runtime_events._handle(RuntimeEvent("start", f"stranger-{number}"))
+        assert len(hears.runtime_events._doubts) == 2
+        hears.runtime_events._doubts.clear()  # the remembered ones are in doubt no more
+        assert await hears.moment()
+        world.executor.attention.clear()
+        await hears.tell(DELETE, owner)
+        assert not world.executor.attention.is_set(), "just now everything was compared"
+        assert hears.runtime_events._doubtful is not None
+
+    live(day)
+
+
+# The stream.
+
+
+def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world, start=False)
+        assert hears.runtime_events.events_state.value == "waiting"
+        runs = asyncio.ensure_future(world.sync.run())
+        await world.until(lambda: hears.runtime_events.events_state is EventsState.CONNECTED)
+        passes = world.executor.telemetry.value(metrics.RECONCILES)
+        world.executor.attention.clear()
+        hears.events.told.put(UnavailableError("gone"))
+        await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_EVENT_STREAMS) == 2)
+        await world.until(lambda: world.executor.telemetry.value(metrics.RECONCILES) > passes)
+        runs.cancel()
+        await asyncio.gather(runs, return_exceptions=True)
+
+    live(day, reconcile_period=3600.0)
+
+
+def test_a_stream_that_ends_is_opened_again(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_events, "PAUSES", Backoff(0.01, 0.01))
+    monkeypatch.setattr(runtime_events, "REFUSED_S", 0.01)
+
+    async def day(world: Any) -> None:
+        hears = Hears(world, start=False)
+        hears.events.refusals = [
+            UnavailableError("not there yet"),
+            RuntimeCallError("cannot listen: too much", 8),
+            KeyError("a fault of ours"),
+        ]
+        hears.runtime_events.start()
+        await hears.connected()
+        assert hears.events.listens == 4
+        assert [p["what"] for p in world.executor.telemetry.problems()] == [
+            'cannot receive the runtime\'s events err="cannot listen: too much"',
+            "internal error fault=\"KeyError: 'a fault of ours'\"",
+        ]
+        for end in (None, UnavailableError("gone"), None):
+            before = hears.events.listens
+            hears.events.told.put(end)
+            await world.until(lambda before=before: hears.events.listens > before)
+            await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        await hears.tell(EXIT, owner)
+        assert hears.phase(owner) is Phase.EXITED
+
+    live(day)
+
+
+def test_pauses_grow_and_are_bounded(live: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world, start=False)
+        hears.events.refusals = [UnavailableError("not there")] * 10
+        pauses: list[float] = []
+        enough = threading.Event()
+        listen = hears.events.listen
+
+        def listens() -> Iterator[RuntimeEvent]:
+            if len(pauses) == 8:
+                world.now += runtime_events.PAUSES.steady + 1  # this one lasts
+            return listen()
+
+        def wait(seconds: float) -> bool:
+            pauses.append(seconds)
+            if len(pauses) == 10:
+                hears.runtime_events._closing.set()
+                enough.set()
+            return False
+
+        monkeypatch.setattr(hears.events, "listen", listens)
+        monkeypatch.setattr(hears.runtime_events._closing, "wait", wait)
+        hears.runtime_events.start()
+        await world.until(enough.is_set)
+        assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 0.1, 0.2]
+
+    live(day)
+
+
+def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world, start=False)
+        hears.events.refusals = [RuntimeCallError("cannot listen: unknown service", 12)]
+        hears.runtime_events.start()
+        await world.until(lambda: hears.runtime_events.events_state is EventsState.NOT_OFFERED)
+        await world.quiet()
+        assert hears.events.listens == 1
+        assert world.executor.telemetry.problems() == []
+        assert sum("not offered" in said for said in world.logged) == 1
+
+    live(day)
+
+
+def test_events_are_not_read_where_there_are_none(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        threads = threading.active_count()
+        world.executor.runtime_events.start()
+        assert world.executor.runtime_events.events_state is EventsState.OFF
+        assert threading.active_count() == threads
+
+    live(day)
+
+
+def test_one_event_that_fails_costs_no_other(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, sharer = await owner_and_sharer(world)
+        phase = world.executor.lifecycle.phase
+
+        def fails(container_id: str, to: Phase) -> None:
+            if container_id == sharer:
+                raise KeyError("odd")
+            phase(container_id, to)
+
+        monkeypatch.setattr(world.executor.lifecycle, "phase", fails)
+        await hears.tell(EXIT, sharer)
+        await hears.tell(EXIT, owner)
+        assert hears.phase(owner) is Phase.EXITED
+        assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+        assert world.executor.attention.is_set()
+
+    live(day)
+
+
+def test_a_flood_leaves_the_loop_its_turns(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, sharer = await owner_and_sharer(world)
+        count = runtime_events.QUEUE_LIMIT - 1
+        for number in range(count):
+            hears.runtime_events._put(RuntimeEvent("exit", f"stranger-{number}"))
+        hears.events.tell(EXIT, owner)
+        turns = 0
+        while hears.phase(owner) is not Phase.EXITED:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= count // runtime_events.AT_ONCE
+        await world.quiet()
+        assert world.on(sharer) == ALL
+        assert world.executor.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 0
+
+    live(day)
+
+
+def test_what_the_queue_cannot_hold_is_compared(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_events, "QUEUE_LIMIT", 4)
+
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        for number in range(50):
+            hears.events.tell(EXIT, f"stranger-{number}")
+        hears.events.told.put(None)
+        end = time.monotonic() + 30
+        while hears.events.listens < 2 and time.monotonic() < end:
+            time.sleep(0.01)  # the loop has no turn until all of them have come
+        await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 1)
+        assert world.executor.attention.is_set()
+        assert len(hears.runtime_events._exits) == 4
+        await hears.connected()
+
+    live(day)
+
+
+def test_close_ends_the_thread(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        hears.runtime_events._handle(RuntimeEvent("start", "stranger"))
+        await world.executor.runtime_events.close()
+        thread = hears.runtime_events._thread
+        assert thread is not None
+        assert not thread.is_alive()
+        assert hears.runtime_events._doubtful is None or hears.runtime_events._doubtful.cancelled()
+        hears.runtime_events._put(RuntimeEvent("exit", owner))
+        await world.quiet()
+        assert hears.phase(owner) is Phase.RUNNING
+
+    live(day)

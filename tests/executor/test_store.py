@@ -1,0 +1,276 @@
+"""What is true about the node changes in one place, and everything that depends on it follows."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import proxy
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
+from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.engine.inflight import InflightCalls
+from proxy.engine.node import Node
+from proxy.engine.node_effects import Change, Follow
+from proxy.engine.node_events import CpusHeld, NodeRulesChanged
+from proxy.engine.owners import CpuHold
+from proxy.engine.runtime_knowledge import RuntimeKnowledge
+from proxy.engine.state import NodeState
+from proxy.executor.journal import Journal
+from proxy.executor.observer import Observer as ObserverBase
+from proxy.executor.store import NodeStore
+from proxy.executor.worker import Worker
+from proxy.model.idset import CpuSet
+from proxy.topology.build import described
+
+ALL = CpuSet.parse("0-15")
+MACHINE = described(2, 1, 4, 2)
+HOLDERS = ("executor", "_executor", "store", "_store", "context", "_context")
+"""Names under which the code has what holds the state."""
+
+
+def kubelet_holds(w: Any, folder: Path, held: dict[str, dict[str, CpuSet]]) -> None:
+    """Write the state file of kubelet's CPU manager, and have the node follow it."""
+    write_text(folder, static_state(ALL, held, reserved=CpuSet([15])))
+    port = KubeletCpuManagerReader(KubeletSettings(), str(folder), "", lambda: w.executor.state.node.topology)
+    w.beside(port)
+
+
+async def create_unannounced(w: Any, uid: str, qos: str) -> Any:
+    """CreateContainer of a pod with a sandbox that was made when no proxy ran."""
+    request = pb.CreateContainerRequest(pod_sandbox_id=f"s-{uid}")
+    request.config.metadata.name = "c"
+    request.sandbox_config.metadata.uid = request.sandbox_config.metadata.name = uid
+    request.sandbox_config.metadata.namespace = "ns"
+    request.sandbox_config.labels["koordinator.sh/qosClass"] = qos
+    request.sandbox_config.linux.cgroup_parent = f"/kubepods/burstable/pod{uid}"
+    return await w.call("CreateContainer", request)
+
+
+def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
+    live: Callable[..., None], tmp_path: Path
+) -> None:
+    """kubelet's state file holds CPUs for a pod; its label, known with the create, says that it shares."""
+
+    async def day(w: Any) -> None:
+        kubelet_holds(w, tmp_path, {"g": {"c": CpuSet([2, 3])}})
+        await w.sync.once()
+        ls = await w.run(await w.pod("ls", "LS", "burstable"))
+        assert w.on(ls) == "0-1,4-15"
+        stirred: list[str] = []
+        w.executor.store.subscribe(Hears(lambda: stirred.append(str(w.executor.state.pools.shared))))
+        call = await create_unannounced(w, "g", "LS")
+        assert call.refused is None
+        assert str(w.executor.state.pools.shared) == "0-15"
+        assert stirred[:1] == ["0-15"]
+        await w.quiet()
+        assert w.on(ls) == "0-15"
+        w.executor.kubelet_cpus.close()
+
+    live(day, static=False)
+
+
+class Hears(ObserverBase):
+    """Hears that pools or owners changed."""
+
+    def __init__(self, stirred: Callable[[], None]) -> None:
+        self.stirred = stirred
+
+    def changed(self, change: Change) -> None:
+        self.stirred()
+
+
+# -- the store by itself ----------------------------------------------------------------------------------
+
+
+class Observer(ObserverBase):
+    """Notes what it is notified of, by its name."""
+
+    def __init__(
+        self, name: str, log: list[str], then: Callable[[Change], None] = lambda change: None
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.then = then
+
+    def changed(self, change: Change) -> None:
+        self.log.append(f"{self.name} {change.reason}")
+        self.then(change)
+
+
+def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
+    """Do something with the store of an empty node; what observers raise is collected."""
+
+    async def day() -> None:
+        faults: list[BaseException] = []
+        node = Node(MACHINE, CpuTopology.of(MACHINE), True)
+        journal = Journal(None, Worker("ledger", faults.append), print, Counter())
+        work(NodeStore(NodeState.empty(node), journal, faults.append), faults)
+
+    asyncio.run(day())
+
+
+def held(cpus: str, reason: str) -> CpusHeld:
+    """An event after which pools differ."""
+    return CpusHeld(reason, CpuHold("o", CpuSet.parse(cpus), hard=True), reason)
+
+
+def test_observers_are_notified_in_order_and_one_change_at_a_time() -> None:
+    def work(store: NodeStore, faults: list[BaseException]) -> None:
+        log: list[str] = []
+
+        def again(change: Change) -> None:
+            if change.reason == "first":
+                store.handle(held("0-3", "second"))
+
+        store.subscribe(Observer("a", log, again))
+        store.subscribe(Observer("b", log))
+        store.handle(held("4-7", "first"))
+        assert log == ["a first", "b first", "a second", "b second"]
+
+    in_store(work)
+
+
+def test_a_fault_in_one_observer_does_not_keep_the_others_from_following() -> None:
+    def work(store: NodeStore, faults: list[BaseException]) -> None:
+        log: list[str] = []
+        store.subscribe(Observer("a", log, lambda change: 1 // 0))  # type: ignore[arg-type, return-value]
+        store.subscribe(Observer("b", log))
+        (change,) = store.handle(held("4-7", "first"))
+        assert isinstance(change, Change)
+        assert (log, [type(error) for error in faults]) == (["a first", "b first"], [ZeroDivisionError])
+        assert store.state is change.after, "the state has changed all the same"
+
+    in_store(work)
+
+
+def test_a_change_without_effect_on_pools_and_rules_is_not_notified() -> None:
+    def work(store: NodeStore, faults: list[BaseException]) -> None:
+        log: list[str] = []
+        store.subscribe(Observer("a", log))
+        assert store.handle(NodeRulesChanged(store.state.node, "nothing", Follow.ALL)) == ()
+        assert log == []
+
+    in_store(work)
+
+
+# -- nothing else assigns the state -----------------------------------------------------------------------
+
+
+MUTATING = ("add", "append", "clear", "discard", "extend", "pop", "popitem", "remove", "setdefault", "update")
+FIELDS = {*NodeState.__struct_fields__, *RuntimeKnowledge.__struct_fields__, *InflightCalls.__struct_fields__}
+
+
+def assignments(source: str) -> Iterator[tuple[int, str]]:
+    """Give line and text of each assignment of the state that a module makes from outside of the store.
+
+    Also of what is in the state: its fields, the entries of these, and calls that change them in place.
+    """
+    for tree in ast.walk(ast.parse(source)):
+        changed: ast.expr | None = None
+        if isinstance(tree, ast.Attribute | ast.Subscript) and isinstance(tree.ctx, ast.Store | ast.Del):
+            changed = tree
+        elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute):
+            changed = tree.func.value if tree.func.attr in MUTATING else None
+        if changed is not None and is_of_the_state(changed):
+            yield tree.lineno, ast.unparse(tree)
+
+
+def is_of_the_state(tree: ast.expr) -> bool:
+    """Whether an expression is the state of a holder, or a field of it, or an entry of a field."""
+    while isinstance(tree, ast.Attribute | ast.Subscript):
+        if isinstance(tree, ast.Attribute) and tree.attr in ("state", "_state"):
+            holder = tree.value
+            name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
+            return name in HOLDERS
+        if isinstance(tree, ast.Attribute) and tree.attr not in FIELDS:
+            return False
+        tree = tree.value
+    return False
+
+
+def test_the_state_is_replaced_by_the_store_alone() -> None:
+    root = Path(proxy.__file__).parent
+    modules = sorted(root.rglob("*.py"))
+    assert len(modules) > 100
+    found = {str(path.relative_to(root)): list(assignments(path.read_text())) for path in modules}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+    own = ast.parse((root / "executor/store.py").read_text())
+    writers = [
+        function.name
+        for function in ast.walk(own)
+        if isinstance(function, ast.FunctionDef)
+        for tree in ast.walk(function)
+        if isinstance(tree, ast.Attribute) and tree.attr == "_state" and isinstance(tree.ctx, ast.Store)
+    ]
+    assert writers == ["__init__", "handle"]
+
+
+def test_the_store_alone_has_the_engine_handle_events() -> None:
+    root = Path(proxy.__file__).parent
+    importing = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        for tree in ast.walk(ast.parse(path.read_text()))
+        if isinstance(tree, ast.ImportFrom) and tree.module == "proxy.engine.handle"
+    }
+    assert importing == {"executor/store.py", "engine/pod_dry_run.py"}, "a simulation has no store"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "executor.state = after",
+        "self._executor.state = after",
+        "before, executor.state = executor.state, after",
+        "self.store._state = after",
+        "executor.store.state: object = after",
+        "self._context.state.runtime.saved[container_id] = cpus",
+        "del executor.state.runtime.unsettled[container_id]",
+        "executor.state.runtime.lost.pop(token, None)",
+        "self._store.state.inflight.calls.clear()",
+        "context.state.mode = mode",
+        "executor.state.holds.update(more)",
+    ],
+)
+def test_an_assignment_from_outside_is_found(line: str) -> None:
+    assert [number for number, _ in assignments(line)] == [1]
+
+
+def test_the_state_cannot_be_assigned() -> None:
+    def work(store: NodeStore, faults: list[BaseException]) -> None:
+        with pytest.raises(AttributeError):
+            store.state = store.state  # type: ignore[misc]
+
+    in_store(work)
+
+
+# -- the executor is above its parts --------------------------------------------------------------------
+
+
+def test_no_part_of_the_executor_knows_the_executor() -> None:
+    """Parts take the context and the parts that they use; only what shows the whole node takes the whole."""
+    folder = Path(proxy.__file__).parent / "executor"
+    importing = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        for tree in ast.walk(ast.parse(path.read_text()))
+        if isinstance(tree, ast.ImportFrom) and tree.module == "proxy.executor.node_executor"
+    }
+    assert importing == {"plan_report.py", "status_data.py"}
+
+
+def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        names = [type(observer).__name__ for observer in w.executor.store._observers]
+        assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas"]
+
+    live(day)

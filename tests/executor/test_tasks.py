@@ -1,0 +1,102 @@
+"""No task of the daemon's ends by a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.engine.call_events import SavedCpusLearned
+from proxy.executor import tasks
+from proxy.executor.tasks import tended
+from proxy.model.backoff import Backoff
+from proxy.telemetry import metrics
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses that were made; none takes time."""
+    found: list[float] = []
+    sleep = asyncio.sleep
+
+    async def nap(seconds: float) -> None:
+        found.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(tasks.asyncio, "sleep", nap)
+    return found
+
+
+def run(faults: list[BaseException | None], told: list[BaseException]) -> None:
+    left = iter(faults)
+
+    async def work() -> None:
+        fault = next(left)
+        if fault is not None:
+            raise fault
+
+    asyncio.run(tended(work, told.append))
+
+
+def test_a_task_is_restarted_after_longer_and_longer_pauses(pauses: list[float]) -> None:
+    told: list[BaseException] = []
+    run([ValueError("odd"), *[KeyError("x")] * 11, None], told)
+    assert len(told) == 12
+    assert isinstance(told[0], ValueError)
+    assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert pauses[-1] == tasks.PAUSES.longest
+
+
+def test_a_steady_task_is_restarted_at_once(pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "PAUSES", Backoff(0.1, 60.0, steady=0.0))
+    run([ValueError("odd")] * 3 + [None], [])
+    assert pauses == [0.1] * 3
+
+
+def test_what_it_waited_for_was_cancelled(pauses: list[float]) -> None:
+    told: list[BaseException] = []
+    run([asyncio.CancelledError(), None], told)
+    assert len(told) == 1
+
+
+def test_a_cancelled_task_ends() -> None:
+    async def day() -> None:
+        told: list[BaseException] = []
+        task = asyncio.create_task(tended(asyncio.Event().wait, told.append))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not told
+
+    asyncio.run(day())
+
+
+def test_settling_continues_after_an_internal_fault(live: Callable[..., None]) -> None:
+    """One container that causes a fault must not keep the moves of others from being made lasting."""
+
+    async def day(w: Any) -> None:
+        odd, good = await w.run(await w.pod("odd", "LS")), await w.run(await w.pod("good", "LS"))
+        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        await w.quiet()
+        carried = w.executor.quotas.carried
+
+        def broken(container: Any) -> int:
+            if container.id == odd:
+                raise ZeroDivisionError("odd")
+            return int(carried(container))
+
+        w.executor.quotas.carried = broken
+        for container_id in (odd, good):
+            w.executor.store.handle(SavedCpusLearned(container_id, None))
+            w.executor.settle_later(container_id)
+        settler = w.make_settler()
+        w.executor.tend(settler.run)
+        await w.until(lambda: w.runtime.specs[good] == "4-15")
+        assert w.executor.telemetry.value(metrics.TASKS_RESTARTED) == 1
+        assert any("ZeroDivisionError" in problem["what"] for problem in w.executor.telemetry.problems())
+        settler.close()
+
+    live(day, settle_per_second=1000)

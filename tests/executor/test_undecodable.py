@@ -1,0 +1,201 @@
+"""Requests with strings that are not UTF-8, and requests that cannot be decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.executor.runtime_ports import RuntimeContainer
+from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyPolicy
+from proxy.telemetry import metrics
+from proxy.wire.fields import field
+
+ODD = b"\xff\xfe\xc3\x28"
+DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200
+"""Groups in groups of a field that is not declared: Go skips them, and our decoder gives up at a hundred."""
+STATUS = b"scheduling.koordinator.sh/resource-status"
+
+
+class Raw:
+    """A message that is bytes already."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    def SerializeToString(self) -> bytes:  # noqa: N802  as protobuf's
+        return self.raw
+
+
+def entry(number: int, key: bytes, value: bytes) -> bytes:
+    return field(number, field(1, key) + field(2, value))
+
+
+def sandbox(qos: str = "", *annotations: tuple[bytes, bytes], kube: str = "") -> bytes:
+    parent = f"/kubepods/{kube}/podp".replace("//", "/").encode()
+    meta = field(1, field(1, b"p") + field(2, b"u") + field(3, b"ns"))
+    label = entry(6, b"koordinator.sh/qosClass", qos.encode()) if qos else b""
+    return meta + label + b"".join(entry(7, *each) for each in annotations) + field(8, field(1, parent))
+
+
+def create(config: bytes = b"", *pods: bytes, pod_id: bytes = b"s") -> Raw:
+    made = field(1, field(1, b"c")) + config
+    return Raw(field(1, pod_id) + field(2, made) + b"".join(field(3, pod) for pod in pods))
+
+
+def cpus(call: Any) -> str:
+    """The last cpuset that a request names, without decoding the rest."""
+    facts = pb.CreateContainerFacts.FromString(call.sent)
+    return facts.config.linux.resources.cpuset_cpus.decode()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        create(b"", sandbox("LS", (b"note", ODD))),
+        create(b"", sandbox("LS", (ODD, b"note"))),
+        create(entry(10, b"note", ODD) + field(4, ODD), sandbox("LS")),
+        create(field(7, field(2, b"/dev/" + ODD)), sandbox("LS", (b"volcano.sh/x" + ODD, ODD))),
+    ],
+    ids=["value", "key", "container", "paths"],
+)
+def test_a_create_with_odd_strings_is_placed_and_keeps_its_bytes(live: Callable[..., None], odd: Raw) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("lse", "LSE", cpus="2-3"))
+        call = await w.call("CreateContainer", odd)
+        assert cpus(call) == "0-1,4-15"
+        assert call.sent.startswith(odd.raw)
+
+    live(day)
+
+
+def test_an_owner_with_odd_strings_gets_its_cpus(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        pod = sandbox("LSE", (b"note", ODD), (STATUS, b'{"cpuset":"2-3"}'))
+        call = await w.call("RunPodSandbox", Raw(field(1, pod)))
+        assert call.sent == field(1, pod)
+        w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
+        w.wire.finished(call, 0)
+        assert cpus(await w.call("CreateContainer", create(b"", pod))) == "2-3"
+
+    live(day)
+
+
+@pytest.mark.parametrize(("qos", "refuses"), [("LSR", True), ("LS", False)])
+def test_an_odd_claim_is_malformed(live: Callable[..., None], qos: str, refuses: bool) -> None:
+    async def day(w: Any) -> None:
+        pod = sandbox(qos, (STATUS, b'{"note":"' + ODD + b'","cpuset":"2-3"}'))
+        call = await w.call("CreateContainer", create(b"", pod))
+        assert (call.refused is not None) is refuses
+        assert refuses or cpus(call) == "0-15"
+        assert any("ns/p" in each["what"] for each in w.executor.telemetry.problems())
+
+    live(day)
+
+
+def test_a_sandbox_configuration_that_comes_twice_is_merged(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        first = sandbox("LSE", (STATUS, b'{"cpuset":"2-3"}'))
+        call = await w.call("CreateContainer", create(b"", first, field(8, field(4, b""))))
+        assert cpus(call) == "2-3"
+        twice = await w.call("CreateContainer", create(b"", sandbox(), entry(7, b"a", b"b"), pod_id=b"t"))
+        assert cpus(twice) == "0-1,4-15"
+        assert w.executor.state.pods["t"].name == "p"
+
+    live(day)
+
+
+@pytest.mark.parametrize(
+    ("request_", "refuses", "policy"),
+    [
+        (create(DEEP, sandbox("LSR")), True, None),
+        (create(DEEP, sandbox("LS")), False, None),
+        (create(DEEP, sandbox("")), False, TopologyPolicy.BEST_EFFORT),
+        (create(DEEP, sandbox("")), True, TopologyPolicy.RESTRICTED),
+        (create(DEEP, sandbox("", kube="burstable")), False, TopologyPolicy.RESTRICTED),
+        (create(b"", sandbox("LS") + DEEP), True, None),
+        (Raw(DEEP), True, None),
+    ],
+    ids=["LSR", "LS", "best-effort", "Guaranteed", "Burstable", "unknown pod", "nothing known"],
+)
+def test_a_create_that_cannot_be_decoded(
+    live: Callable[..., None], request_: Raw, refuses: bool, policy: TopologyPolicy | None
+) -> None:
+    async def day(w: Any) -> None:
+        w.executor.attention.clear()
+        call = await w.call("CreateContainer", request_)
+        assert (call.refused is not None) is refuses
+        assert refuses or call.sent == request_.raw
+        assert w.executor.attention.is_set()
+        assert w.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 1
+        assert any(
+            "cannot decode a request method=CreateContainer" in each["what"]
+            for each in w.executor.telemetry.problems()
+        )
+
+    live(day, rules={"policy": policy} if policy else None)
+
+
+@pytest.mark.parametrize(("qos", "refuses"), [("LSE", True), ("LS", False)])
+def test_of_a_pod_that_is_known_not_even_the_configuration_is_needed(
+    live: Callable[..., None], qos: str, refuses: bool
+) -> None:
+    async def day(w: Any) -> None:
+        known = await w.pod("p", qos, cpus="2-3")
+        call = await w.call("CreateContainer", create(DEEP, DEEP, pod_id=known.encode()))
+        assert (call.refused is not None) is refuses
+
+    live(day)
+
+
+def test_in_observe_mode_everything_is_forwarded(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        for method in ("CreateContainer", "RunPodSandbox"):
+            assert (await w.call(method, Raw(DEEP))).sent == DEEP
+
+    live(day, mode=NodeMode.OBSERVE)
+
+
+def test_an_unreadable_entry_does_not_cost_the_container_its_cpus(live: Callable[..., None]) -> None:
+    from proxy.executor.runtime_ports import Listed
+
+    async def day(w: Any) -> None:
+        owner = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
+        other = await w.run(await w.pod("ls", "LS"))
+        for unread in ({owner}, {""}):
+            w.runtime.list_containers = lambda container_id="", unread=unread: Listed(
+                [c for c in w.runtime.containers.values() if c.id not in (owner, "")], unread
+            )
+            w.runtime.list_pods = lambda: Listed([], {"s-lse", "s-ls"})
+            await w.sync.once()
+            assert w.executor.state.owners
+            assert (w.on(owner), w.on(other)) == ("2-3", "0-1,4-15")
+        w.runtime.list_containers = lambda container_id="": Listed([], {other})
+        await w.sync.once()
+        assert not w.executor.state.owners, "what is certainly not in the list is gone"
+
+    live(day)
+
+
+def test_one_container_that_cannot_be_adopted_does_not_cost_the_others(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def day(w: Any) -> None:
+        sandbox_id = await w.pod("p", "LS")
+        for name in ("a", "b", "c"):
+            w.runtime.containers[name] = RuntimeContainer(name, sandbox_id, name, 0, "RUNNING")
+        take_in = w.sync.adoption._take_in
+
+        def faulty(seen: Any, *rest: Any) -> None:
+            if seen.id == "a":
+                raise UnicodeError("odd")
+            take_in(seen, *rest)
+
+        monkeypatch.setattr(w.sync.adoption, "_take_in", faulty)
+        await w.sync.once()
+        assert w.executor.state.containers.keys() == {"b", "c"}
+
+    live(day)

@@ -1,0 +1,631 @@
+"""Sets as properties of systemd's units, with systemd and runc played."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.backends.runtime.quirks.runc import reversed_mask
+from proxy.engine.node_events import ModeChanged
+from proxy.engine.systemd_masks import MaskOrder
+from proxy.executor.kernel_ports import CpusetValue
+from proxy.executor.systemd.ports import UnitNews, UnitSets
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
+
+ALL = "0-15"
+OWNED = "8-11"
+REST = CpuSet.parse("0-7,12-15")
+SHARES = {"cpu_shares": 512}
+TOP = "kubepods.slice"
+
+
+def cpus_of(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def unit_of(container_id: str) -> str:
+    return f"cri-containerd-{container_id}.scope"
+
+
+def slice_of(uid: str) -> str:
+    return f"kubepods-pod{uid}.slice"
+
+
+class Scopes:
+    """The cgroups of the world as systemd has them on v2; paths end in units."""
+
+    version = 2
+
+    def __init__(self, world: Any) -> None:
+        self.inner = world.cgroups
+        self.slices: dict[str, CpuSet] = {}
+        self.parents: dict[str, str] = {}
+        self.log: list[str] = world.log
+        self.world = world
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        found = container_id in self.inner.sets
+        return f"{TOP}/{parent}/{unit_of(container_id)}" if found and parent.endswith(".slice") else None
+
+    @staticmethod
+    def _id(path: str) -> str:
+        return path.rpartition("/")[2].removeprefix("cri-containerd-").removesuffix(".scope")
+
+    def read(self, path: str) -> CpusetValue:
+        if path.endswith(".slice") or not path:
+            held = self.slices.get(path.rpartition("/")[2], CpuSet())
+            return CpusetValue(held, Mask(), held or cpus_of(ALL), Mask.parse("0-1"))
+        found: CpusetValue = self.inner.read(self._id(path))
+        return found
+
+    def cpus(self, path: str) -> CpuSet:
+        return self.read(path).effective_cpus
+
+    def nodes(self, path: str) -> Mask:
+        found: Mask = self.inner.nodes(self._id(path))
+        return found
+
+    def pod_group(self, parent: str) -> str | None:
+        return f"{TOP}/{parent}" if parent.endswith(".slice") else None
+
+    def children(self, path: str) -> Sequence[str]:
+        return ()
+
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+        done: bool = self.inner.write(self._id(path), cpus, mems, inner=inner)
+        return done
+
+    def write_all(self, paths: Sequence[str], cpus: CpuSet, going_on: Any = None) -> Sequence[bool | None]:
+        return [None for _ in paths]
+
+    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+        """Of the fences."""
+        name = path.rpartition("/")[2]
+        before, self.slices[name] = self.slices.get(name, CpuSet()), cpus
+        self.world.systemd.look("fence")
+        self.log.append(f"fence {name} {cpus}")
+        return before
+
+
+class PlayedSystemd:
+    """Units by name, and what runc sends for them."""
+
+    def __init__(self, world: Any, *, wrong: bool) -> None:
+        self.world, self.wrong = world, wrong
+        self.units: dict[str, UnitSets] = {}
+        self.asked: list[str] = []
+        self.heard: Callable[[UnitNews], None] | None = None
+        self.away = False
+        self.late = False
+        """No connection is reported."""
+        self.early = False
+        """It writes before runc does, not after, which is worse."""
+        self.slow: list[tuple[str, CpuSet | None, Mask | None]] | None = None
+        """If a list: what it is asked to set waits there, and the caller gives up."""
+        self.overlaps: list[str] = []
+        self.owner = ""
+
+    def read(self, unit: str) -> UnitSets:
+        if self.away:
+            raise UnavailableError("cannot ask systemd: away")
+        self.asked.append(unit)
+        return self.units.get(unit, UnitSets(CpuSet(), Mask()))
+
+    def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
+        if self.away:
+            raise UnavailableError("cannot ask systemd: away")
+        if unit not in self.units:
+            raise CgroupError(f"cannot set {unit}: not there", errno.ENOENT)
+        if self.slow is not None:
+            self.away = True  # it reads what came first, and then answers nothing else
+            self.slow.append((unit, cpus, mems))
+            raise UnavailableError("cannot ask systemd: it does not answer")
+        has = self.units[unit]
+        self.units[unit] = UnitSets(has.cpus if cpus is None else cpus, has.mems if mems is None else mems)
+        self.world.log.append(f"unit {unit} {cpus}")
+        self._write(unit)
+
+    def look(self, when: str) -> None:
+        """See whether another container is on the owner's CPUs: what the slice lets through is in effect."""
+        for container, cpus in self.world.cgroups.sets.items():
+            fence = self.world.scopes.slices.get(slice_of(container.split("-")[1]), CpuSet())
+            if self.owner in self.world.cgroups.sets and container != self.owner:
+                both = ((cpus & fence or fence) if fence else cpus) & cpus_of(OWNED)
+                self.overlaps += [f"{when}: {container} on {both}"] if both else []
+
+    def _write(self, unit: str) -> None:
+        """What systemd does to the file."""
+        container = Scopes._id(unit)
+        if container in self.world.cgroups.sets and self.units[unit].cpus:
+            self.world.cgroups.sets[container] = self.units[unit].cpus
+
+    def watch(self, on_event: Callable[[UnitNews], None]) -> None:
+        self.heard = on_event
+        if not self.late:
+            on_event(UnitNews.CONNECTED)
+
+    def report(self, news: UnitNews) -> None:
+        assert self.heard is not None
+        self.heard(news)
+
+    def reload(self) -> None:
+        for unit in self.units:
+            self._write(unit)
+        self.report(UnitNews.RELOADED)
+
+    def runc(self, container_id: str, cpus: CpuSet) -> None:
+        """A start or update: the unit's property, systemd's write, and runc's own."""
+        unit = unit_of(container_id)
+        mems = self.units.get(unit, UnitSets(CpuSet(), Mask())).mems
+        self.units[unit] = UnitSets(reversed_mask(cpus) if self.wrong else cpus, mems)
+        self.world.cgroups.sets[container_id] = cpus
+        if not self.early:
+            self._write(unit)
+        self.look("runc")
+
+    def close(self) -> None:
+        pass
+
+
+Day = Callable[[Any, PlayedSystemd], Awaitable[None]]
+
+
+def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False, **options: Any) -> None:
+    """Play a day in which containers are scopes."""
+
+    async def whole(world: Any) -> None:
+        systemd = PlayedSystemd(world, wrong=wrong)
+        world.systemd = systemd
+        scopes = world.scopes = Scopes(world)
+        world.runtime.on_update = lambda i: (
+            systemd.runc(i, world.executor.state.wanted(world.executor.state.containers[i]))
+            if i in world.cgroups.sets
+            else None
+        )
+        await join(world)
+        tasks = [asyncio.create_task(world.executor.unit_properties.run())]
+        if settles:
+            settler = world.make_settler()
+            tasks.append(asyncio.create_task(settler.run()))
+        assert scopes.version == 2
+        try:
+            await day(world, systemd)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if settles:
+                settler.close()
+
+    live(whole, synced=False, **options)
+
+
+async def join(world: Any) -> None:
+    """Give an executor that has just been made systemd and its scopes."""
+    executor = world.executor
+    executor.enforcer.cgroups = world.scopes
+    executor.enforcer.sandboxes._cgroups = world.scopes
+    executor.unit_properties.units = world.systemd
+    executor.unit_properties.fencing.fences = world.scopes
+    await world.sync.once()
+
+
+async def pod(world: Any, uid: str, **more: Any) -> str:
+    found: str = await world.pod(uid, parent=slice_of(uid), **more)
+    return found
+
+
+async def start(world: Any, container_id: str) -> None:
+    call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+    assert call.refused is None
+    world.systemd.runc(container_id, cpus_of(world.runtime.specs[container_id]))
+    world._state(container_id, "RUNNING")
+    world.wire.finished(call, 0)
+    await calm(world)
+
+
+async def run(world: Any, uid: str, **more: Any) -> str:
+    container_id: str = await world.create(await pod(world, uid, **more), **SHARES)
+    await start(world, container_id)
+    return container_id
+
+
+async def update(world: Any, container_id: str, **resources: Any) -> Any:
+    """A client's update, up to its answer."""
+    request = pb.UpdateContainerResourcesRequest(
+        container_id=container_id, linux=pb.LinuxContainerResources(**resources)
+    )
+    call = await world.call("UpdateContainerResources", request)
+    got = pb.UpdateContainerResourcesRequest.FromString(call.sent or b"").linux
+    world.runtime.specs[container_id] = got.cpuset_cpus
+    world.systemd.runc(container_id, cpus_of(got.cpuset_cpus))
+    return call
+
+
+async def calm(world: Any) -> None:
+    """Nothing is in flight and nothing is to be compared."""
+    await world.quiet()
+    unit_properties = world.executor.unit_properties
+    await world.until(
+        lambda: (
+            not unit_properties._dirty
+            and not any(world.executor.state.inflight.of(i) for i in world.executor.state.containers)
+            and not unit_properties.fencing._standing
+        )
+    )
+    await world.quiet()
+
+
+async def has(world: Any, container_id: str, cpus: CpuSet) -> None:
+    """A unit has a set, and its file too, as soon as what is under way has been done."""
+    await world.until(lambda: world.systemd.units[unit_of(container_id)].cpus == cpus)
+    await calm(world)
+    assert world.systemd.units[unit_of(container_id)].cpus == cpus == world.cgroups.sets[container_id]
+
+
+def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        ls = await run(world, "ls", qos="LS")
+        await has(world, ls, cpus_of(ALL))
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        await calm(world)
+        await has(world, ls, REST)
+        systemd.reload()
+        await calm(world)
+        assert world.cgroups.sets[ls] == REST
+        assert world.executor.telemetry.value(metrics.SYSTEMD_RELOADS) == 1
+
+    on_systemd(live, day)
+
+
+def test_wrong_masks_are_detected_corrected_and_reported_once(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        lse = await run(world, "lse", qos="LSE", cpus=OWNED)
+        assert world.executor.unit_properties.order is MaskOrder.REVERSED
+        await has(world, lse, cpus_of(OWNED))
+        ls = await run(world, "ls", qos="LS")
+        await has(world, ls, REST)
+        assert world.executor.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 2
+        assert len([p for p in world.executor.telemetry.problems() if "runc before 1.1.6" in str(p)]) == 1
+
+    on_systemd(live, day)
+
+
+def test_a_call_with_a_doubtful_set_leaves_in_a_fence(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        del world.log[:]
+        call = await update(world, ls, cpu_shares=100)
+        assert world.scopes.slices[slice_of("ls")] == REST  # systemd has 4-15 in effect, or soon
+        assert world.log == [f"fence {slice_of('ls')} {REST}", "forward UpdateContainerResources"]
+        world.wire.finished(call, 0)
+        await calm(world)
+        assert world.log[2:] == [f"unit {unit_of(ls)} {REST}", f"fence {slice_of('ls')} {ALL}"]
+        assert world.cgroups.sets[ls] == REST
+
+    on_systemd(live, day)
+
+
+def test_a_call_is_in_flight_until_all_is_right(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        call = await update(world, ls, cpu_shares=100)
+        systemd.away = True
+        world.wire.finished(call, 0)
+        assert world.executor.state.inflight.of(ls)
+        world.cgroups.sets[ls] = reversed_mask(REST)
+        await world.until(lambda: not world.executor.state.inflight.of(ls))
+        assert world.cgroups.sets[ls] == REST, "by a write of ours where systemd cannot be asked"
+        await world.until(lambda: not world.executor.unit_properties.fencing._standing)
+        systemd.away = False
+        await calm(world)
+        await has(world, ls, REST)
+
+    on_systemd(live, day)
+
+
+def test_a_start_leaves_in_a_fence(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
+        del world.log[:]
+        await start(world, container)
+        fenced = [f"fence {slice_of('ls')} {REST}", "forward StartContainer"]
+        assert world.log[:2] == fenced
+        assert [line for line in world.log if line.startswith("fence")][1:] == [
+            f"fence {slice_of('ls')} {ALL}"
+        ]
+        await has(world, container, REST)
+
+    on_systemd(live, day)
+
+
+def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
+        first = await world.create(sandbox, "one", **SHARES)
+        await start(world, first)
+        second = await world.create(sandbox, "two", **SHARES)
+        world.scopes.slices[slice_of("lse")] = cpus_of("0-14")
+        calls = [
+            await world.call("StartContainer", pb.StartContainerRequest(container_id=second)),
+            await update(world, first, cpu_shares=3),
+        ]
+        assert world.scopes.slices[slice_of("lse")] == cpus_of(OWNED)
+        systemd.runc(second, cpus_of(OWNED))
+        world._state(second, "RUNNING")
+        world.wire.finished(calls[0], 0)
+        await world.until(lambda: not world.executor.state.inflight.of(second))
+        assert world.scopes.slices[slice_of("lse")] == cpus_of(OWNED), "another call is under way"
+        world.wire.finished(calls[1], 0)
+        await calm(world)
+        assert world.scopes.slices[slice_of("lse")] == cpus_of("0-14"), "as it was before"
+
+    on_systemd(live, day)
+
+
+def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        unit_properties: Any = world.executor.unit_properties
+        ls = await run(world, "ls", qos="LS")
+        assert unit_properties.order is MaskOrder.UNKNOWN, "all CPUs read the same in both orders"
+        assert world.executor.telemetry.value(metrics.POD_CGROUPS_NARROWED) == 0
+        lse = await run(world, "lse", qos="LSE", cpus=OWNED)
+        assert world.executor.unit_properties.order is MaskOrder.RIGHT
+        fences = world.executor.telemetry.value(metrics.POD_CGROUPS_NARROWED)
+        await calm(world)
+        asked = len(systemd.asked)
+        for container in (ls, lse):
+            world.wire.finished(await update(world, container, cpu_shares=7), 0)
+            await calm(world)
+        assert world.executor.telemetry.value(metrics.POD_CGROUPS_NARROWED) == fences == 1
+        assert len(systemd.asked) == asked, "what is known to be so is not asked for"
+        assert world.executor.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 0
+
+    on_systemd(live, day, wrong=False)
+
+
+def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        def order() -> Any:
+            return world.executor.unit_properties.order
+
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        assert order() is MaskOrder.RIGHT
+        systemd.wrong = True
+        ls = await run(world, "ls", qos="LS")
+        await has(world, ls, REST)
+        assert order() is MaskOrder.REVERSED
+
+    on_systemd(live, day, wrong=False)
+
+
+def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        ls = await run(world, "ls", qos="LS")
+        await run(world, "lsr", qos="LSR", cpus="12-13")
+        await has(world, ls, cpus_of("0-11,14-15"))
+        assert world.executor.unit_properties.order is MaskOrder.REVERSED
+        del world.log[:]
+        lse = await run(world, "lse", qos="LSE", cpus=OWNED)
+        await has(world, ls, REST - cpus_of("12-13"))
+        await world.stop(lse)
+        await has(world, ls, cpus_of("0-11,14-15"))
+        assert not [line for line in world.log if line.startswith("runtime ")]
+
+    on_systemd(live, day, settles=True, settle_per_second=1000)
+
+
+def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        ls = await run(world, "ls", qos="LS")
+        sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
+        await world.create(sandbox, **SHARES)  # ls moves, and how the runtime is, is not known yet
+        await world.until(lambda: world.executor.unit_properties.order is not MaskOrder.UNKNOWN)
+        await calm(world)
+        at = world.log.index(f"runtime {ls} {REST}")
+        assert f"fence {slice_of('ls')} {REST}" in world.log[:at]
+        await has(world, ls, REST)
+
+    on_systemd(live, day, settles=True, settle_per_second=1000)
+
+
+def test_units_are_read_when_systemd_is_available(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        systemd.late = True
+        ls = await run_unasked(world, "ls")
+        await run_unasked(world, "lse", qos="LSE", cpus=OWNED)
+        assert systemd.asked == []
+        systemd.report(UnitNews.CONNECTED)
+        await calm(world)
+        await has(world, ls, REST)
+        shown = world.executor.unit_properties.page()["systemd"]
+        assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
+        systemd.report(UnitNews.LOST)
+        await world.quiet()
+        assert world.executor.unit_properties.page()["systemd"]["connected"] is False
+
+    on_systemd(live, day)
+
+
+def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) -> None:
+    """A reload may take longer than our deadline, and then the set comes all the same."""
+
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        shared = await run(world, "ls", qos="LS")
+        await calm(world)
+        systemd.slow = []
+        systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
+        world.executor.unit_properties.changed([shared])
+        await world.until(lambda: systemd.slow)
+        assert [flight.carries for flight in world.executor.state.inflight.of(shared)] == [cpus_of(ALL)]
+
+        owner = await pod(world, "lse", qos="LSE", cpus=OWNED)
+        creating = asyncio.create_task(world.create(owner, **SHARES))
+        await world.until(lambda: len(world.executor.state.containers) > 1)
+        await world.quiet()
+        assert not creating.done()  # a create that wants what it carries waits
+
+        asked, systemd.slow, systemd.away = systemd.slow, None, False
+        for call in asked:
+            systemd.set(*call)
+        await asyncio.wait_for(creating, 30)
+        await has(world, shared, REST)
+        assert not world.executor.state.inflight.of(shared)
+
+    on_systemd(live, day, wrong=False)
+
+
+async def run_unasked(world: Any, uid: str, **more: Any) -> str:
+    container_id: str = await world.create(await pod(world, uid, **more), **SHARES)
+    call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+    world.systemd.runc(container_id, cpus_of(world.runtime.specs[container_id]))
+    world._state(container_id, "RUNNING")
+    world.wire.finished(call, 0)
+    await world.quiet()
+    return container_id
+
+
+def test_a_foreign_property_is_repaired(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        systemd.set(unit_of(ls), cpus_of("3"), None)
+        assert world.cgroups.sets[ls] == cpus_of("3")
+        await world.sync.once()
+        await calm(world)
+        await has(world, ls, REST)
+
+    on_systemd(live, day)
+
+
+def test_memory_nodes_last_as_the_kernel_has_them(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        ls = await run(world, "ls", qos="LS")
+        assert systemd.units[unit_of(ls)].mems == Mask()
+        world.cgroups.mems[ls] = Mask.parse("1")
+        world.executor.unit_properties.changed([ls])
+        await calm(world)
+        assert systemd.units[unit_of(ls)].mems == Mask.parse("1")
+
+    on_systemd(live, day)
+
+
+def test_slices_above_hold_what_is_in_them(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        systemd.units[TOP] = UnitSets(cpus_of("0-3"), Mask())
+        systemd.units[slice_of("ls")] = UnitSets(CpuSet(), Mask())
+        world.scopes.slices[TOP] = cpus_of(ALL)  # as a write of ours has widened it
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        await run(world, "ls", qos="LS")
+        await calm(world)
+        assert systemd.units[TOP].cpus == cpus_of(ALL)
+        assert systemd.units[slice_of("ls")].cpus == CpuSet(), "one without a set has that of its parent"
+
+    on_systemd(live, day)
+
+
+def test_a_slice_that_the_kernel_has_not_widened_stays(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        systemd.units[TOP] = UnitSets(cpus_of("0-3"), Mask())
+        world.scopes.slices[TOP] = cpus_of("0-3")
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        await calm(world)
+        assert systemd.units[TOP].cpus == cpus_of("0-3")
+
+    on_systemd(live, day)
+
+
+def test_a_slice_that_is_not_a_pods_stays_and_its_content_is_repaired(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        sandbox = await world.pod("odd", parent="system.slice", qos="LS")
+        odd = await world.create(sandbox, **SHARES)
+        await start(world, odd)
+        systemd.early = True
+        for _ in range(2):
+            world.wire.finished(await update(world, odd, cpu_shares=5), 0)
+            await has(world, odd, REST)
+        assert "system.slice" not in world.scopes.slices
+
+    on_systemd(live, day)
+
+
+def test_fences_are_taken_at_the_end(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        await update(world, ls, cpu_shares=9)
+        assert world.scopes.slices[slice_of("ls")] == REST
+        await world.executor.unit_properties.close()
+        assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
+
+    on_systemd(live, day)
+
+
+def test_a_start_that_is_refused_leaves_no_fence(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
+        call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
+        world.wire.finished(call, 13)
+        await world.sync.once()
+        await calm(world)
+        assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
+
+    on_systemd(live, day)
+
+
+def test_without_scopes_systemd_is_not_asked(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        sandbox = await world.pod("ls", qos="LS")
+        container = await world.create(sandbox, **SHARES)
+        call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
+        world.wire.finished(call, 0)
+        await world.quiet()
+        assert systemd.heard is None
+        assert world.executor.unit_properties.page() == {}
+
+    on_systemd(live, day)
+
+
+def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+        await world.executor.unit_properties.give(ls, cpus_of(ALL), Mask.parse("0-1"))
+        assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
+        systemd.away = True
+        await world.executor.unit_properties.give(ls, REST, Mask.parse("0"))
+        assert "cannot ask systemd" in str(world.executor.telemetry.problems())
+
+    on_systemd(live, day)
+
+
+def test_no_container_is_ever_on_an_owners_cpus(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        systemd.owner = await run(world, "lse", qos="LSE", cpus=OWNED)
+        first, second = [await run(world, uid, qos="LS") for uid in ("one", "two")]
+        for _ in range(3):
+            calls = [
+                await update(world, container, cpuset_cpus=ALL)
+                for container in (first, second, systemd.owner)
+            ]
+            assert world.cgroups.sets[first] & cpus_of(OWNED), "by its file alone"
+            for call in reversed(calls):
+                world.wire.finished(call, 0)
+            await calm(world)
+        await has(world, first, REST)
+        assert world.cgroups.sets[systemd.owner] == cpus_of(OWNED)
+        assert systemd.overlaps == []
+
+    on_systemd(live, day)

@@ -1,0 +1,88 @@
+"""Requests of intercepted methods that are not one plain gRPC message."""
+
+import pytest
+
+from proxy.engine.node_events import ModeChanged
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.mode import NodeMode
+from proxy.relay.events import Unusual
+from proxy.telemetry import metrics
+
+SERVICE = "/runtime.v1.RuntimeService/"
+
+
+@pytest.mark.parametrize("kind", Unusual)
+def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
+    async def day(world):
+        world.executor.attention.clear()
+        world.wire.unusual(f"{SERVICE}StopContainer", kind)
+        assert world.executor.telemetry.value(metrics.CALLS_MALFORMED) == 1
+        assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.logged
+        assert world.executor.attention.is_set()
+
+    live(day)
+
+
+@pytest.mark.parametrize("kind", Unusual)
+@pytest.mark.parametrize("path", [f"{SERVICE}CreateContainer", f"{SERVICE[1:]}CreateContainer"])
+def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kind, path):
+    async def day(world):
+        refusal = world.wire.unusual(path, kind)
+        if kind in (Unusual.COMPRESSED, Unusual.TRAILERS):
+            assert refusal == (GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}")
+        else:
+            assert refusal is None
+        assert world.wire.unusual(f"{SERVICE}UpdateContainerResources", kind) is None
+
+    live(day)
+
+
+def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
+    async def day(world):
+        assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
+
+    async def released(world):
+        world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+        assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
+
+    live(day, mode=NodeMode.OBSERVE)
+    live(released)
+
+
+def test_an_answer_that_cannot_be_read_leads_to_a_comparison(live):
+    async def day(world):
+        sandbox = await world.pod("a")
+        call = await world.begin(sandbox)
+        world.executor.attention.clear()
+        world.wire.response(call, b"\x0a\xff")
+        assert world.executor.attention.is_set()
+        assert any("cannot decode an answer" in line for line in world.logged)
+        world.wire.finished(call, 0)
+
+    live(day)
+
+
+def test_refusals_of_one_container_are_not_written_again_and_again(live):
+    async def day(world):
+        owner = await world.pod("a", "LSR", cpus="2-3")
+        await world.run(owner)
+        other = await world.pod("b", "LSR", cpus="2-3")
+        for _ in range(1000):
+            call = await world.begin(other)
+            assert call.refused is not None
+            world.wire.finished(call, None)
+        lines = [line for line in world.logged if line.startswith("refused ")]
+        assert 1 <= len(lines) <= 5
+        assert world.executor.telemetry.value(metrics.CREATES_REFUSED) == 1000
+
+    live(day)
+
+
+def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(live):
+    async def day(world):
+        for number in range(2000):
+            world.executor.telemetry.problem("cannot go on with a connection", err=f"reason {number}")
+            world.executor.telemetry.problem("a fault", pod=f"ns/pod-{number}")
+        assert len(world.logged) < 300
+
+    live(day)
