@@ -204,7 +204,7 @@ def test_the_history_names_containers_that_are_gone(node: DaemonNode, kubelet: K
     async def scenario() -> None:
         container = await node.launch(TRAIN)
         with node.client() as client:
-            sandbox = daemon.controller.state.containers[container].pod.sandbox_id
+            sandbox = daemon.executor.state.containers[container].pod.sandbox_id
             await asyncio.to_thread(client.end_pod, sandbox)
         del kubelet.pods["train"]
         gpu = (await asyncio.to_thread(listed, node))["0000:3b:00.0"]
