@@ -15,6 +15,7 @@ from proxy.engine import (
     call_events,
     container_events,
     decisions,
+    device_grants,
     fact_changes,
     lifecycle,
     node_events,
@@ -67,6 +68,7 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
         inflight=state.inflight,
         facts=state.facts,
         enforcement=state.enforcement,
+        devices=state.devices,
     )
     after = with_unrecorded_grants(found)
     return after, followed(state, after, "ledger read")
@@ -145,6 +147,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.NodeRulesChanged: _node_rules_changed,
     node_events.HardwareChanged: _machine_changed,
     node_events.KubeletAssigned: _kubelet_assigned,
+    node_events.DevicesChanged: device_grants.devices_changed,
     node_events.BeLimited: _be_limited,
     call_events.SavedCpusLearned: _saved_cpus_learned,
     call_events.ContainersUnsettled: _containers_unsettled,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
+from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.call_events import (
     CallConfined,
     CallDeparted,
@@ -132,6 +133,18 @@ class KubeletAssigned(Struct, frozen=True):
     """
 
     held: Held
+
+
+class DevicesChanged(Struct, frozen=True):
+    """The devices of a resource that topoproxy assigns have changed.
+
+    Attributes:
+        resource: The resource.
+        devices: All of its devices by id, healthy or not; None where the resource is withdrawn.
+    """
+
+    resource: str
+    devices: Mapping[str, RegisteredDevice] | None
 
 
 class BeLimited(Struct, frozen=True):
@@ -288,6 +301,7 @@ NodeEvent = (
     | NodeRulesChanged
     | HardwareChanged
     | KubeletAssigned
+    | DevicesChanged
     | BeLimited
     | SavedCpusLearned
     | ContainersUnsettled

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from proxy.allocation.devices.state import DeviceState
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.memory.state import MemoryState
 from proxy.allocation.providers.memory import MemoryProvider
@@ -38,6 +39,7 @@ _NO_HOLDS: Mapping[str, CpuHold] = {}
 _NOTHING_KNOWN = RuntimeKnowledge()
 _NO_CALLS = InflightCalls()
 _NO_FACTS = MatterFacts()
+_NO_DEVICES = DeviceState()
 
 
 class NodeState(Struct, frozen=True):
@@ -57,6 +59,7 @@ class NodeState(Struct, frozen=True):
         inflight: Calls at the runtime that may write a container's cpuset.
         facts: What is known beside all that, by matter.
         enforcement: To which pods the plan is applied, where the mode enforces.
+        devices: The devices that device plug-ins report, and which containers hold them.
     """
 
     node: Node
@@ -73,6 +76,7 @@ class NodeState(Struct, frozen=True):
     inflight: InflightCalls = _NO_CALLS
     facts: MatterFacts = _NO_FACTS
     enforcement: Enforcement = APPLIED_TO_ALL
+    devices: DeviceState = _NO_DEVICES
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -120,6 +124,7 @@ class NodeState(Struct, frozen=True):
             inflight=self.inflight,
             facts=self.facts,
             enforcement=self.enforcement,
+            devices=self.devices,
         )
 
     def on(self, machine: Machine) -> NodeState:
@@ -251,6 +256,7 @@ class NodeState(Struct, frozen=True):
             self.inflight,
             self.facts,
             self.enforcement,
+            self.devices,
         )
 
     def _accounted(

@@ -52,6 +52,12 @@ class DeviceState(Struct, frozen=True):
         """Return the state with all the devices of a resource; those it had before are forgotten."""
         return replace(self, registered={**self.registered, resource: {d.id: d for d in devices}})
 
+    def withdraw(self, resource: str) -> DeviceState:
+        """Return the state without a resource; containers that hold devices of it keep them."""
+        if resource not in self.registered:
+            return self
+        return replace(self, registered={k: v for k, v in self.registered.items() if k != resource})
+
     def has_topology(self, resource: str) -> bool:
         """Return whether any device of a resource is near to a NUMA node."""
         return any(device.nodes for device in self.registered.get(resource, {}).values())

@@ -1,0 +1,65 @@
+"""What the executor needs of device plug-ins. The calls are made on the event loop, each with a deadline."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from proxy.model.devices import AllocateAnswer
+
+
+class DevicePluginError(Exception):
+    """A device plug-in cannot do what it was asked to.
+
+    Attributes:
+        resource: The resource of the plug-in.
+        message: The cause, with the plug-in and, where it did not answer, the deadline.
+    """
+
+    def __init__(self, resource: str, message: str) -> None:
+        super().__init__(message)
+        self.resource = resource
+        self.message = message
+
+
+class DevicePlugins(Protocol):
+    """The device plug-ins of the node, by resource.
+
+    Which devices there are is not asked: whenever the devices of a resource change, the implementation passes
+    the event ``DevicesChanged`` with all of them to the store, at most once for each change, on the event
+    loop.
+    """
+
+    def offers_preference(self, resource: str) -> bool:
+        """Return whether the plug-in of a resource answers ``preferred``."""
+
+    def needs_pre_start(self, resource: str) -> bool:
+        """Return whether the plug-in of a resource is to be called by ``pre_start`` before each create."""
+
+    async def preferred(
+        self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        """Ask a plug-in which devices it prefers (GetPreferredAllocation).
+
+        Args:
+            resource: The resource.
+            available: Ids to choose from, with those of ``must_include``.
+            must_include: Ids that the container has already.
+            size: How many ids are wanted in all.
+
+        Returns:
+            The ids; empty where the plug-in has no preference or the call has failed.
+        """
+
+    async def allocate(self, resource: str, ids: tuple[str, ...]) -> AllocateAnswer:
+        """Ask a plug-in what a container needs to use devices (Allocate).
+
+        Raises:
+            DevicePluginError: The plug-in has refused, has gone, or has not answered in time.
+        """
+
+    async def pre_start(self, resource: str, ids: tuple[str, ...]) -> None:
+        """Have a plug-in prepare the devices of a container before its create (PreStartContainer).
+
+        Raises:
+            DevicePluginError: The plug-in has refused, has gone, or has not answered in time.
+        """
