@@ -2,17 +2,21 @@
 
 Theory of operation. Mode and selection (``proxy.model.pod_selection``) say what is to become of each pod, the
 *target*: ``enforce`` applies the plan to the pods that are selected, ``observe`` to none. Where mode or
-selection change, nothing becomes of running pods at once. Those that are treated otherwise than their target
-says *lag*, and are taken up in steps of a few pods (``EnforcementStepDue``). A pod is treated as its target
-says unless it lags, so the two sets are all that there is to know, whatever changes came in what order.
+selection change, running pods do not change at once. Those that are treated otherwise than their target
+says *lag*, and are changed in steps of a few pods (``EnforcementStepDue``). A pod is treated as its target
+says unless it lags, whatever changes came in what order.
 
     target changes --> lagging --EnforcementStepDue--> moving --EnforcementStepDone--> as the target says
                           ^                               |
                           +---- EnforcementStepFailed ----+   and what was written is given back
 
-A pod in ``moving`` is treated as its target says from the beginning of the step on: its calls are rewritten,
-or pass. What the step does to it (``proxy.staging``) leads to that from any point: a daemon that was killed
-in a step repeats it. Pods without a live container never lag, as there is nothing to be moved.
+A pod in ``moving`` is treated in the new way from the beginning of the step on: its calls are rewritten,
+or pass. What the kernel and the runtime have for it may be something in between until the step is done. So
+only the end of the step takes a pod out of ``moving``. Another change of target does not: it changes only
+whether the pod lags. The step goes on towards the way in which the pod is treated, and a later step brings a
+pod that lags to its target. What a step does to a pod (``proxy.staging``) leads there from any point: a
+daemon that was killed in a step repeats it. Pods without a live container never lag, as there is nothing to
+be moved.
 
 Order. Pods that only share CPUs come before pods that own some, and leave after them: when an owner gets its
 CPUs to itself, as many others as possible have left them already. The pools exclude the CPUs of every owner
@@ -83,9 +87,9 @@ def enforcement_paused(state: NodeState, event: EnforcementPaused) -> Handled:
 def labels_learned(before: NodeState, after: NodeState, known: Pod, pod: Pod) -> Handled:
     """Return the state in which other labels of a pod are known: a running pod is taken up by a step, too."""
     key, now = pod.key, after.enforcement
-    if key not in live_pods(after) or was_applied_to(before, known) is was_applied_to(after, pod):
+    if was_applied_to(before, known) is was_applied_to(after, pod) or key not in live_pods(after):
         return after, ()
-    changed = structs.replace(now, lagging=now.lagging ^ {key}, moving=now.moving - {key})
+    changed = structs.replace(now, lagging=now.lagging ^ {key})
     after = structs.replace(after, enforcement=plain(changed))
     return after, _recorded(before, after)
 
@@ -98,8 +102,7 @@ def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Hand
     lagging = frozenset(
         key for key, pod in pods.items() if was_applied_to(before, pod) is not is_selected(target, pod)
     )
-    moving = (changed.moving & pods.keys()) - lagging
-    enforcement = structs.replace(nothing, lagging=lagging, moving=moving)
+    enforcement = structs.replace(nothing, lagging=lagging, moving=changed.moving & pods.keys())
     after = structs.replace(target, enforcement=plain(enforcement))
     return after, _recorded(before, after)
 
@@ -148,8 +151,12 @@ def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:
 
 
 def step_failed(state: NodeState, event: EnforcementStepFailed) -> Handled:
-    """Have pods lag again to which the plan could not be applied; what was written is to be given back."""
-    now = state.enforcement
-    failed = event.keys & now.moving
-    after = structs.replace(state, enforcement=structs.replace(now, lagging=now.lagging | failed))
+    """Apply the plan no longer to pods for which that failed; what was written is to be given back.
+
+    Such a pod lags again. It does not if its target has changed during the step.
+    """
+    now, live = state.enforcement, live_pods(state)
+    failed = {key for key in event.keys & now.moving & live.keys() if was_applied_to(state, live[key])}
+    changed = structs.replace(now, lagging=now.lagging ^ failed)
+    after = structs.replace(state, enforcement=plain(changed))
     return after, _recorded(state, after)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from proxy.engine.container_events import PhaseChanged
-from proxy.engine.enforcement import applies_to, counts, is_selected, observes_any, was_applied_to
+from proxy.engine.enforcement import applies_to, counts, is_ours, is_selected, observes_any, was_applied_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import EnforcementStep, PutRecord
@@ -78,9 +78,41 @@ def test_from_enforce_to_observe_owners_come_first() -> None:
     assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
     assert observes_any(story.state, [LS, LSE])
     assert not observes_any(story.state, [LS])
-    # Back again, in the middle: the pod that was given back lags, and what is under way is let go on.
-    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse")
+    # Back again, in the middle: the step goes on, and the pod that it gives back lags.
+    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
     assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
+    story >> EnforcementStepDue(1) << EnforcementStep(("lse",))
+    story >> EnforcementStepDone(frozenset({"lse"})) << recorded(ENFORCE, ALL_PODS, "lse")
+    assert (
+        story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+    )
+
+
+def test_a_step_is_finished_however_often_the_target_changes_during_it() -> None:
+    story = Playbook(OWNED, handle)
+    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
+    story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
+    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
+    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "lse")
+    assert not applies_to(story.state, LSE)
+    assert is_ours(story.state, LSE)  # what was written for it is not given back yet
+    story >> EnforcementStepDue(1) << EnforcementStep(("lse",))
+    story >> EnforcementStepDone(frozenset({"lse"})) << recorded(OBSERVE, ALL_PODS, "ls")
+    assert story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "", "ls") << EnforcementStep(("ls",))
+
+
+def test_a_step_that_fails_after_a_change_of_target_leaves_the_pod_observed() -> None:
+    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "ls")
+    assert applies_to(story.state, LS)  # the step goes on, and a later one gives the pod back
+    failed = frozenset({"ls"})
+    story >> EnforcementStepFailed(failed) << recorded(OBSERVE, ALL_PODS, "", "ls")
+    assert not applies_to(story.state, LS)
+    assert bool(story >> EnforcementStepFailed(failed))  # that was so already
+    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
+    assert story >> EnforcementStepDone(failed) << recorded(OBSERVE, ALL_PODS)
 
 
 def test_a_pause_lets_the_step_under_way_end() -> None:
@@ -158,6 +190,10 @@ def test_labels_that_are_learned_late_move_nothing_at_once() -> None:
         story >> EnforcementStepDue(1) << recorded(ENFORCE, selection, "", "ls") << EnforcementStep(("ls",))
     )
     assert applies_to(story.state, LS)
+    # Other labels in the middle of the step: it goes on, and the pod is given back after it.
+    story >> PodLearned(LS, "listed") << PutRecord("p/s-ls", LS) << recorded(ENFORCE, selection, "ls", "ls")
+    assert applies_to(story.state, LS)
+    assert story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
 
 
 def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
@@ -270,13 +306,14 @@ def test_whatever_changes_pods_are_moved_in_bounded_steps(
     events: list[ModeChanged | EnforcementChanged | EnforcementPaused | tuple[EnforcementStepDue, str]],
     size: int,
 ) -> None:
-    state = loaded(size)
-    for event in events:
+    state, begun = loaded(size), set[str]()  # pods of steps that are not done
+    for event in (ModeChanged(ENFORCE), *events):
         if not isinstance(event, tuple):
             after, _ = handle(state, event)
             assert changed(state, after) == set()  # nothing becomes of running pods at once
             state = restarted(after)
             assert state.enforcement == after.enforcement
+            assert begun <= state.enforcement.moving
             continue
         due, end = event
         repeated = bool(state.enforcement.moving)
@@ -289,10 +326,14 @@ def test_whatever_changes_pods_are_moved_in_bounded_steps(
         check(after)
         state = restarted(after)
         assert state.enforcement == after.enforcement
-        if end == "failed" and state.mode is ENFORCE:  # giving back cannot fail: it is repeated
+        begun |= keys
+        if end == "failed":
             state, _ = handle(state, EnforcementStepFailed(frozenset(keys)))
+            now = treated(state)
+            assert not any(now[f"s{key[4:]}"] for key in keys)
         if end != "killed":
             state, _ = handle(state, EnforcementStepDone(frozenset(keys)))
+            begun -= keys
     # In the end every pod is treated as its target says.
     state, _ = handle(state, EnforcementPaused(False))
     for _ in range(2 * size + 1):
