@@ -66,7 +66,7 @@ class ContainerCalls:
         return container is not None and self.executor.unit_properties.fencing.is_wary(container)
 
     async def _start_later(self, call: HeldCall, container_id: str) -> None:
-        fence, answer = None, self.executor.store.answer
+        fence, store = None, self.executor.store
         if container_id in self.executor.state.containers or await self.sync.adoption.adopt_one(container_id):
             try:
                 obstacle, fence = await self.start_update.make_ready_fenced(container_id)
@@ -76,10 +76,11 @@ class ContainerCalls:
                 self.executor.telemetry.problem(
                     "cannot start a container", containerID=container_id, err=obstacle
                 )
-                send(call, answer(StartRequested(container_id, obstacle=obstacle)))
+                send(call, store.answer(StartRequested(container_id, obstacle=obstacle)))
                 return
         if not call.done:
-            self._go_start(call, container_id, answer(StartRequested(container_id, is_prepared=True)), fence)
+            answer = store.answer(StartRequested(container_id, is_prepared=True))
+            self._go_start(call, container_id, answer, fence)
         else:
             await self.executor.unit_properties.fencing.drop(fence)
 

@@ -7,8 +7,9 @@ from msgspec import structs
 from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
 from proxy.engine.admit import with_earlier_decision
-from proxy.engine.call_answers import CallAnswer, Forward, ForwardUnchanged, ReserveFirst
+from proxy.engine.call_answers import CallAnswer, Forward, ForwardUnchanged, Refuse, ReserveFirst
 from proxy.engine.container_events import CreateNotReserved, CreateResumed
+from proxy.engine.effects import AbortReason
 from proxy.engine.pod_events import PodLearned
 from proxy.executor.exited_siblings import holders, see_ended
 from proxy.executor.node_executor import NodeExecutor
@@ -150,11 +151,17 @@ class CreateCalls:
         ended = await self.executor.reservations.create(container, client)
         if not ended.is_committed:
             if ended.reason is not None:  # else it has been answered
-                why = f"cannot free CPUs: {ended.reason.message}"
-                self.executor.rejections.rejected(container.pod, container.name, why)
-                send(call, self.executor.store.answer(CreateNotReserved(container, ended.reason)))
+                self._not_reserved(call, container, ended.reason)
             return
         self._go_on(call, container)
+
+    def _not_reserved(self, call: HeldCall, container: Container, reason: AbortReason) -> None:
+        """Refuse a create whose CPUs cannot be freed; that of a pod which is observed by now goes on."""
+        answer = self.executor.store.answer(CreateNotReserved(container, reason))
+        if type(answer) is Refuse:
+            why = f"cannot free CPUs: {reason.message}"
+            self.executor.rejections.rejected(container.pod, container.name, why)
+        send(call, answer)
 
     def answered(self, trip: Trip, container_id: str) -> None:
         """The runtime has created the container and named it."""

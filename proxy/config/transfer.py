@@ -72,7 +72,7 @@ def _read(values: Mapping[str, Any], part: T, prefix: str) -> T:
     new: dict[str, Any] = {}
     for item, key, setting in keys(part):
         if setting is None:
-            new[item.name] = _read(values[key], getattr(part, item.name), f"{key}.")
+            new[item.name] = _read(values[key], getattr(part, item.name), f"{prefix}{key}.")
             continue
         kind = setting.kind
         try:

@@ -9,13 +9,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.engine.adoption import adopt
-from proxy.engine.call_answers import (
-    Forward,
-    create_answer,
-    start_answer,
-    unreserved_verdict,
-    update_answer,
-)
+from proxy.engine.call_answers import create_answer, start_answer, unreserved_verdict, update_answer
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.container_events import (
     ContainerFound,
@@ -30,6 +24,7 @@ from proxy.engine.container_events import (
 from proxy.engine.create import place
 from proxy.engine.delegated_creates import DelegatedCreate, clients_request
 from proxy.engine.elsewhere import place_elsewhere
+from proxy.engine.enforcement import applies_to
 from proxy.engine.fact_changes import facts_learned
 from proxy.engine.lifecycle import containers_updated, create_failed
 from proxy.engine.node_effects import Follow, NodeEffects, PlanDecided, PutRecord, followed
@@ -114,10 +109,9 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
     A set that a client names is remembered: the container gets it back when topoproxy leaves the node. The
     sets of kubelet's static policy are in kubelet's state file, and named all the time.
     """
-    container = state.containers.get(event.container_id)
-    answer = update_answer(state, container, 0)
+    container, quota = state.containers.get(event.container_id), 0
     if container is None or container.phase is Phase.EXITED:
-        return state, (answer,)
+        return state, (update_answer(state, container, quota),)
     effects: NodeEffects = ()
     known = container.request
     cpus, mems = event.cpus or known.cpuset_cpus, event.mems or known.cpuset_mems
@@ -126,13 +120,12 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
         request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
         container = structs.replace(container, request=request)
         state, effects = containers_updated(state, ContainersUpdated((container,), "container updated"))
-    if type(answer) is not Forward:
-        return state, (*effects, answer)
-    quotas, quota = requested_quota(state, container, event.cpu_quota)
-    if quotas != state.facts.quotas:
-        facts = structs.replace(state.facts, quotas=quotas)
-        state, records = facts_learned(state, FactsLearned(facts))
-        effects = (*effects, *records)
+    if applies_to(state, container.pod):
+        quotas, quota = requested_quota(state, container, event.cpu_quota)
+        if quotas != state.facts.quotas:
+            facts = structs.replace(state.facts, quotas=quotas)
+            state, records = facts_learned(state, FactsLearned(facts))
+            effects = (*effects, *records)
     return state, (*effects, update_answer(state, container, quota))
 
 

@@ -12,8 +12,10 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.invariants import violations
+from proxy.engine.node_events import ModeChanged
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
 
@@ -70,6 +72,28 @@ def test_named_cpus_that_cannot_be_freed_refuse_the_create(live: Callable[..., N
         assert not w.executor.state.owners
         assert not [key for key in w.ledger.entries if key.startswith("i/")]
         assert w.executor.telemetry.value(metrics.CREATES_FAILED) == 1
+
+    live(day)
+
+
+def test_a_create_that_goes_on_all_the_same_is_not_reported_as_refused(live: Callable[..., None]) -> None:
+    """The node is released while the reservation waits for the kernel."""
+
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        Refusals(w, ls, errno.EIO)
+        create = w.executor.reservations.create
+
+        async def then_released(*args: Any) -> Any:
+            ended = await create(*args)
+            w.executor.store.handle(ModeChanged(NodeMode.RELEASING))
+            return ended
+
+        w.executor.reservations.create = then_released
+        call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
+        assert call.refused is None
+        messages = {problem["message"] for problem in w.executor.telemetry.problems()}
+        assert "refused a container" not in messages
 
     live(day)
 
