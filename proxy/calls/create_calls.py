@@ -7,7 +7,14 @@ from msgspec import structs
 from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
 from proxy.engine.admit import with_earlier_decision
-from proxy.engine.call_answers import CallAnswer, Forward, ForwardUnchanged, Refuse, ReserveFirst
+from proxy.engine.call_answers import (
+    CallAnswer,
+    Forward,
+    ForwardUnchanged,
+    Refuse,
+    ReserveFirst,
+    unreserved_verdict,
+)
 from proxy.engine.container_events import CreateNotReserved, CreateResumed
 from proxy.engine.effects import AbortReason
 from proxy.engine.pod_events import PodLearned
@@ -159,8 +166,9 @@ class CreateCalls:
         """Refuse a create whose CPUs cannot be freed; that of a pod which is observed by now goes on."""
         answer = self.executor.store.answer(CreateNotReserved(container, reason))
         if type(answer) is Refuse:
-            why = f"cannot free CPUs: {reason.message}"
-            self.executor.rejections.rejected(container.pod, container.name, why)
+            verdict = unreserved_verdict(self.executor.state, container, reason)
+            verdict = structs.replace(verdict, detail=f"cannot free CPUs: {reason.message}")
+            self.executor.rejections.rejected(container.pod, container.name, verdict)
         send(call, answer)
 
     def answered(self, trip: Trip, container_id: str) -> None:

@@ -98,7 +98,7 @@ class NodeContext(BackgroundTasks):
         self.to_step = asyncio.Event()
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
-        self.rejections = Rejections(telemetry, clock)
+        self.rejections = Rejections(telemetry, clock, self.wall)
         self.kernel = Worker("kernel", self.broken)
         self.enforcer = Enforcer(
             cgroups,

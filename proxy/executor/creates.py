@@ -66,12 +66,12 @@ class Creates:
 
     def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
         """Count, record and log a refusal; that of a pod to which the plan is not applied is none."""
-        context, why = self._context, plan.verdict.operator_message
+        context = self._context
         applied = applies_to(context.state, pod)
         if plan.explanation is not None:
             context.history.note(context.wall(), structs.replace(plan.explanation, applied=applied))
         context.telemetry.count(metrics.CREATES_REFUSED if applied else metrics.CREATES_WOULD_REFUSE)
-        context.rejections.rejected(pod, name, why, applied=applied)
+        context.rejections.rejected(pod, name, plan.verdict, applied=applied)
 
     def report(self, plan: Plan, *, applied: bool = True) -> None:
         """Record and log a placement; that of a container that shares CPUs is logged at debug level only."""

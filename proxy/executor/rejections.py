@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from proxy.executor.observer import Observer
-from proxy.model.workload import Container, Pod
+from proxy.model.workload import Container, Pod, Verdict
 from proxy.telemetry.port import Telemetry
 
 FORGET_S = 600.0
@@ -34,47 +34,92 @@ class _Rejected:
 
     Attributes:
         message: The message of the problem.
+        uid: Of the pod; empty where the client sends none.
         sandbox_id: The sandbox; empty where there is none.
-        last: When the last try was rejected, in seconds.
+        verdict: Why.
+        applied: Whether the plan is applied to the pod; else it goes on all the same.
+        first: When the first try was rejected, in seconds since the epoch.
+        at, last: When the last try was rejected: in seconds since the epoch, and by the monotonic clock.
+        count: How many tries were rejected.
     """
 
     message: str
+    uid: str
     sandbox_id: str
+    verdict: Verdict
+    applied: bool
+    first: float
+    at: float
     last: float
+    count: int = 1
 
 
 class Rejections(Observer):
     """Reports rejections, and their ends."""
 
-    def __init__(self, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, telemetry: Telemetry, clock: Callable[[], float], wall: Callable[[], float] | None = None
+    ) -> None:
         """Report nothing yet.
 
         Args:
             telemetry: Where to report.
             clock: A monotonic clock in seconds.
+            wall: Seconds since the epoch, for readers; ``clock`` if None.
         """
         self._telemetry = telemetry
         self._clock = clock
+        self._wall = wall or clock
         self._open: OrderedDict[tuple[str, str], _Rejected] = OrderedDict()
 
-    def rejected(self, pod: Pod, name: str, why: str, *, applied: bool = True) -> None:
+    def rejected(self, pod: Pod, name: str, verdict: Verdict, *, applied: bool = True) -> None:
         """Note that a container or a pod is rejected, or would be.
 
         Args:
             pod: The pod.
             name: The container; empty for the pod as a whole.
-            why: The reason.
+            verdict: Why.
             applied: Whether the plan is applied to the pod; else it goes on all the same.
         """
         message = _MESSAGES["container" if name else "pod", applied]
-        known = self._open.get((pod.ref, name))
-        if known is not None and known.message != message:
+        known, now = self._open.get((pod.ref, name)), self._wall()
+        if known is not None and (known.message, known.uid) != (message, pod.uid):
             self._end((pod.ref, name))
-        self._open[pod.ref, name] = _Rejected(message, pod.sandbox_id if name else "", self._clock())
+            known = None
+        first, count = (now, 1) if known is None else (known.first, known.count + 1)
+        self._open[pod.ref, name] = _Rejected(
+            message,
+            pod.uid,
+            pod.sandbox_id if name else "",
+            verdict,
+            applied,
+            first,
+            now,
+            self._clock(),
+            count,
+        )
         self._open.move_to_end((pod.ref, name))
         if len(self._open) > LIMIT:
             self._end(next(iter(self._open)))
-        self._telemetry.problem(message, **_keys(pod.ref, name), err=why)
+        self._telemetry.problem(message, **_keys(pod.ref, name), err=verdict.operator_message)
+
+    def page(self) -> list[dict[str, object]]:
+        """Give the rejections that are not over, the one that was tried last at the end."""
+        return [
+            {
+                "pod": ref,
+                "uid": known.uid,
+                "container": name,
+                "reason": known.verdict.reason,
+                "message": known.verdict.message,
+                "detail": known.verdict.detail,
+                "count": known.count,
+                "first": round(known.first, 3),
+                "last": round(known.at, 3),
+                "applied": known.applied,
+            }
+            for (ref, name), known in self._open.items()
+        ]
 
     def sandbox_runs(self, pod: Pod, *, applied: bool) -> None:
         """Note that a sandbox was created: the pod is not rejected, or goes on although it would be.

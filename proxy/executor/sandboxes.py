@@ -67,7 +67,7 @@ class Sandboxes:
     def _report_refusal(self, pod: Pod, verdict: Verdict, *, applied: bool) -> None:
         context = self._context
         context.telemetry.count(metrics.PODS_REFUSED if applied else metrics.PODS_WOULD_REFUSE)
-        context.rejections.rejected(pod, "", verdict.operator_message, applied=applied)
+        context.rejections.rejected(pod, "", verdict, applied=applied)
 
     def failed(self, token: str) -> None:
         """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""

@@ -9,8 +9,10 @@ import pytest
 from proxy.executor.rejections import FORGET_S, LIMIT, Rejections
 from proxy.executor.status_data import node_page
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Pod
+from proxy.model.workload import Pod, Verdict
 from tests.testkit.captured_log import telemetry
+
+NO_ROOM = Verdict(9, "CPUsInUse", "full")
 
 
 def rejections(w: Any) -> list[str]:
@@ -84,18 +86,18 @@ def pod(name: str = "web", sandbox: str = "s1") -> Pod:
 def test_it_is_over_when_its_sandbox_has_ended() -> None:
     w = Rejected()
     for end in (lambda: w.rejections.pod_stopped(pod()), lambda: w.rejections.pod_gone("s1")):
-        w.rejections.rejected(pod(), "c", "no room")
+        w.rejections.rejected(pod(), "c", NO_ROOM)
         w.rejections.pod_gone("s2")
-        assert w.problems() == ['refused a container pod=ns/web container=c err="no room"']
+        assert w.problems() == ["refused a container pod=ns/web container=c err=full"]
         end()
         assert w.problems() == []
 
 
 def test_a_rejected_sandbox_is_forgotten_when_no_try_comes() -> None:
     w = Rejected()
-    w.rejections.rejected(pod(sandbox="pod-1"), "", "no room", applied=True)
+    w.rejections.rejected(pod(sandbox="pod-1"), "", NO_ROOM, applied=True)
     w.now += FORGET_S - 1
-    w.rejections.rejected(pod(sandbox="pod-2"), "", "no room", applied=True)
+    w.rejections.rejected(pod(sandbox="pod-2"), "", NO_ROOM, applied=True)
     w.now += FORGET_S
     w.rejections.listed((), (), 0)
     assert len(w.problems()) == 1
@@ -106,29 +108,29 @@ def test_a_rejected_sandbox_is_forgotten_when_no_try_comes() -> None:
 
 def test_a_pod_that_runs_is_not_rejected_unless_it_only_would_be() -> None:
     w = Rejected()
-    w.rejections.rejected(pod(sandbox="pod-1"), "", "no room")
+    w.rejections.rejected(pod(sandbox="pod-1"), "", NO_ROOM)
     w.rejections.sandbox_runs(pod(), applied=True)
     assert w.problems() == []
-    w.rejections.rejected(pod(sandbox="pod-2"), "", "no room", applied=False)
+    w.rejections.rejected(pod(sandbox="pod-2"), "", NO_ROOM, applied=False)
     w.rejections.sandbox_runs(pod(), applied=False)
     w.now += 2 * FORGET_S
     w.rejections.listed((), (), 0)
-    assert w.problems() == ['would refuse a pod pod=ns/web err="no room"']
+    assert w.problems() == ["would refuse a pod pod=ns/web err=full"]
     w.rejections.pod_gone("s1")
     assert w.problems() == []
 
 
 def test_one_that_is_applied_later_has_one_problem() -> None:
     w = Rejected()
-    w.rejections.rejected(pod(), "c", "no room", applied=False)
-    w.rejections.rejected(pod(), "c", "no room")
-    assert w.problems() == ['refused a container pod=ns/web container=c err="no room"']
+    w.rejections.rejected(pod(), "c", NO_ROOM, applied=False)
+    w.rejections.rejected(pod(), "c", NO_ROOM)
+    assert w.problems() == ["refused a container pod=ns/web container=c err=full"]
 
 
 def test_as_many_are_remembered_as_there_is_room() -> None:
     w = Rejected()
     for number in range(LIMIT + 5):
-        w.rejections.rejected(pod(f"p{number}"), "c", "no room")
+        w.rejections.rejected(pod(f"p{number}"), "c", NO_ROOM)
     assert len(w.problems()) == LIMIT
     assert "ns/p4 " not in " ".join(w.problems())
 
@@ -144,3 +146,30 @@ def test_a_container_that_is_created_after_all_is_not_rejected(live: Any) -> Non
         assert rejections(w) == []
 
     live(day)
+
+
+@pytest.mark.parametrize("mode", [NodeMode.ENFORCE, NodeMode.OBSERVE])
+def test_the_status_counts_the_tries_of_a_rejected_container(live: Any, mode: NodeMode) -> None:
+    async def day(w: Any) -> None:
+        assert node_page(w.executor)["rejections"] == []
+        for _ in range(3):
+            await rival(w)
+        (row,) = node_page(w.executor)["rejections"]
+        assert (row["pod"], row["container"], row["count"]) == ("ns/rival", "c", 3)
+        assert row["applied"] is (mode is NodeMode.ENFORCE)
+        assert row["reason"] == "CPUsInUse"
+        assert "CPUs 2-3 are owned by" in (row["detail"] or row["message"])
+        assert row["uid"]
+        assert row["first"] <= row["last"]
+
+    live(day, mode=mode)
+
+
+def test_a_pod_of_the_same_name_begins_to_count_again() -> None:
+    found = telemetry([])
+    rejections = Rejections(found, lambda: 1.0, lambda: 5.0)
+    verdict = Verdict(9, "CPUsInUse", "cannot place ns/web: CPUs 0-1 are owned by another pod")
+    for uid in ("a", "a", "b"):
+        rejections.rejected(Pod("", uid, "ns", "web"), "c", verdict)
+    (row,) = rejections.page()
+    assert (row["uid"], row["count"], row["first"], row["message"]) == ("b", 1, 5.0, verdict.message)

@@ -86,7 +86,7 @@ class Hooked:
 
         def refused(words: str) -> None:
             self._executor.overrides.refused_pod(pod, words)
-            self._executor.rejections.rejected(pod, "", words)
+            self._executor.rejections.rejected(pod, "", _refused_by_hook(words))
 
         self._dispatcher.ask(call, event, decided)
 
@@ -149,8 +149,9 @@ class Hooked:
         executor, token = self._executor, placed.id
 
         def refused(words: str) -> None:
-            executor.history.refused(token, Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words))
-            executor.rejections.rejected(placed.pod, placed.name, words)
+            verdict = _refused_by_hook(words)
+            executor.history.refused(token, verdict)
+            executor.rejections.rejected(placed.pod, placed.name, verdict)
             executor.lifecycle.failed(token)
 
         applied = self._dispatcher.apply(call, outcome, refused)
@@ -238,6 +239,10 @@ class Hooked:
             return None
         grace = call.seen_by_hooks().grace()
         return PreStopContainer(*following.facts(container), following.decision(container), grace)
+
+
+def _refused_by_hook(words: str) -> Verdict:
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words)
 
 
 def _renewed(before: Pod, pod: Pod) -> Pod:
