@@ -86,6 +86,7 @@ class Pages:
             "/observe/report": self.observe_report,
             "/memory": self.memory,
             "/devices": self.devices,
+            "/devices/capacity": self.device_capacity,
             "/hooks": self.hooks,
             "/metrics": self.metrics,
         }
@@ -246,6 +247,14 @@ class Pages:
         if self._executor is None:
             return assignments_page(kubelet, None, ())
         return assignments_page(kubelet, self._executor.state, self._executor.history.with_devices())
+
+    def device_capacity(self) -> dict[str, object]:
+        """Give what the cluster is to count of the devices that topoproxy assigns."""
+        from proxy.observe.device_capacity import capacity_page
+
+        if self._executor is None:
+            raise InputError("cannot count devices: in passthrough mode none are assigned")
+        return capacity_page(self._executor.state)
 
     def metrics(self) -> str:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""

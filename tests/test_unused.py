@@ -29,7 +29,12 @@ ENTRIES = (
 """What pyproject.toml, the command line, a reload and ``make`` name, and what authors of hooks import."""
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
-UNDER_WAY: tuple[str, ...] = ("proxy.executor.device_ports", "proxy.model.devices")
+UNDER_WAY: tuple[str, ...] = (
+    "proxy.executor.device_ports",
+    "proxy.model.devices",
+    *(f"proxy.observe.device_capacity.{name}" for name in ("Patch", "healthy_devices", "node_status_patch")),
+    "proxy.observe.device_capacity._escaped",
+)
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")
 """Classes of others that call no method by a name that only they know."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 DEVICE_ASSIGNMENTS: Final = "topoproxy-device-assignments/1"
+DEVICE_CAPACITY: Final = "topoproxy-device-capacity/1"
 DEVICES: Final = "topoproxy-devices/1"
 ENFORCE: Final = "topoproxy-enforce/1"
 EXPLAIN: Final = "topoproxy-explain/1"

@@ -162,6 +162,7 @@ def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) ->
     if daemon.executor is None:
         return
     answers.page(node, "/devices")
+    answers.page(node, "/devices/capacity")
     answers.command("devices", *at)
     for route in ("/explain", "/memory", "/observe/report"):
         answers.page(node, route)
