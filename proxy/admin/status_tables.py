@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.admin.status_sections import trouble
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
+from proxy.observe.value_text import length
 
 SHOWN = 2
 """How many containers that use the CPUs of an owner are named in a row."""
@@ -148,16 +149,6 @@ def _failed(data: Mapping[str, object]) -> Iterable[str]:
 def cpus(value: object) -> str:
     """Write a set; a dash where it is empty or not known."""
     return one_line(value) or "-"
-
-
-def length(seconds: float) -> str:
-    """Write a duration: ``1d 2h``, ``5m 3s``."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
-    shown = [f"{n}{unit}" for n, unit in parts if n][:2]
-    return " ".join(shown) or "0s"
 
 
 def _when(value: object) -> str:

@@ -21,9 +21,11 @@ from proxy.admin.status_sections import (
     short,
     suppression,
 )
-from proxy.admin.status_tables import containers, cpus, exclusive, is_released, length, problems
+from proxy.admin.status_tables import containers, cpus, exclusive, is_released, problems
+from proxy.model.freshness import STALE_S
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line, table
+from proxy.observe.value_text import length
 
 _EVENTS = {
     "connected": "the runtime sends exit events",
@@ -31,7 +33,6 @@ _EVENTS = {
     "waiting": "not connected to the runtime's events: freed CPUs return within {period}",
     "off": "the runtime's events are not used: freed CPUs return within {period}",
 }
-_STALE_S = 5.0
 
 
 def render(status: object, width: int = 100) -> str:
@@ -158,7 +159,7 @@ def _reading(kernel: Mapping[str, object]) -> str:
     """Say where the cpusets shown are not those of now."""
     age, missing = kernel.get("age_s"), kernel.get("not_read")
     words = []
-    if isinstance(age, int | float) and age > _STALE_S:
+    if isinstance(age, int | float) and age > STALE_S:
         words.append(f"as they were {length(age)} ago: the kernel does not answer")
     if isinstance(missing, int) and missing:
         words.append(f"those of {counted(missing, 'container')} are not shown: reading takes too long")

@@ -18,10 +18,8 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, quota_is_off, removable
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import LIVE, Container, Pool
 from proxy.pools.quota import UNLIMITED
-
-LIVE = (Phase.STARTING, Phase.RUNNING)
 
 
 class PlanChange(StrEnum):

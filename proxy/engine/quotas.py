@@ -19,7 +19,7 @@ from msgspec import Struct, field, structs
 
 from proxy.engine.enforcement import applies_to
 from proxy.model.requests import ContainerKind
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.model.workload import LIVE, Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.quota import UNLIMITED, quota_of_owner
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlac
         parent = container.pod.cgroup_parent
         if len(pods[parent]) <= 1:
             places[POD + container.pod.key] = parent, ""
-        if container.phase in (Phase.STARTING, Phase.RUNNING):
+        if container.phase in LIVE:
             places[CONTAINER + container.id] = parent, container.id
     return places
 

@@ -20,9 +20,8 @@ from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import LIVE, Container, Phase, Pool
 
-LIVE = (Phase.STARTING, Phase.RUNNING)
 BULK = 8
 """From this number on, containers with the same cpuset are written together."""
 

@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from proxy.engine.quotas import CONTAINER, QuotaPlace
 from proxy.executor.context import NodeContext
-from proxy.executor.enforce import LIVE
 from proxy.executor.kernel_ports import Cgroups, CpuGroups, CpusetValue
 from proxy.executor.quotas.quotas import OwnerQuotas
 from proxy.executor.worker import Worker
 from proxy.model.errors import CgroupError
-from proxy.model.workload import Phase
+from proxy.model.freshness import STALE_S
+from proxy.model.workload import LIVE, Phase
 
 READ_S = 0.5
 """Seconds that a reading may take. 1,000 containers take about 0.1 s (cgroup v1, 2 CPUs)."""
@@ -85,6 +85,12 @@ class KernelView:
     def age(self) -> float | None:
         """Seconds since the last reading began; None before the first one."""
         return None if self.last.when is None else max(0.0, self._context.clock() - self.last.when)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every container was read, and not long ago."""
+        age = self.age
+        return age is not None and age <= STALE_S and not self.last.left_out
 
     async def refresh(self) -> None:
         """Read everything now; after ``WAIT_S`` the last reading stays."""

@@ -33,7 +33,10 @@ async def plan_report(executor: NodeExecutor) -> dict[str, object]:
     return {
         "schema": schema_ids.OBSERVE_REPORT,
         "mode": executor.store.mode.value,
-        "kernel": {"age_s": round(view.age or 0.0, 1), "not_read": sum(row.cpus is None for row in rows)},
+        "kernel": {
+            "age_s": None if view.age is None else round(view.age, 1),
+            "not_read": sum(row.cpus is None for row in rows),
+        },
         "sums": _sums(rows, refused),
         "pods": list(_pods(rows)),
         "rejections": [_rejection(record) for record in refused],

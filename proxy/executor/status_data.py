@@ -9,12 +9,11 @@ from proxy.engine.node import Node
 from proxy.engine.quotas import CONTAINER, POD
 from proxy.engine.state import NodeState
 from proxy.executor.cpu_users import CpuUsers
-from proxy.executor.enforce import LIVE
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.readiness import other_checks, required_checks
 from proxy.model.idset import CpuSet, union
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import LIVE, Container, Phase, Pool
 
 FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
 """Keys that were renamed; the former ones are given for one more release."""
@@ -81,7 +80,11 @@ def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, o
     per_node = state.pools.per_node(state.node.machine)
     live = [row for row in containers if row["phase"] != Phase.EXITED.value]
     held = {
-        pool: [row["applied"] and row["cpus"] and not row["differs"] for row in live if row["pool"] == pool]
+        pool: [
+            row["applied"] and row["cpus"] and row["cpus"] == row["desired_cpus"]
+            for row in live
+            if row["pool"] == pool
+        ]
         for pool in ("shared", "be", "system")
     }
     return {
@@ -107,15 +110,17 @@ def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
     users = CpuUsers(state, read)
     rows: list[dict[str, object]] = []
     observed: set[str] = set()
+    by_owner = _holders(state)
     for key, owner in sorted(state.owners.items()):
-        holders = _holders(executor, key)
+        holders = by_owner.get(key, [])
         applied = all(applies_to(state, c.pod) for c in holders) if holders else state.mode.enforces
         has = CpuSet()
         if applied:
             has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
         others = users.others(key, has or owner.cpus, hard=owner.hard) if applied else []
-        if applied and not (has or others) and executor.kernel_view.age is not None:
-            has = owner.cpus  # none of its containers has a cgroup yet; all others have left the CPUs
+        no_cgroup = not any(c.phase in LIVE for c in holders)
+        if applied and no_cgroup and not (has or others) and executor.kernel_view.is_complete:
+            has = owner.cpus  # all others have left the CPUs
         observed.update(c.id for c in others if not applies_to(state, c.pod))
         rows.append(
             {
@@ -166,9 +171,10 @@ def _container(executor: NodeExecutor, container: Container) -> dict[str, object
 
 
 def _has_no_quota(executor: NodeExecutor, container: Container) -> bool:
-    """Report whether a container runs without its CFS quota: it is to, and the kernel has none."""
-    now = executor.kernel_view.last.quotas.get(CONTAINER + container.id)
-    return executor.quotas.off(container) and (now is None or now < 0)
+    """Report whether a container runs without its CFS quota: it never had one, or the kernel has none now."""
+    key, now = CONTAINER + container.id, executor.kernel_view.last.quotas.get(CONTAINER + container.id)
+    is_off = key not in executor.quotas.known.records or (now is not None and now < 0)
+    return executor.quotas.off(container) and is_off
 
 
 def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
@@ -246,9 +252,10 @@ def _memory(state: NodeState) -> list[dict[str, object]]:
     ]
 
 
-def _holders(executor: NodeExecutor, owner: str) -> list[Container]:
-    return [
-        c
-        for c in executor.state.containers.values()
-        if c.owner == owner and c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
-    ]
+def _holders(state: NodeState) -> dict[str, list[Container]]:
+    """Return the containers that have CPUs of their own and have not exited, by owner."""
+    found: dict[str, list[Container]] = {}
+    for c in state.containers.values():
+        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED:
+            found.setdefault(c.owner, []).append(c)
+    return found

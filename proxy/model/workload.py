@@ -58,6 +58,10 @@ class Phase(enum.StrEnum):
     EXITED = "exited"
 
 
+LIVE = (Phase.STARTING, Phase.RUNNING)
+"""Phases of a container that may have running processes, and so has a cgroup."""
+
+
 class Part(Struct, frozen=True):
     """What was set aside for one container of a pod."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from proxy.model.freshness import STALE_S
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line, table
 from proxy.observe.sentences import wrap
-from proxy.observe.value_text import clean
+from proxy.observe.value_text import clean, length
 
 _TITLE = ("WOULD", "CONTAINER", "POOL", "CPUS NOW", "CPUS THEN", "QUOTA REMOVED")
 _CHANGES = (
@@ -36,14 +37,16 @@ def render_plan_report(answer: object, width: int = 100, *, everything: bool = F
     """
     data = as_map(answer)
     sums = {key: n for key, n in as_map(data.get("sums")).items() if isinstance(n, int)}
-    lines = [*_summary(one_line(data.get("mode")), sums), *_unread(as_map(data.get("kernel")))]
+    unread = list(_unread(as_map(data.get("kernel"))))
+    lines = [*_summary(one_line(data.get("mode")), sums, is_known=not unread), *unread]
     lines += _containers(data, everything=everything)
     lines += _memory(data)
     lines += _rejections(data, width)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _summary(mode: str, sums: Mapping[str, int]) -> Iterable[str]:
+def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[str]:
+    """Say what would change; that nothing would only where all cpusets are known."""
     total, applied = sums.get("containers", 0), sums.get("applied", 0)
     yield f"Mode {mode}: the plan is applied to {applied} of {counted(total, 'running container')}."
     if drift := sums.get("drift", 0):
@@ -60,6 +63,8 @@ def _summary(mode: str, sums: Mapping[str, int]) -> Iterable[str]:
         yield f"{step} would:"
         yield from would
         yield f"  {'leave':<7} {counted(sums.get('unchanged', 0), 'container')} unchanged"
+    elif not is_known:
+        yield "No change is known."
     elif applied < total or mode != _ENFORCE:
         yield f"{step} would change nothing."
     elif not drift:
@@ -67,8 +72,13 @@ def _summary(mode: str, sums: Mapping[str, int]) -> Iterable[str]:
 
 
 def _unread(kernel: Mapping[str, object]) -> Iterable[str]:
-    number = kernel.get("not_read")
-    if isinstance(number, int) and number:
+    """Say which cpusets are not those that the kernel has now."""
+    age, number = kernel.get("age_s", 0.0), kernel.get("not_read")
+    if age is None:
+        yield "The kernel has not answered: no cpuset was read."
+    elif isinstance(age, int | float) and age > STALE_S:
+        yield f"The cpusets are those of {length(age)} ago: the kernel does not answer."
+    if age is not None and isinstance(number, int) and number:
         yield f"The cpusets of {counted(number, 'container')} could not be read."
 
 

@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import CLASS
-from proxy.executor.enforce import LIVE, Enforcer
+from proxy.executor.enforce import Enforcer
 from proxy.executor.kernel_ports import Cgroups, CpusetValue
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.machine import Machine
-from proxy.model.workload import Container, KubeQos, Pod
+from proxy.model.workload import LIVE, Container, KubeQos, Pod
 from proxy.release.targets import ReleaseTarget
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from typing import Any
 
 import pytest
 
 import proxy.executor.kernel_view as module
+from proxy.api.cri import api_pb2 as pb
 from proxy.executor.status_data import node_page
+from proxy.model.errors import CgroupError
+from proxy.model.freshness import STALE_S
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 
@@ -52,6 +56,73 @@ def test_the_kernels_sets_are_shown_and_the_plan_beside_them(live: Any) -> None:
         w.cgroups.end(lse)
         await w.executor.kernel_view.refresh()
         assert row(w, lse)["cpus"] == "", "it has no cgroup"
+
+    live(day)
+
+
+def owned(w: Any) -> str:
+    """Return the CPUs that the only owner has, by the status."""
+    (owner,) = node_page(w.executor)["exclusive"]
+    return str(owner["cpus"])
+
+
+def test_an_owner_without_a_cgroup_has_what_all_others_have_left(live: Any) -> None:
+    async def day(w: Any) -> None:
+        await w.create(await w.pod("lse", "LSE", "", "0-3"))
+        assert owned(w) == "", "nothing was read"
+        await w.executor.kernel_view.refresh()
+        assert owned(w) == "0-3"
+        w.now += STALE_S
+        assert owned(w) == "0-3"
+        w.now += 0.1
+        assert owned(w) == "", "the reading is too old"
+
+    live(day)
+
+
+def test_an_owner_of_which_the_cpuset_cannot_be_read_has_nothing_by_the_status(live: Any) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        await w.executor.kernel_view.refresh()
+        assert owned(w) == "0-3"
+
+        def broken(path: str) -> Any:
+            raise CgroupError(f"cannot read {path}: gone", errno.ENOENT)
+
+        w.cgroups.read = broken
+        await w.executor.kernel_view.refresh()
+        assert owned(w) == ""
+
+    live(day)
+
+
+def test_an_owner_has_nothing_by_a_reading_that_took_too_long(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("ls", "LS"))
+        await w.create(await w.pod("lse", "LSE", "", "0-3"))
+        await w.executor.kernel_view.refresh()
+        assert owned(w) == "0-3"
+        monkeypatch.setattr(module, "READ_S", -1.0)
+        await w.executor.kernel_view.refresh()
+        assert owned(w) == "", "the container that was not read may still use the CPUs"
+
+    live(day)
+
+
+def test_a_container_with_other_cpus_is_not_counted_in_its_pool_while_it_starts(live: Any) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("ls", "LS"))
+        web = await w.create(await w.pod("web", "LS"))
+        call = await w.call("StartContainer", pb.StartContainerRequest(container_id=web))
+        while row(w, web)["cpus"] != "0-7":
+            w.cgroups.sets[web] = CpuSet.parse("0-7")
+            await w.executor.kernel_view.refresh()
+        page = node_page(w.executor)
+        assert not row(w, web)["differs"], "a call is in flight"
+        assert page["pools"]["containers"]["shared"] == {"count": 2, "in_effect": 1}
+        w.wire.finished(call, 0)
 
     live(day)
 
@@ -129,5 +200,8 @@ def test_a_quota_that_another_program_wrote_is_not_off(live: Any) -> None:
         assert row(w, lsr)["cfs_quota"] == ""
         (quota,) = node_page(w.executor)["quotas"]
         assert (quota["was"], quota["now"]) == (200_000, 50_000)
+        del w.cpu.quotas[path]
+        await w.executor.kernel_view.refresh()
+        assert row(w, lsr)["cfs_quota"] == "", "it could not be read"
 
     live(day)

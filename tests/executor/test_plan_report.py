@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from proxy.executor import kernel_view
 from proxy.executor.plan_report import plan_report
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
+from proxy.observe.plan_report_text import render_plan_report
 
 TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 
@@ -71,6 +74,32 @@ def test_a_node_where_the_plan_is_applied(live: Any, *, drifts: bool) -> None:
         assert by_pod(page)["ns/ls"]["change"] == ("drift" if drifts else "")
 
     live(day)
+
+
+def test_a_kernel_that_never_answered_has_no_age(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_view, "WAIT_S", 0.01)
+
+    async def day(w: Any) -> None:
+        ls = await runs(w, await w.pod("ls", "LS"))
+        gate, read = threading.Event(), w.cgroups.read
+
+        def stuck(path: str) -> Any:
+            gate.wait(60)
+            return read(path)
+
+        w.cgroups.read = stuck
+        try:
+            page = await plan_report(w.executor)
+        finally:
+            gate.set()
+        assert page["kernel"] == {"age_s": None, "not_read": 1}
+        assert "No change is known." in render_plan_report(page)
+        await w.until(lambda: ls in w.executor.kernel_view.last.cpusets)
+        w.now += 7.0
+        w.cgroups.read = read
+        assert (await plan_report(w.executor))["kernel"] == {"age_s": 0.0, "not_read": 0}
+
+    live(day, mode=NodeMode.OBSERVE)
 
 
 def test_a_container_without_a_cgroup_is_counted_as_not_read(live: Any) -> None:

@@ -103,6 +103,34 @@ def test_what_the_summary_says(answer: dict[str, object], said: str) -> None:
     assert said in render_plan_report(answer)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ({"age_s": None, "not_read": 2}, "The kernel has not answered: no cpuset was read."),
+        (
+            {"age_s": 75.2, "not_read": 0},
+            "The cpusets are those of 1m 15s ago: the kernel does not answer.",
+        ),
+        ({"age_s": 0.0, "not_read": 2}, "The cpusets of 2 containers could not be read."),
+    ],
+)
+@pytest.mark.parametrize(
+    "answer", [page("enforce", containers=2, applied=2), page(containers=2), page("enforce", containers=2)]
+)
+def test_nothing_is_said_of_cpusets_that_are_not_known(
+    answer: dict[str, object], kernel: dict[str, object], said: str
+) -> None:
+    first, *rest = render_plan_report({**answer, "kernel": kernel}).splitlines()
+    assert first.startswith("Mode ")
+    assert rest == ["No change is known.", said]
+
+
+def test_an_age_that_is_no_number_or_within_the_bound_changes_nothing() -> None:
+    for age in (0.0, 5.0, "old"):
+        answer = {**page("enforce", containers=2, applied=2), "kernel": {"age_s": age}}
+        assert "Nothing would change" in render_plan_report(answer)
+
+
 def test_what_a_pod_writes_cannot_break_the_page() -> None:
     refused = {"pod": "demo/\x1b[2J", "container": "", "exists": False, "message": "no\nline " * 30}
     text = render_plan_report(page(refused=[refused]), 80)

@@ -1,0 +1,8 @@
+"""How old a reading of the kernel may be."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STALE_S: Final = 5.0
+"""Seconds after which a reading does not say any more what the kernel has now."""
