@@ -210,15 +210,16 @@ metrics: venv ## write docs/metrics.md from the declarations of metrics
 configuration: venv ## write docs/configuration.md from the declarations of settings
 	@$(BIN)/python -m proxy.config.reference > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 
-# A node installs requirements-runtime.lock and builds with requirements-build.lock; both name the versions of
-# requirements.lock, with which the tests run. The files contain no index addresses, so that they do not depend on the
-# machine on which they are generated.
-LOCKS := requirements.lock requirements-runtime.lock requirements-build.lock
+# A node installs requirements-runtime.lock (requirements-cluster.lock where the cluster agent runs) and builds with
+# requirements-build.lock; they name the versions of requirements.lock, with which the tests run. The files contain no
+# index addresses, so that they do not depend on the machine on which they are generated.
+LOCKS := requirements.lock requirements-runtime.lock requirements-cluster.lock requirements-build.lock
 COMPILE = uv pip compile --quiet --no-header --generate-hashes --universal --python-version 3.11 --no-emit-index-url
 lock: ## renew the files requirements*.lock from pyproject.toml (needs uv)
 	@command -v uv >/dev/null || { echo "make lock: uv is not installed; see https://docs.astral.sh/uv/" >&2; exit 1; }
-	@$(COMPILE) --extra dev --group build -o requirements.lock pyproject.toml
+	@$(COMPILE) --extra dev --extra cluster --group build -o requirements.lock pyproject.toml
 	@$(COMPILE) -c requirements.lock -o requirements-runtime.lock pyproject.toml
+	@$(COMPILE) -c requirements.lock --extra cluster -o requirements-cluster.lock pyproject.toml
 	@$(COMPILE) -c requirements.lock --group build -o requirements-build.lock
 	@! grep -nE '^(-|--)|://' $(LOCKS) || { echo "make lock: an address got into a lock file" >&2; exit 1; }
 

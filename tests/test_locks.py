@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 ALL = "requirements.lock"
 RUNTIME = "requirements-runtime.lock"
+CLUSTER = "requirements-cluster.lock"
 BUILD = "requirements-build.lock"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -51,7 +52,7 @@ def closure(names: Iterable[str], lock: dict[str, Pinned]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [ALL, RUNTIME, BUILD])
+@pytest.mark.parametrize("name", [ALL, RUNTIME, CLUSTER, BUILD])
 def test_every_package_is_pinned_and_has_hashes(name: str) -> None:
     for one in read(name).values():
         assert re.fullmatch(r"[0-9][\w.!+]*", one.version), one.name
@@ -69,6 +70,16 @@ def test_the_runtime_lock_is_the_closure_of_the_dependencies() -> None:
         assert lock[canonicalize_name(requirement.name)].version in requirement.specifier, text
 
 
+def test_the_lock_of_the_agent_is_the_closure_of_its_dependencies() -> None:
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
+    lock = read(CLUSTER)
+    assert set(lock) == closure(wanted, read(ALL))
+    for text in wanted:
+        requirement = Requirement(text)
+        assert lock[canonicalize_name(requirement.name)].version in requirement.specifier, text
+
+
 def test_the_build_lock_is_the_closure_of_the_build_backend() -> None:
     group = PROJECT["dependency-groups"]["build"]
     assert set(PROJECT["build-system"]["requires"]) <= set(group)
@@ -79,7 +90,7 @@ def test_the_build_lock_is_the_closure_of_the_build_backend() -> None:
         assert lock[canonicalize_name(requirement.name)].version in requirement.specifier, text
 
 
-@pytest.mark.parametrize("name", [RUNTIME, BUILD])
+@pytest.mark.parametrize("name", [RUNTIME, CLUSTER, BUILD])
 def test_versions_and_hashes_are_those_of_the_development_lock(name: str) -> None:
     every = read(ALL)
     for one in read(name).values():

@@ -39,9 +39,7 @@ def ask(
         InputError: The daemon does not take the request.
         PermissionDeniedError: The socket, or what is to be done, is not for this user.
     """
-    target = f"{route}?{urlencode(params, errors='replace')}" if params else route
-    verb = "POST" if act else "GET"
-    request = f"{verb} {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
+    request = request_bytes(route, params, act=act)
     try:
         data = _exchange(path, request, time.monotonic() + timeout)
     except PermissionError as error:
@@ -56,6 +54,18 @@ def ask(
         ) from error
     except OSError as error:
         raise UnavailableError(f"cannot ask the daemon at {path}: {error.strerror or error}") from error
+    return read_answer(path, route, data)
+
+
+def request_bytes(route: str, params: Mapping[str, str] | None = None, *, act: bool = False) -> bytes:
+    """Write a request for the admin socket; see ``ask``."""
+    target = f"{route}?{urlencode(params, errors='replace')}" if params else route
+    verb = "POST" if act else "GET"
+    return f"{verb} {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
+
+
+def read_answer(path: Path, route: str, data: bytes) -> object:
+    """Read the whole answer of an admin socket; see ``ask``."""
     head, gap, body = data.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():

@@ -82,6 +82,7 @@ EXIT_CODES = (
             ),
             "devices",
             "simulate",
+            "agent",
             "check-config",
         ),
     ),

@@ -29,6 +29,7 @@ COMMANDS = {
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "reload": "Have the running proxy read its configuration again.",
     "report": "Print the node's picture for schedulers.",
+    "agent": "Publish the node's placements in the cluster: objects, events, the node's condition.",
     "observe": "Show what enforcing would change, against the cpusets that the kernel has.",
     "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "Look at hooks, write them, try them, and switch them on and off.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.config.admission import AdmissionConfig
+from proxy.config.cluster import ClusterConfig
 from proxy.config.enforce import EnforceConfig
 from proxy.config.enums import (
     CpuManagerPolicy,
@@ -48,6 +49,7 @@ __all__ = [
     "AdmissionConfig",
     "ApplyConfig",
     "BeSuppressConfig",
+    "ClusterConfig",
     "Config",
     "CpuManagerPolicy",
     "EnforceConfig",
@@ -310,6 +312,10 @@ class Config:
     hooks: HooksConfig = field(
         default=HooksConfig(),
         metadata=section("hooks", "Programs of others that are asked in the way of a call."),
+    )
+    cluster: ClusterConfig = field(
+        default=ClusterConfig(),
+        metadata=section("cluster", "What topoproxy agent publishes; the daemon does not use it."),
     )
     log: LogConfig = field(default=LogConfig(), metadata=section("log", "The log on standard error."))
     source: str = field(default="built-in defaults", compare=False)

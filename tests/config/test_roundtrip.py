@@ -75,6 +75,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "drainTimeout": st.integers(0, 600_000).map(lambda ms: ms / 1000),
     "timeout": st.integers(10, 5000).map(lambda ms: ms / 1000),
     "perSecond": st.integers(1, 1000),
+    "node": st.sampled_from(["", "node-1", "a.b", "1"]),
     "skipLabel": st.sampled_from(["", "a=b", "example.com/skip-it=", "x/y=no"]),
     "settings": st.dictionaries(
         st.sampled_from(["10-x", "koordlet", "99-on", "1.0"]),

@@ -1,0 +1,244 @@
+"""Requests to the API server: JSON objects in and out, by path.
+
+lightkube connects and authenticates. Objects stay dictionaries: the agent writes and reads a few fields of a
+few kinds, and classes of all of Kubernetes' objects would cost more memory than the rest of the agent.
+
+A connection is opened by the first request. When the API server answers 401, the connection is closed and the
+credentials are read again at the next request, so that new ones need no restart. Nothing here retries: each
+caller knows when its request is worth another attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import httpx2
+import msgspec
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+
+from proxy.model.errors import TopoproxyError, UnavailableError
+
+if TYPE_CHECKING:
+    from lightkube.config.kubeconfig import SingleConfig
+
+FIELD_OWNER = "topoproxy"
+REQUEST_S = 10.0
+PAGE = 250
+"""Objects of a page of a list."""
+MESSAGE_LIMIT = 500
+"""Characters of an answer that an error quotes."""
+APPLY = "application/apply-patch+yaml"  # JSON is YAML
+MERGE = "application/merge-patch+json"
+
+JsonObject = dict[str, Any]
+
+
+class ApiServerError(TopoproxyError):
+    """The API server has answered with an error.
+
+    Attributes:
+        status: Of HTTP: 401, 403, 404, 409, 410, 422, 429, ...
+        reason: Of the Status object, such as ``Conflict``.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, status: int, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class ApiUnreachableError(UnavailableError):
+    """The API server does not answer."""
+
+
+class ApiClient:
+    """A client of one API server.
+
+    Attributes:
+        writes: How many writing requests were sent.
+    """
+
+    def __init__(
+        self,
+        credentials: Callable[[], SingleConfig],
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Prepare a client; nothing is opened.
+
+        Args:
+            credentials: Reads the credentials; may raise ``NoCredentialsError``, which requests pass on.
+            transport: In place of sockets, for tests.
+        """
+        self._credentials = credentials
+        self._transport = transport
+        self._http: httpx2.AsyncClient | None = None
+        self.writes = 0
+
+    async def close(self) -> None:
+        """Close all connections; the next request opens new ones, with credentials that are read again."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> JsonObject:
+        """Read an object.
+
+        Args:
+            path: Such as ``/api/v1/nodes/NAME``.
+            params: Of the URL.
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: It cannot be read.
+        """
+        return await self._request("GET", path, params)
+
+    async def pages(self, path: str, params: Mapping[str, str]) -> AsyncIterator[JsonObject]:
+        """Read a list page by page, so that a long one is never in memory as a whole.
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
+        """
+        following = ""
+        while True:
+            more = {"continue": following} if following else {}
+            page = await self._request("GET", path, {**params, "limit": str(PAGE), **more})
+            yield page
+            following = (page.get("metadata") or {}).get("continue") or ""
+            if not following:
+                return
+
+    async def apply(
+        self, path: str, value: JsonObject, *, owner: str = FIELD_OWNER, force: bool = True
+    ) -> JsonObject:
+        """Write fields of an object by a server-side apply, and create the object where there is none.
+
+        Args:
+            path: Of the object; with ``/status`` for its status.
+            value: All fields that the owner wants; those that it wanted before and are not there are removed.
+            owner: The field owner.
+            force: Take fields from other owners; else such an apply ends with status 409.
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
+        """
+        params = {"fieldManager": owner, "force": "true" if force else "false"}
+        return await self._request("PATCH", path, params, value, APPLY)
+
+    async def merge(self, path: str, value: JsonObject) -> JsonObject:
+        """Change fields of an object that exists (JSON merge patch).
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
+        """
+        return await self._request("PATCH", path, {"fieldManager": FIELD_OWNER}, value, MERGE)
+
+    async def create(self, path: str, value: JsonObject) -> JsonObject:
+        """Create an object in a collection, or a subresource such as an eviction.
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
+        """
+        return await self._request("POST", path, {"fieldManager": FIELD_OWNER}, value)
+
+    async def delete(self, path: str, *, uid: str = "") -> None:
+        """Delete an object; one that does not exist is no error.
+
+        Args:
+            path: Of the object.
+            uid: Delete only the object with this uid.
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
+        """
+        body = {"preconditions": {"uid": uid}} if uid else None
+        try:
+            await self._request("DELETE", path, None, body)
+        except ApiServerError as error:
+            if error.status != 404:
+                raise
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str, params: Mapping[str, str], silence: float
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        """Open a watch; the value of the context iterates over its lines.
+
+        Args:
+            path: Of the collection.
+            params: With ``resourceVersion``.
+            silence: Seconds without a byte after which the connection counts as broken.
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``, also while iterating.
+        """
+        http = self._open()
+        limits = httpx2.Timeout(REQUEST_S, read=silence)
+        asked = http.build_request("GET", path, params={**params, "watch": "true"}, timeout=limits)
+        try:
+            answer = await http.send(asked, stream=True)
+            try:
+                if answer.status_code >= 400:
+                    await self._raise(answer.status_code, await answer.aread(), "watch", path)
+                yield answer.aiter_lines()
+            finally:
+                await answer.aclose()
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            raise _unreachable("watch", path, error) from error
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _open(self) -> httpx2.AsyncClient:
+        if self._http is None:
+            params = ConnectionParams(
+                httpx2.Timeout(REQUEST_S),
+                transport=self._transport,  # type: ignore[arg-type]  # the type is that of the other client
+            )
+            self._http = AsyncClient(self._credentials(), params)
+        return self._http
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        value: JsonObject | None = None,
+        kind: str = "application/json",
+    ) -> JsonObject:
+        http = self._open()
+        content = None if value is None else msgspec.json.encode(value)
+        headers = {"Content-Type": kind} if content else {}
+        self.writes += method != "GET"
+        try:
+            answer = await http.request(method, path, params=params, content=content, headers=headers)
+        except (httpx2.HTTPError, OSError) as error:
+            raise _unreachable(method, path, error) from error
+        if answer.status_code >= 400:
+            await self._raise(answer.status_code, answer.content, method, path)
+        try:
+            found = msgspec.json.decode(answer.content)
+        except msgspec.DecodeError as error:
+            raise ApiUnreachableError(
+                f"cannot {method} {path} at the API server: the answer is no JSON"
+            ) from error
+        return found if isinstance(found, dict) else {}
+
+    async def _raise(self, status: int, content: bytes, method: str, path: str) -> None:
+        """Raise the error that an answer stands for."""
+        message, reason = content[:MESSAGE_LIMIT].decode(errors="replace"), ""
+        try:
+            said = msgspec.json.decode(content)
+            message, reason = str(said["message"])[:MESSAGE_LIMIT], str(said.get("reason", ""))
+        except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+            pass
+        if status == 401:
+            await self.close()
+        raise ApiServerError(f"cannot {method} {path} at the API server: {message.strip()}", status, reason)
+
+
+def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:
+    cause = str(error) or type(error).__name__
+    return ApiUnreachableError(f"cannot {method} {path} at the API server: {cause}")

@@ -1,0 +1,46 @@
+"""The agent as a process: its parts, its signals, its log."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from proxy import logs
+from proxy.agent.api_client import ApiClient
+from proxy.agent.credentials import node_name, read_credentials
+from proxy.agent.daemon_client import DaemonClient
+from proxy.agent.session import AgentSession, Part, run_parts
+from proxy.config.schema import Config
+from proxy.notify import SystemdNotifier
+
+PARTS: tuple[Part, ...] = ()
+"""What the agent does, side by side."""
+
+
+async def _run(config: Config) -> None:
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    session = AgentSession(
+        config,
+        node_name(config.cluster),
+        DaemonClient(config.admin_path),
+        ApiClient(lambda: read_credentials(config.cluster)),
+        logs.telemetry(),
+    )
+    systemd = SystemdNotifier()
+    systemd.ready(f"publishing node {session.node}")
+    await run_parts(session, PARTS, end)
+    systemd.stopping()
+
+
+def run(config: Config) -> int:
+    """Run the agent until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code.
+    """
+    logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
+    asyncio.run(_run(config))
+    return 0

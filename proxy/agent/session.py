@@ -1,0 +1,72 @@
+"""What all parts of the agent share: the node, the daemon, the API server, and the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from proxy.agent.api_client import ApiClient, JsonObject
+from proxy.agent.daemon_client import DaemonClient
+from proxy.agent.watcher import Key, Watcher
+from proxy.config.schema import Config
+from proxy.executor.tasks import tended
+from proxy.telemetry.port import Telemetry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSession:
+    """One run of the agent.
+
+    Attributes:
+        config: The configuration; the agent uses ``cluster``, and the paths of the daemon.
+        node: The name of the Node object.
+        daemon: The daemon's admin socket.
+        api: The API server.
+        telemetry: The log, and the problems that are open.
+    """
+
+    config: Config
+    node: str
+    daemon: DaemonClient
+    api: ApiClient
+    telemetry: Telemetry
+
+    def watcher(
+        self,
+        path: str,
+        digest: Callable[[JsonObject], T | None],
+        *,
+        selectors: Mapping[str, str] | None = None,
+        changed: Callable[[Key, T | None], None] = lambda key, value: None,
+    ) -> Watcher[T]:
+        """Return a watcher of a collection; ``Watcher.run`` follows it. See ``Watcher`` for the arguments."""
+        return Watcher(self.api, path, digest, self.telemetry, selectors=selectors, changed=changed)
+
+
+Part = Callable[[AgentSession], Awaitable[None]]
+"""A part of the agent: runs until cancelled, and is restarted after a fault of its own."""
+
+
+async def run_parts(session: AgentSession, parts: tuple[Part, ...], end: asyncio.Event) -> None:
+    """Run parts side by side until an event; then end them, and wait for them.
+
+    Args:
+        session: What they share.
+        parts: What to run.
+        end: Set when the agent is to stop.
+    """
+    tasks = [
+        asyncio.ensure_future(tended(lambda part=part: part(session), session.telemetry.fault))  # type: ignore[misc]
+        for part in parts
+    ]
+    try:
+        await end.wait()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await session.api.close()

@@ -1,0 +1,207 @@
+"""A copy of a collection at the API server, kept current by a watch.
+
+Theory (Kubernetes API concepts, "Efficient detection of changes"). A list gives all objects and a resource
+version; a watch from that version gives each later change. When a watch ends, as it does after some minutes,
+the next one starts at the version of the last event, so nothing is missed and nothing is read twice.
+Bookmarks move the version forward while nothing changes. Where the server no longer has that version, it
+answers 410: the collection is listed again, and the objects that are gone are the difference.
+
+Memory is bounded twice: selectors choose the objects at the server, and ``digest`` keeps of each object only
+what its reader needs. A watch that is silent for longer than two bookmarks counts as broken.
+
+While the API server does not answer, the copy stays as it is: ``age`` says since when it may be stale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from proxy.agent.api_client import ApiClient, ApiServerError, ApiUnreachableError, JsonObject
+from proxy.agent.credentials import NoCredentialsError
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import TopoproxyError
+from proxy.telemetry.port import Telemetry
+
+T = TypeVar("T")
+Key = tuple[str, str]
+"""Namespace (empty for objects of the cluster) and name."""
+
+PAUSES = Backoff(0.25, 4.0, steady=30.0)
+"""Seconds before the next attempt: an API server that is back is noticed within five."""
+ABSENT_S = 60.0
+"""Seconds before a collection is asked for again that does not exist (its CRD is not installed), or that the
+credentials do not permit."""
+SILENCE_S = 130.0
+"""A bookmark comes about once a minute."""
+LASTS_S = 300
+"""Seconds after which the server ends a watch."""
+
+
+class Watcher(Generic[T]):
+    """Follows one collection.
+
+    Attributes:
+        values: What ``digest`` gave of each object.
+        listed: Set once the collection has been listed.
+        present: False where the API server does not have the collection, or does not permit to read it.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        path: str,
+        digest: Callable[[JsonObject], T | None],
+        telemetry: Telemetry,
+        *,
+        selectors: Mapping[str, str] | None = None,
+        changed: Callable[[Key, T | None], None] = lambda key, value: None,
+    ) -> None:
+        """Prepare to follow a collection.
+
+        Args:
+            api: The API server.
+            path: Of the collection.
+            digest: What is kept of an object; None: nothing. A ValueError is reported, and counts as None.
+            telemetry: Where it is reported that the collection cannot be followed.
+            selectors: ``fieldSelector``, ``labelSelector``.
+            changed: Called with each key whose value is new, differs, or is gone (None).
+        """
+        self._api = api
+        self._path = path
+        self._digest = digest
+        self._telemetry = telemetry
+        self._selectors = dict(selectors or {})
+        self._changed = changed
+        self._version = ""
+        self._contact: float | None = None
+        self.values: dict[Key, T] = {}
+        self.listed = asyncio.Event()
+        self.present = True
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the copy was known to be current: 0 while a watch is open; None before any list."""
+        if self._contact is None:
+            return None
+        return 0.0 if self._contact < 0 else asyncio.get_running_loop().time() - self._contact
+
+    async def run(self) -> None:
+        """Follow the collection until cancelled."""
+        loop, pauses = asyncio.get_running_loop(), RetryDelays(PAUSES)
+        while True:
+            began, least = loop.time(), 0.0
+            try:
+                if not self._version:
+                    await self._list()
+                await self._follow()
+                pauses.reset()
+            except ApiServerError as error:
+                least = self._refused(error)
+            except NoCredentialsError as error:
+                least = PAUSES.longest
+                self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
+            except TopoproxyError as error:
+                self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
+            finally:
+                if self._contact is not None and self._contact < 0:
+                    self._contact = loop.time()
+            pause = max(least, pauses.next(loop.time() - began))
+            await asyncio.sleep(pause * random.uniform(0.6, 1.0))  # noqa: S311  spreads nodes after an outage
+
+    def _refused(self, error: ApiServerError) -> float:
+        """Handle an error that the API server has answered; returns the shortest pause."""
+        if error.status == 410:
+            self._version = ""
+            return 0.0
+        if error.status in (403, 404):
+            self._version, self.present = "", False
+            self.listed.set()
+            self._replace({})
+            if error.status == 404:
+                return ABSENT_S
+        self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
+        return ABSENT_S if error.status == 403 else 0.0
+
+    async def _list(self) -> None:
+        found: dict[Key, T] = {}
+        version = ""
+        async for page in self._api.pages(self._path, self._selectors):
+            version = str((page.get("metadata") or {}).get("resourceVersion") or version)
+            for item in page.get("items") or ():
+                key, value = _key(item), self._digested(item)
+                if value is not None:
+                    found[key] = value
+        self._version, self.present = version, True
+        self._replace(found)
+        self._answers()
+        self.listed.set()
+
+    async def _follow(self) -> None:
+        """Handle the events of one watch."""
+        params = {
+            **self._selectors,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(LASTS_S),
+        }
+        async with self._api.watch(self._path, params, SILENCE_S) as lines:
+            self._answers()
+            async for line in lines:
+                if line:
+                    self._handle(line)
+
+    def _handle(self, line: str) -> None:
+        try:
+            event = msgspec.json.decode(line)
+            kind, item = event["type"], event["object"]
+        except (msgspec.DecodeError, LookupError, TypeError) as error:
+            raise ApiUnreachableError(f"cannot watch {self._path} at the API server: {error!r}") from error
+        if kind == "ERROR":
+            raise ApiServerError(
+                f"cannot watch {self._path} at the API server: {item.get('message', '')}",
+                int(item.get("code") or 500),
+                str(item.get("reason", "")),
+            )
+        self._version = item["metadata"]["resourceVersion"]
+        if kind == "BOOKMARK":
+            return
+        self._set(_key(item), None if kind == "DELETED" else self._digested(item))
+
+    def _answers(self) -> None:
+        self._contact = -1.0
+        self._telemetry.resolved("cannot follow the cluster", path=self._path)
+
+    def _digested(self, item: JsonObject) -> T | None:
+        try:
+            return self._digest(item)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            namespace, name = _key(item)
+            self._telemetry.problem(
+                "cannot read an object of the cluster", path=self._path, pod=f"{namespace}/{name}", err=error
+            )
+            return None
+
+    def _replace(self, found: Mapping[Key, T]) -> None:
+        for key in [key for key in self.values if key not in found]:
+            self._set(key, None)
+        for key, value in found.items():
+            self._set(key, value)
+
+    def _set(self, key: Key, value: T | None) -> None:
+        if value == self.values.get(key):
+            return
+        if value is None:
+            del self.values[key]
+        else:
+            self.values[key] = value
+        self._changed(key, value)
+
+
+def _key(item: JsonObject) -> Key:
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")

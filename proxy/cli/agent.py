@@ -1,0 +1,40 @@
+"""``topoproxy agent``: the process between the daemon's admin socket and the API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from proxy.cli.admin_query import config_for
+from proxy.cli.settings import config_option
+
+
+@click.command()
+@config_option
+@click.option(
+    "--admin",
+    metavar="unix://SOCKET",
+    help="The daemon's admin socket, if the configuration does not name it.",
+)
+@click.option("--node", metavar="NAME", help="The name of the Node object. Replaces cluster.node.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The credentials for the API server. Replaces cluster.kubeconfig.",
+)
+def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Path | None) -> int:
+    """Publish in the cluster what the daemon does on this node, until SIGTERM.
+
+    The agent follows the daemon over its admin socket, and writes objects for schedulers (Numatopology,
+    NodeResourceTopology), annotations of pods, Events, and a condition of the node, each within a second of
+    a change. The daemon never waits for it: without the agent, or without the API server, placing goes on.
+    Needs the extra ``cluster``; docs/cluster.md has the permissions.
+    """
+    from proxy.agent.process import run
+    from proxy.config import override
+
+    words = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
+    given = {key: (option, str(word)) for key, (option, word) in words.items() if word is not None}
+    return run(override(config_for(file, admin), given))
