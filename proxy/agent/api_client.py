@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import httpx2
 import msgspec
@@ -193,10 +193,8 @@ class ApiClient:
 
     def _open(self) -> httpx2.AsyncClient:
         if self._http is None:
-            params = ConnectionParams(
-                httpx2.Timeout(REQUEST_S),
-                transport=self._transport,  # type: ignore[arg-type]  # the type is that of the other client
-            )
+            # The type of transport is that of lightkube's other client.
+            params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
             self._http = AsyncClient(self._credentials(), params)
         return self._http
 
