@@ -101,8 +101,9 @@ class Pages:
         """Answer whether the daemon is ready for calls: each check in a line, as kube-apiserver does."""
         from proxy.admin.server import Reply
 
-        failed = {str(check["name"]): str(check["reason"]) for check in self._checks() if not check["ok"]}
-        names = [str(check["name"]) for check in self._checks()]
+        checks = self._checks()
+        failed = {str(check["name"]): str(check["reason"]) for check in checks if not check["ok"]}
+        names = [str(check["name"]) for check in checks]
         lines = [f"[-]{name} failed: {failed[name]}" if name in failed else f"[+]{name} ok" for name in names]
         return Reply(
             503 if failed else 200,
@@ -270,12 +271,15 @@ def _kubelet_devices(socket: Path | None) -> KubeletDevices:
 
     if socket is None:
         return KubeletDevices(asked=False)
-    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+    from proxy.backends.kubelet.channel import UnixChannel
+    from proxy.backends.kubelet.pod_resources import PodResources
+    from proxy.backends.kubelet.shared_pod_resources import CALL_S
 
-    lists = SharedPodResources(str(socket))
+    channel = UnixChannel(str(socket), CALL_S)
+    lists = PodResources(channel, time.monotonic)
     try:
         return KubeletDevices(asked=True, pods=lists.pods(), allocatable=lists.devices())
     except TopoproxyError as error:
         return KubeletDevices(asked=True, problem=str(error))
     finally:
-        lists.close()
+        channel.close()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from proxy.engine.be_usage import UsageQuery, UsageReading, rates, shares_of, usage_of
+from proxy.engine.enforcement import applies_to
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.machine import Machine
@@ -218,6 +219,8 @@ def suppression_note(
     known: BeSuppression, settings: SuppressionSettings, state: NodeState, container: Container
 ) -> str:
     """Say how a container is suppressed; empty where it is not."""
+    if not applies_to(state, container.pod):
+        return ""
     why, pod = reason(known, settings), container.pod
     if container.placement.pool is Pool.BE and state.pools.be_now is not None:
         return f"BE is suppressed: it runs on {state.wanted(container)} now, of {state.pools.be}; {why}."

@@ -24,7 +24,6 @@ from msgspec import structs
 from proxy.engine.container_events import CreateRequested
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
-from proxy.engine.explain_record import explain_pooled
 from proxy.engine.node_effects import PlanDecided
 from proxy.executor.bad_input import NOT_AS_ASKED
 from proxy.executor.context import NodeContext
@@ -117,10 +116,9 @@ class Creates:
         """Keep the record of a decision."""
         context, container, why = self._context, plan.container, plan.explanation
         assert container is not None
-        if not applied:
-            why = why or explain_pooled(container, context.state.wanted(container))
-            context.history.note(context.wall(), structs.replace(why, applied=False), container.id)
-        elif why is not None:
-            context.history.note(context.wall(), why, container.id)
+        if why is None:
+            cpus = context.state.wanted(container)
+            context.history.note_simple(context.wall(), container, cpus, applied=applied)
         else:
-            context.history.note_simple(context.wall(), container, context.state.wanted(container))
+            why = why if applied else structs.replace(why, applied=False)
+            context.history.note(context.wall(), why, container.id)

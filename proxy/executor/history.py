@@ -36,8 +36,8 @@ KEEP = 5
 FIRST, LAST = 4, 6
 """How many reasons are kept when ever more are added to a record: the oldest, and the newest."""
 
-_Entry = tuple[int, float, Explanation | Container, CpuSet]
-"""Number of the record, its time, its subject, and the CPUs of a simple placement."""
+_Entry = tuple[int, float, Explanation | Container, CpuSet, bool]
+"""Number of the record, its time, its subject; of a simple placement its CPUs and whether it is applied."""
 
 
 class History:
@@ -79,27 +79,28 @@ class History:
         """
         self._count += 1
         explanation = _fitted(explanation)
-        entry = (self._count, when, explanation, explanation.cpus)
+        entry = (self._count, when, explanation, explanation.cpus, explanation.applied)
         known, runs = container_id in self._living, explanation.verdict.admitted or not explanation.applied
         if known or (container_id and runs):
             self._living[container_id] = [*self._living.get(container_id, ()), entry][-KEEP:]
         else:
             self._bury(container_id, entry)
 
-    def note_simple(self, when: float, container: Container, cpus: CpuSet) -> None:
+    def note_simple(self, when: float, container: Container, cpus: CpuSet, *, applied: bool = True) -> None:
         """Record a placement for which nothing was weighed.
 
         Args:
             when: The time, for display.
             container: The container as placed; its id may be the token of the call.
             cpus: The current CPUs of its pool.
+            applied: Whether the plan is applied to it.
         """
         self._count = count = self._count + 1
         entries = self._living.get(container.id)
         if entries is None:
-            self._living[container.id] = [(count, when, container, cpus)]
+            self._living[container.id] = [(count, when, container, cpus, applied)]
         else:
-            entries.append((count, when, container, cpus))
+            entries.append((count, when, container, cpus, applied))
             del entries[:-KEEP]
 
     def amend(self, container_id: str, words: str) -> None:
@@ -107,12 +108,11 @@ class History:
         entries = self._living.get(container_id)
         if not entries:
             return
-        number, when, _, cpus = entries[-1]
         explanation = _explanation(entries[-1])
         reasons = (*explanation.reasons, message(words))
         if len(reasons) > FIRST + LAST:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
-        entries[-1] = (number, when, structs.replace(explanation, reasons=reasons), cpus)
+        entries[-1] = _changed(entries[-1], structs.replace(explanation, reasons=reasons))
 
     def treated(self, container_id: str, words: str = "", *, applied: bool) -> None:
         """Note that the plan is applied to a living container from now on, or is not any more.
@@ -130,25 +130,19 @@ class History:
         entries = self._living.get(container_id)
         if not entries:
             return
-        number, when, _, cpus = entries[-1]
         explanation = _explanation(entries[-1])
         if not explanation.verdict.admitted:
             return  # It says that the container would have been refused.
         if applied and not explanation.applied:
             explanation = structs.replace(explanation, moved=(), more_moved=0, mems=None)
-        entries[-1] = number, when, structs.replace(explanation, applied=applied), cpus
+        entries[-1] = _changed(entries[-1], structs.replace(explanation, applied=applied))
 
     def refused(self, token: str, verdict: Verdict) -> None:
         """Note that a container was refused elsewhere after it was placed here: the placement is void."""
         entries = self._living.get(token)
         if entries:
-            number, when, _, cpus = entries[-1]
-            entries[-1] = (
-                number,
-                when,
-                structs.replace(_explanation(entries[-1]), verdict=_shortened(verdict)),
-                cpus,
-            )
+            explanation = structs.replace(_explanation(entries[-1]), verdict=_shortened(verdict))
+            entries[-1] = _changed(entries[-1], explanation)
 
     def renamed(self, token: str, container_id: str) -> None:
         """Move the records under a token to the container's id."""
@@ -272,8 +266,16 @@ def _shortened(verdict: Verdict) -> Verdict:
 
 
 def _explanation(entry: _Entry) -> Explanation:
-    what = entry[2]
-    return what if isinstance(what, Explanation) else explain_pooled(what, entry[3])
+    _, _, what, cpus, applied = entry
+    if isinstance(what, Explanation):
+        return what
+    simple = explain_pooled(what, cpus)
+    return simple if applied else structs.replace(simple, applied=False)
+
+
+def _changed(entry: _Entry, explanation: Explanation) -> _Entry:
+    """Return a record with another explanation."""
+    return entry[0], entry[1], explanation, explanation.cpus, explanation.applied
 
 
 def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodLine:
@@ -282,5 +284,5 @@ def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodLine:
     what = newest[2]
     verdict = what.verdict if isinstance(what, Explanation) else None
     refused = verdict.reason or "refused" if verdict is not None and not verdict.admitted else ""
-    there, applied = any(there for _, there in entries), not isinstance(what, Explanation) or what.applied
-    return PodLine(pod, uid, newest[1], len(entries), tuple(names), refused, there, applied)
+    there = any(there for _, there in entries)
+    return PodLine(pod, uid, newest[1], len(entries), tuple(names), refused, there, newest[4])

@@ -161,9 +161,8 @@ class Sync:
                 availableMiB=there >> 20,
             )
         for container in context.state.containers.values():
-            context.history.note_simple(context.wall(), container, context.state.wanted(container))
-            if not applies_to(context.state, container.pod):
-                context.history.treated(container.id, applied=False)
+            cpus, applied = context.state.wanted(container), applies_to(context.state, container.pod)
+            context.history.note_simple(context.wall(), container, cpus, applied=applied)
             yield
         self._parts.cgroup_locator.recall()
 

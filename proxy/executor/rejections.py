@@ -100,7 +100,8 @@ class Rejections(Observer):
         )
         self._open.move_to_end((pod.ref, name))
         if len(self._open) > LIMIT:
-            self._end(next(iter(self._open)))
+            oldest, displaced = self._open.popitem(last=False)
+            self._telemetry.forget(displaced.message, **_keys(*oldest))
         self._telemetry.problem(message, **_keys(pod.ref, name), err=verdict.operator_message)
 
     def page(self) -> list[dict[str, object]]:

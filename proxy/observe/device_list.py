@@ -208,7 +208,7 @@ def _is_device(entry: DeviceEntry) -> bool:
 
 
 def _mask(nodes: object) -> Mask | None:
-    ids = [node for node in as_list(nodes) if isinstance(node, int) and 0 <= node <= Mask.LIMIT]
+    ids = [node for node in as_list(nodes) if isinstance(node, int) and 0 <= node < Mask.LIMIT]
     return Mask(ids) if ids else None
 
 

@@ -157,6 +157,11 @@ class Telemetry:
         for problem in over:
             self._sink.write("info", "resolved", {"problem": problem.message, **problem.keys}, 1)
 
+    def forget(self, message: str, /, **keys: object) -> None:
+        """Remove the problems with this message and these keys without a log record: they may not be over."""
+        with self._lock:
+            self._problems.resolve(message, plain(keys))
+
     def fault(self, error: BaseException) -> None:
         """Count and report a fault of topoproxy itself."""
         self.count(metrics.INTERNAL_ERRORS)

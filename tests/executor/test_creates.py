@@ -8,9 +8,35 @@ from typing import Any
 import pytest
 
 from proxy.engine.container_events import CreateDelegated
+from proxy.executor import history as history_module
+from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Request
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Container, Request
 from tests.testkit.changed_copy import changed_copy
+
+
+def test_the_explanation_of_a_container_that_shares_is_made_when_it_is_asked_for(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = history_module.explain_pooled
+
+    def explained(container: Container, cpus: CpuSet) -> Explanation:
+        made.append(container.ref)
+        return real(container, cpus)
+
+    monkeypatch.setattr(history_module, "explain_pooled", explained)
+
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("ls", "LS"))
+        assert made == []
+        (record,) = w.executor.history.find("ls")
+        assert made == ["ns/ls/c"]
+        assert not record.explanation.applied
+        assert str(record.explanation.cpus) == "0-15"
+
+    live(day, mode=NodeMode.OBSERVE)
 
 
 @pytest.mark.parametrize("second", ["4-5", "0-1"])

@@ -285,6 +285,21 @@ def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
     assert (known.moved, known.more_moved, known.mems) == ((), 0, None)
 
 
+def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> None:
+    history = History(limit=3)
+    history.note_simple(1, pooled("ns/p/c", "id"), CPUS, applied=False)
+    assert [line.applied for line in history.pods()] == [False]
+    assert not history.find("p")[0].explanation.applied
+    history.amend("id", "and then")
+    assert (history.find("p")[0].explanation.applied, history.pods()[0].applied) == (False, False)
+    history.treated("id", applied=True)
+    known = history.find("p")[0].explanation
+    assert (known.applied, known.cpus, known.mems) == (True, CPUS, None)
+    assert history.pods()[0].applied
+    history.note_simple(2, pooled("ns/p/c", "id"), CPUS)
+    assert [record.explanation.applied for record in history.find("p")] == [True, True]
+
+
 def test_a_plan_that_is_applied_from_the_create_on_keeps_what_it_moved() -> None:
     history = History(limit=3)
     history.note(1, structs.replace(decision("ns/p/c"), cpus=CPUS, mems=Mask((0,)), moved=(MOVED,)), "id")

@@ -133,6 +133,20 @@ def test_as_many_are_remembered_as_there_is_room() -> None:
         w.rejections.rejected(pod(f"p{number}"), "c", NO_ROOM)
     assert len(w.problems()) == LIMIT
     assert "ns/p4 " not in " ".join(w.problems())
+    assert not [line for line in w.logged if line.startswith("resolved")], "they are still rejected"
+
+
+def test_one_that_is_forgotten_for_lack_of_room_is_no_problem_any_more() -> None:
+    w = Rejected()
+    w.rejections.rejected(pod("p0"), "c", NO_ROOM)
+    for number in range(LIMIT - 1):
+        w.rejections.rejected(pod(f"q{number}"), "c", NO_ROOM)
+    w.rejections.rejected(pod("p0"), "c", NO_ROOM)
+    assert len(w.problems()) == LIMIT
+    w.rejections.rejected(pod("last"), "c", NO_ROOM)
+    assert len(w.problems()) == LIMIT
+    assert "ns/q0 " not in " ".join(w.problems())
+    assert "ns/p0 " in " ".join(w.problems())
 
 
 def test_a_container_that_is_created_after_all_is_not_rejected(live: Any) -> None:

@@ -18,7 +18,9 @@ from proxy.executor.be.suppression import Suppression
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
+from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
+from tests.testkit.changed_copy import changed_copy
 
 S = 1_000_000_000
 BE_GROUP = "kubepods/besteffort"
@@ -571,6 +573,8 @@ def test_problems_are_worded_for_users(live: Any) -> None:
         )
         assert "65 % of 16 are 10.4, other pods use 8.0" in said
         assert suppression_note(bed.it.known, bed.it.settings, state, state.containers[ls]) == ""
+        observed = changed_copy(state, mode=NodeMode.OBSERVE)
+        assert suppression_note(bed.it.known, bed.it.settings, observed, state.containers[be]) == ""
         change = bed.page["last_change"]
         assert (change["before"], change["after"]) == ("CPUs 0-15", f"CPUs {bed.be}")
         assert w.executor.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1

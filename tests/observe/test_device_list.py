@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from proxy.model.idset import Mask
 from proxy.observe.device_list import DeviceList
 from proxy.topology.build import described
@@ -91,6 +93,11 @@ def test_ids_of_plugins_lead_to_pci_functions() -> None:
     assert gpu["health"] == "healthy"
     assert (vf["containers"], vf["containersKnown"], vf["health"]) == ([], True, "healthy")
     assert (fuse["kind"], fuse["numa"], fuse["l3"], fuse["pci"]) == (None, None, None, [])
+
+
+@pytest.mark.parametrize(("numa", "shown"), [([Mask.LIMIT - 1], [Mask.LIMIT - 1]), ([Mask.LIMIT, 1], [1])])
+def test_a_node_that_no_machine_can_have_is_left_out(numa: list[int], shown: list[int]) -> None:
+    assert listed({"allocatable": [plug("x/npu", "n", numa)]})["x/npu=n"]["numa"] == shown
 
 
 def test_what_kubelet_says_of_nodes_counts_only_where_sysfs_says_nothing() -> None:

@@ -57,9 +57,12 @@ class ClientWatch:
             await self.look()
             await asyncio.sleep(PERIOD_S)
 
+    def _lacks_client(self) -> bool:
+        return not self._front.connections and self._pods() > 0
+
     async def look(self) -> None:
         """Report where there has been no client for too long, and the end of that."""
-        if self._front.connections or not self._pods():
+        if not self._lacks_client():
             self._since = None
             if self._reported:
                 self._reported = False
@@ -70,6 +73,8 @@ class ClientWatch:
             self._since = now
         if now - self._since >= AFTER_S and not self._reported:
             others = await asyncio.to_thread(self._others)
+            if not self._lacks_client():
+                return  # one has connected meanwhile
             named = [f"{path} names {endpoint}" for path, endpoint in others]
             self._reported = True
             self._telemetry.problem(NO_CLIENT, reason="; ".join(named) or LIKELY)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from proxy.executor.context import NodeContext
     from proxy.frontends.podresources.server import KubeletAnswers
 
+CANNOT_SERVE: Final = "cannot serve the pod-resources API"
 RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the socket is tried again: its current user may be stopping."""
 DIRECTORY_MODE: Final = 0o750
@@ -46,9 +47,10 @@ class PodResourcesService:
         while True:
             try:
                 await asyncio.to_thread(self._open)
+                telemetry.resolved(CANNOT_SERVE, path=self._path)
                 return telemetry.event("serving the pod-resources API", path=self._path)
             except TopoproxyError as error:
-                telemetry.problem("cannot serve the pod-resources API", path=self._path, err=error)
+                telemetry.problem(CANNOT_SERVE, path=self._path, err=error)
             await asyncio.sleep(pauses.next())
 
     def _open(self) -> None:

@@ -25,6 +25,11 @@ class Watched:
             self.front, self.telemetry, lambda: self.pods, lambda: self.others, lambda: self.now
         )
 
+    def connecting(self) -> list[tuple[Path, str]]:
+        """Let a client connect while the files are read."""
+        self.front.connections = 1
+        return []
+
     def after(self, seconds: float) -> list[str]:
         """Look after some seconds; return the problems."""
         self.now += seconds
@@ -55,6 +60,16 @@ def test_the_files_that_lead_kubelet_elsewhere_are_named() -> None:
     w.after(0)
     (problem,) = w.after(AFTER_S)
     assert "/k/kubeadm-flags.env names unix:///run/containerd/containerd.sock" in problem
+
+
+def test_a_client_that_connects_while_the_files_are_read_is_no_problem() -> None:
+    w = Watched()
+    w.watch = ClientWatch(w.front, w.telemetry, lambda: 1, w.connecting, lambda: w.now)
+    w.after(0)
+    assert w.after(AFTER_S) == []
+    assert w.said == []
+    w.front.connections = 0
+    assert w.after(5) == w.after(AFTER_S - 1) == []
 
 
 def test_a_node_without_pods_needs_no_client() -> None:

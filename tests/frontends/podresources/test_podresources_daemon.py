@@ -295,10 +295,12 @@ def test_a_socket_of_another_process_is_left_alone_and_reported(node: DaemonNode
 
         await until(lambda: any("cannot serve the pod-resources API" in what for what in problems()))
         assert any("another process answers there" in what for what in problems())
+        assert socket.exists()
+        await asyncio.to_thread(kubelet.server.stop(None).wait)
+        socket.unlink(missing_ok=True)
+        await until(lambda: not any("cannot serve the pod-resources API" in what for what in problems()))
 
     run(daemon, scenario)
-    assert socket.exists()
-    kubelet.server.stop(None).wait()
 
 
 def test_without_it_nothing_of_it_is_imported(node: DaemonNode) -> None:
