@@ -41,7 +41,7 @@ class Node(DaemonNode):
         return self.root / path
 
     def rest(self) -> CpuSet:
-        """What is left to everybody else."""
+        """What is left to all other containers."""
         return CpuSet.parse((self.root / "cpuset.cpus.effective").read_text())
 
 

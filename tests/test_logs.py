@@ -215,7 +215,7 @@ def test_a_log_of_its_own_outlives_the_stream(log: Log, tmp_path: Path) -> None:
     assert own.fileno() != number
     stream.close()
     with (tmp_path / "other").open("w") as other:
-        assert other.fileno() == number, "somebody else has its number"
+        assert other.fileno() == number, "another file has its number"
         log.info("after")
     os.close(own.fileno())
     assert [line.split()[-1] for line in (tmp_path / "log").read_text().splitlines()] == ["before", "after"]

@@ -11,7 +11,7 @@ from proxy.config.load import parse
 from proxy.hooks_setup import Hooking
 
 
-class Told(Hooking):
+class ReportedHooking(Hooking):
     """A daemon's hooks, of which only the page counts."""
 
     def __init__(self, page: dict[str, object]) -> None:
@@ -41,11 +41,11 @@ def test_the_status_has_the_routes_content_or_nothing() -> None:
     reported: dict[str, Any] = {
         "hooks": [{"name": "10-a", "state": "running", "calls": 1, "breaker_open": False}]
     }
-    having = pages(hooking=Told(reported))
+    having = pages(hooking=ReportedHooking(reported))
     assert having.status()["hooks"] == reported
     assert having.hooks() == {"schema": "topoproxy-hooks-list/1", **reported}
     assert 'topoproxy_hook_calls_total{hook="10-a"} 1\n' in having.metrics()
-    empty = pages(hooking=Told({}))
+    empty = pages(hooking=ReportedHooking({}))
     assert "hooks" not in empty.status()
     assert empty.hooks()["hooks"] == [], "a caller can distinguish that from another program's answer"
     assert "topoproxy_hook" not in empty.metrics()

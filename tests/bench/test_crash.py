@@ -39,9 +39,9 @@ def test_a_kubelet_that_reconciles() -> None:
     import reconcile_figures
 
     rows, _ = reconcile_figures.measure(2)
-    everybody, changed, nobody = rows
+    every, changed, none = rows
     assert [row[1] for row in rows] == ["300", "300", "0"]
-    assert everybody[-1] == changed[-1] == "0", "what holds is not written"
+    assert every[-1] == changed[-1] == "0", "what holds is not written"
     assert nobody[0].startswith("nobody calls")
 
 

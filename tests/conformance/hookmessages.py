@@ -84,7 +84,7 @@ def _request_of(resources: cri.LinuxContainerResources) -> Request:
     return decode.request_of(cri.ResourceFacts.FromString(resources.SerializeToString()))
 
 
-def told_container(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, ContainerFacts]:
+def facts_of_entry(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, ContainerFacts]:
     """Make facts of a container from the request that a server got."""
     view = container_reply(entry)
     return view.pod(_pod_of_entry(entry)), view.container()

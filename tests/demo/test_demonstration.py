@@ -128,7 +128,7 @@ def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
 def test_without_the_proxy_it_fails(cgroups, runtime, client, seen, words):
     show = unplaced(cgroups, runtime, client, seen=seen)
     first, second, *_ = Scenario(show).steps()
-    show.perform(first)  # all CPUs for everybody is what a runtime does by itself
+    show.perform(first)  # all CPUs for every container is what a runtime does by itself
     with pytest.raises(DemoError, match=words):
         show.perform(second)
 

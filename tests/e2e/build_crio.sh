@@ -28,7 +28,7 @@ if ! ready; then
     done
     mkdir -p "$folder" || give_up "no folder $folder"
     exec 9>"$folder/lock"
-    flock -w "$limit" 9 || give_up "somebody else is still building in $folder"
+    flock -w "$limit" 9 || give_up "another build is still running in $folder"
 fi
 if ! ready; then
     # The module is built where Go keeps it: nothing of it is copied, and its own go.sum decides what goes in.

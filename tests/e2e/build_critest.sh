@@ -25,7 +25,7 @@ if ! ready; then
     command -v go >/dev/null 2>&1 || give_up "there is no Go compiler"
     mkdir -p "$folder" || give_up "no folder $folder"
     exec 9>"$folder/lock"
-    flock -w "$limit" 9 || give_up "somebody else is still building in $folder"
+    flock -w "$limit" 9 || give_up "another build is still running in $folder"
 fi
 if ! ready; then
     # The module is built where Go keeps it: nothing of it is copied, and its own go.sum decides what goes in.

@@ -7,7 +7,7 @@
 # As root on Debian (or a system with apt) the missing packages are installed; where all are there, nothing is
 # touched and no network is used. Elsewhere the reason is printed and the exit status is 0 all the same: the
 # end-to-end tests then skip themselves with the same reason. Time is bounded by TOPOPROXY_APT_LIMIT (seconds).
-# TOPOPROXY_INSTALL=no: only what is missing is said, as who has tried once need not try again.
+# TOPOPROXY_INSTALL=no: only name what is missing, because an earlier run has already tried to install it.
 set -u
 
 packages="containerd runc busybox-static containernetworking-plugins iproute2 iptables socat util-linux"

@@ -91,9 +91,9 @@ def test_what_an_earlier_request_made_starts_with_todays_cpus(
     """The client of a create gives up, CPUs get an owner, and the create is tried again."""
     node = calm_node
     pod = node.pod("ls")
-    script = "grep Cpus_allowed_list /proc/self/status >/told/first; exec sleep 3600"
+    script = "grep Cpus_allowed_list /proc/self/status >/seen/first; exec sleep 3600"
     request = node.cri.create_request(
-        pod, command=["sh", "-c", script], mounts={"/told": str(tmp_path)}, **KINDS["ls"].resources
+        pod, command=["sh", "-c", script], mounts={"/seen": str(tmp_path)}, **KINDS["ls"].resources
     )
     call = node.cri.method("CreateContainer")
     with bed.frozen():

@@ -38,7 +38,7 @@ def begin(node: Node) -> tuple[str, str]:
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     wait_for("the daemon to watch", lambda: drift(node)["watched"] == 2, LIMIT_S)
-    wait_for("the sharer to be told to the runtime", lambda: counter(node, "settled") > 0, LIMIT_S)
+    wait_for("the sharer to be updated at the runtime", lambda: counter(node, "settled") > 0, LIMIT_S)
     return sharer, owner
 
 
@@ -66,7 +66,7 @@ def test_a_direct_write_is_repaired(calm_node: Node) -> None:
     back(sharer, REST, "a sharer's set")
     write(owner, ALL)
     back(owner, LAST, "an owner's set")
-    wait_for("both to be told", lambda: sum(drift(node)["by"].values()) == 2, LIMIT_S)
+    wait_for("both to be reported", lambda: sum(drift(node)["by"].values()) == 2, LIMIT_S)
     log = node.daemon.log.read_text()
     assert f"cpus={REST} found={ALL}" in log
     assert f"cpus={LAST} found={ALL}" in log
@@ -80,8 +80,8 @@ def test_an_update_behind_our_back_is_repaired_also_at_the_runtime(bed: Bed, cal
     with bed.client() as behind:
         behind.update(sharer, cpuset_cpus=str(ALL))
     back(sharer, REST, "an update at the runtime's own socket")
-    wait_for("it to be told", lambda: drift(node)["by"]["runc"] == 1, LIMIT_S)
-    wait_for("the runtime to be told", lambda: counter(node, "settled") > settled, LIMIT_S)
+    wait_for("it to be reported", lambda: drift(node)["by"]["runc"] == 1, LIMIT_S)
+    wait_for("the runtime to be updated", lambda: counter(node, "settled") > settled, LIMIT_S)
     with bed.client() as behind:
         behind.update(sharer, cpu_shares=300)  # brings what the runtime has saved
     assert cpuset_of(sharer).cpus == REST

@@ -461,7 +461,7 @@ def may_be_placed(node: Node, pod: str, kind: str) -> bool:
 
 @pytest.mark.timeout(400)
 def test_two_hundred_rounds(node: Node) -> None:
-    """Random creates and removals; after each one everybody is where our own account says."""
+    """Random creates and removals; after each one every container is on the CPUs of our own account."""
     dice = random.Random(20)
     pods = {kind: node.pod(kind, LAST if what.pool == "named" else None) for kind, what in KINDS.items()}
     counts = {"placed": 0, "refused": 0, "removed": 0}

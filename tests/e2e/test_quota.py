@@ -126,7 +126,7 @@ def test_a_killed_daemon_knows_what_was_there(make: Callable[..., Pods]) -> None
     daemon.start()
     wait_for("both to go again", lambda: (quota(path), quota(group(owner))) == (-1, -1))
     # What the runtime has saved agrees: an update of anything else does not bring it back.
-    wait_for("the runtime to be told", lambda: daemon.status()["counters"].get("settled", 0) > 0)
+    wait_for("the runtime to be updated", lambda: daemon.status()["counters"].get("settled", 0) > 0)
     with pods.node.bed.client() as direct:
         direct.update(owner, cpu_shares=512)
     assert quota(group(owner)) == -1
@@ -152,7 +152,7 @@ def test_a_second_container_brings_quotas_back_where_that_is_set(make: Callable[
     second = pods.node.run(pod, "second", cpu_quota=40_000)
     assert quota(group(second)) == 40_000
     wait_for("quotas to be back", lambda: (quota(path), quota(group(first))) == (POD_QUOTA, 60_000))
-    wait_for("the runtime to be told", lambda: pods.node.daemon.status()["quotas"] == [])
+    wait_for("the runtime to be updated", lambda: pods.node.daemon.status()["quotas"] == [])
     pods.node.cri.update(first, cpu_shares=512)
     assert quota(group(first)) == 60_000
     pods.node.remove(second)

@@ -79,7 +79,7 @@ class Story:
         wait_for("the ledger", lambda: f"c/{self.unborn}" in ledger.read_text())
 
     def check(self) -> None:
-        """Everybody is as he would be without us."""
+        """Every container is as it would be without us."""
         direct, made = self.direct, {}
         for kind, parent, resources in (
             ("owner", "/kubepods", LIMITED),

@@ -78,7 +78,7 @@ def main() -> None:
     found = bed.daemon.status()["kubelet"]
     assert found["sources"]["policy"] == "kubelet's configz", found
     assert (found["reservedSystemCPUs"], found["default"]) == ("0-1", str(ALL - one.cpus)), found
-    wait("everybody to be at rest", lambda: bed.place("part/main").cpus == ALL - one.cpus)
+    wait("all containers to be at rest", lambda: bed.place("part/main").cpus == ALL - one.cpus)
     time.sleep(2 * RECONCILE_S)
     nothing_moves(bed, "pinned and shared")
 
@@ -118,7 +118,7 @@ def main() -> None:
     assert str(bed.place("lse/main").cpus) == "20-21"
     assert bed.place("part/main").cpus.isdisjoint(lse.cpus)
     reported = [p["what"] for p in bed.daemon.status()["problems"]]
-    step(f"kubelet named {named}; it has {many.cpus}; told: {'; '.join(reported)}")
+    step(f"kubelet named {named}; it has {many.cpus}; reported: {'; '.join(reported)}")
     if not named.isdisjoint(lse.cpus):
         assert any("belong to default/lse-bed/main" in words for words in reported), reported
     assert bed.daemon.status()["violations"] == []

@@ -84,7 +84,7 @@ def busy(node: Node, kind: str, name: str) -> None:
 
 
 def cpu_goes(node: Node, daemon: Daemon) -> None:
-    """A CPU of an owner that was given his here, and one that all share, under load."""
+    """A CPU of an owner whose CPUs were chosen here, and one that all share, under load."""
     before = node.snapshot()
     own, lse = before["whole"].cpus, before["lse"].cpus | before["odd"].cpus
     rest = ALL - own - lse
@@ -107,7 +107,7 @@ def cpu_goes(node: Node, daemon: Daemon) -> None:
     assert short(daemon)["whole"]["instead"] == str(other), daemon.status()["short"]
     reported = daemon.explain("whole")
     assert f"its CPU {lost} is offline: it runs on {now}, with CPU {other} in its place" in reported, reported
-    step(f"the owner has {now}, CPU {other} in place of {lost}, and it is told")
+    step(f"the owner has {now}, CPU {other} in place of {lost}, and it is reported")
     for cpu in gone:
         (CPUS / f"cpu{cpu}/online").write_text("1")
     settled(node, "they came back", lambda: before.items() <= node.snapshot().items())
@@ -137,7 +137,7 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
     assert set(short(daemon)) == {"whole", "lse", "odd"}, daemon.status()["short"]
     assert as_program(node, "odd")[0] == here() - lse - now, "a container without CPUs of its own shares"
     assert as_program(node, "lse")[0] == lse & here()
-    step(f"whole has {now}, LSE {lse & here()} of {lse}, and whoever lost all shares")
+    step(f"whole has {now}, LSE {lse & here()} of {lse}, and the owner that lost all shares")
     one = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024}
     calm(node, "whole", "late", **one)
     late = node.place("late").cpus

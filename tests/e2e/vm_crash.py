@@ -124,7 +124,7 @@ class World:
         assert str(OWN) in str(row), row
 
     def free(self) -> None:
-        """The owner goes, and its CPUs are everybody's."""
+        """The owner ends, and all containers may use its CPUs."""
         self.node.cri.stop(self.node.ids.pop("lse"))
         self.node.check(OTHERS, ALL, limit=LONG_S)
         assert self.daemon.status()["exclusive"] == []
@@ -192,9 +192,9 @@ def around_a_start(world: World, watch: Watch) -> None:
 
 def in_an_update(world: World) -> None:
     """Killed while an update is under way, which names all CPUs."""
-    node, everybody = world.node, str(ALL)
+    node, all_cpus = world.node, str(ALL)
     before = node.snapshot()
-    linux = {"cpuset_cpus": everybody, "cpu_shares": 512}
+    linux = {"cpuset_cpus": all_cpus, "cpu_shares": 512}
     world.killed_in(
         lambda: method(world, "UpdateContainerResources", container_id=node.ids["ls"], linux=linux), after(2)
     )

@@ -74,7 +74,7 @@ def behind_our_back(daemon: Daemon, node: Node) -> None:
         wait("the set to be back", lambda: node.place("ls").is_at(REST, None))
         step(f"right {time.monotonic() - begun:.1f} s after an update at the runtime's socket")
         if node.driver == "cgroupfs":  # under systemd a runc that sends wrong sets is sent none
-            wait("the runtime to be told", lambda: daemon.status()["counters"].get("settled", 0) > settled)
+            wait("the runtime to be updated", lambda: daemon.status()["counters"].get("settled", 0) > settled)
         behind.update(container, cpu_shares=300)  # brings what the runtime has saved
     node.check(("ls",), REST, limit=60)
     step(f"right after what the runtime has saved, too; so far written by {drift(daemon)['by']}")
@@ -107,7 +107,7 @@ def war(daemon: Daemon, node: Node) -> None:
     assert found["cpus"] == str(REST), found
     assert any("keeps writing the cpuset" in p["what"] for p in daemon.status()["problems"])
     node.check(("be",), REST, limit=60)
-    step(f"a busy writer is told as a problem; put back {times} times in some 10 s")
+    step(f"a busy writer is reported as a problem; put back {times} times in some 10 s")
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ MIB = 1 << 20
 HIGH, HIGHER = 48 * MIB, 64 * MIB
 HAS_US = 300_000
 SHIPPED = ("20-quota-off", "30-cpus-file", "50-crio-annotations")
-TOLD = Path("/run/topoproxy/hooks/cpus")
+WRITTEN = Path("/run/topoproxy/hooks/cpus")
 NEAR, FAR = node_cpus(0), node_cpus(1)
 OWN = CpuSet([*list(NEAR)[-2:], *list(FAR)[-2:]])
 """An owner's, on two nodes; a hook lets it use only those of the second."""
@@ -195,9 +195,9 @@ def owner_is_right(node: HookedNode) -> None:
 
 def owner_is_told(node: HookedNode) -> None:
     """The file that the owner reads says what it has, however often the pools change."""
-    (file,) = (TOLD / node.uids["db"]).glob("*/cpus")
+    (file,) = (WRITTEN / node.uids["db"]).glob("*/cpus")
     wanted = {f"EXCLUSIVE_CPUS={KEPT}", "SHARED_CPUS=", "MEMORY_NODES=1"}
-    wait("what the owner is told", lambda: wanted <= set(file.read_text().splitlines()))
+    wait("the owner's file to name its CPUs", lambda: wanted <= set(file.read_text().splitlines()))
 
 
 def interrupts_on(cpus: CpuSet) -> set[str]:
@@ -222,8 +222,8 @@ def others_are_changed(daemon: Daemon, node: HookedNode, top: Path) -> None:
     healthy(daemon)
 
 
-def everybody(daemon: Daemon, node: HookedNode) -> None:
-    """Everybody is as hooks want, at once and a while later."""
+def all_as_wanted(daemon: Daemon, node: HookedNode) -> None:
+    """All containers are as hooks want, at once and a while later."""
     end = time.monotonic() + 10
     while True:
         owner_is_right(node)
@@ -243,7 +243,7 @@ def lasts(daemon: Daemon, node: HookedNode, top: Path) -> None:
     """Neither a reload of systemd's nor a crash of the daemon changes anything."""
     if node.driver == "systemd":
         systemctl("daemon-reload")
-        everybody(daemon, node)
+        all_as_wanted(daemon, node)
         step(f"daemon-reload: all as before, but for the pod's quota, which is {quota(top)}")
         assert quota(node.group("db")) == -1
     daemon.kill9()
@@ -257,7 +257,7 @@ def lasts(daemon: Daemon, node: HookedNode, top: Path) -> None:
     node.refresh()
     in_use(daemon, "10-narrow", "11-knobs", *SHIPPED)
     wait("the comparison", lambda: bool(daemon.status()["ready"]))
-    everybody(daemon, node)
+    all_as_wanted(daemon, node)
     step("killed and started again: all as before")
 
 
@@ -349,7 +349,7 @@ def given_away(daemon: Daemon, node: HookedNode) -> None:
         assert node.place(name).effective == (ALL - OWN if name == "be-2" else OWN), node.place(name)
     node.check(("guest", "batch", "db-2"), OWN, limit=LONG_S)
     healthy(daemon)
-    step(f"a hook lets others run on {OWN}, which somebody owns")
+    step(f"a hook lets others run on {OWN}, which a container owns")
     if node.driver == "systemd":
         systemctl("daemon-reload")
         node.check(("guest", "batch", "db-2"), OWN, limit=LONG_S)

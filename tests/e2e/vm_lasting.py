@@ -94,7 +94,7 @@ def runc_is_put_right(daemon: Daemon, node: Node) -> None:
     problems = [p for p in map(str, status["problems"]) if "sends wrong CPUs to systemd" in p]
     assert repaired >= 3, (before, status["counters"])
     assert len(problems) == 1, status["problems"]
-    step(f"{repaired} updates came with reversed sets: units are right, and it is told once")
+    step(f"{repaired} updates came with reversed sets: units are right, and it is reported once")
 
 
 def others_are_put_right(node: Node) -> None:
@@ -104,7 +104,7 @@ def others_are_put_right(node: Node) -> None:
     wait("the file to be put back", lambda: place_in(directory).cpus == REST)
     took = time.monotonic() - begin
     lasts(node, "ls", REST)
-    step(f"somebody set AllowedCPUs of a container: put back {took:.1f} s after he began")
+    step(f"AllowedCPUs of a container was set from outside: put back {took:.1f} s after that began")
 
 
 def reload_is_repaired(daemon: Daemon, node: Node) -> None:
@@ -154,7 +154,7 @@ def main() -> None:
     nobody_moves(node, "a change of another property", *weight)
     runc_is_put_right(daemon, node)
     nobody_moves(node, "daemon-reload after runc's updates", "daemon-reload")
-    wait("both reloads to be told", lambda: daemon.status()["counters"].get("systemd_reloads") == 2)
+    wait("both reloads to be counted", lambda: daemon.status()["counters"].get("systemd_reloads") == 2)
     node.run("ls", name="late")
     lasts(node, "late", REST)
     step("a container was started beside the owner")

@@ -52,7 +52,7 @@ def cannot(daemon: Daemon, node: Node) -> None:
     assert found["reason"] in daemon.ask("status").stdout
     assert node.place("lse").is_at(OWN, None)
     assert node.place("ls").effective == ALL - OWN
-    step("it is told once, and everybody is where he belongs")
+    step("it is reported once, and every container is where it belongs")
 
 
 def can(daemon: Daemon, node: Node) -> None:
@@ -60,7 +60,7 @@ def can(daemon: Daemon, node: Node) -> None:
     group, pod = node.group("lse"), node.group("lse").parent
     took = wait("the partition", lambda: kinds(group) == "isolated")
     step(f"CPUs {OWN} are isolated {took:.1f} s after the start")
-    wait("that to be told", lambda: row(daemon, "lse/main")["state"] == "isolated")
+    wait("that to be reported", lambda: row(daemon, "lse/main")["state"] == "isolated")
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.isolated")) == OWN
     rest = ALL - OWN
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == rest
@@ -79,7 +79,7 @@ def can(daemon: Daemon, node: Node) -> None:
     beside = next(path for path in pod.iterdir() if path.is_dir() and path != group)
     (beside / "cpuset.cpus").write_text(str(ALL))
     took = wait("the loss to be seen", lambda: daemon.status()["counters"].get("partitions_lost", 0) > 0)
-    step(f"somebody gave the sandbox all CPUs; seen after {took:.1f} s")
+    step(f"the sandbox was given all CPUs from outside; seen after {took:.1f} s")
     wait("it to be back", lambda: kinds(group) == "isolated")
     assert node.place("lse").effective == OWN
     step("it is back")
@@ -102,13 +102,13 @@ def can(daemon: Daemon, node: Node) -> None:
         client.stop(node.ids["lse"])
     took = wait("the CPUs to be back", lambda: place_in(node.group("ls")).effective == ALL)
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == ALL
-    step(f"the owner has ended: everybody has its CPUs after {took:.1f} s")
+    step(f"the owner has ended: all containers have its CPUs after {took:.1f} s")
     node.run("lse", OWN, "again")
     wait("a partition for the next owner", lambda: kinds(node.group("again")) == "root")
     done = daemon.ask("release", "--config", str(FOLDER / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert kinds(node.group("again")) == "member"
-    wait("everybody to have everything", lambda: node.place("ls").effective == ALL)
+    wait("all containers to have all CPUs", lambda: node.place("ls").effective == ALL)
     step("released: there is none any more")
 
 

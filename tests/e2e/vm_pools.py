@@ -216,7 +216,7 @@ def updates_and_crash(node: Node, daemon: Daemon) -> None:
     node.cri = Cri(SOCKET, "")
     node.cri.adopt(configs)
     took = wait("everything to be as before the crash", lambda: node.snapshot() == before)
-    step(f"killed, somebody meddled, started again: all as before after {took:.1f} s")
+    step(f"killed, cpusets changed from outside, started again: all as before after {took:.1f} s")
 
 
 def systemd_writes_back(node: Node) -> None:

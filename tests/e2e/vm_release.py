@@ -1,7 +1,7 @@
 """The story of leaving, and of memory nodes, in a virtual machine with several NUMA nodes.
 
 Memory of an owner is where it was decided; another program's write is seen and repaired as far as no memory
-moves; after a release everybody is as one that was never ours; undone, owners have their CPUs again.
+moves; after a release every container is as one that was never ours; undone, owners have their CPUs again.
 
 python3 vm_release.py cgroupfs|systemd
 """
@@ -52,15 +52,15 @@ def memory_nodes(node: Node, daemon: Daemon) -> None:
     if not is_v2():
         wait("its nodes to be repaired", lambda: mems(node) == Mask([FAR]))
         assert memory(daemon, "lse/main")["outside"] == 0
-        step("somebody bound it to node 0: no page moved, and it is bound as before")
+        step("it was bound to node 0 from outside: no page moved, and it is bound as before")
         return
 
     wait("its nodes to be given back", lambda: mems(node) == Mask([0, FAR]))
-    wait("that to be told", lambda: any("memory of nodes" in p["what"] for p in daemon.status()["problems"]))
+    wait("that to be reported", lambda: any("memory of nodes" in p["what"] for p in daemon.status()["problems"]))
     (reported,) = (p["what"] for p in daemon.status()["problems"] if "memory of nodes" in p["what"])
     there = memory(daemon, "lse/main")["outside"]
     assert there > SIZE_MIB * MIB / 2, memory(daemon, "lse/main")
-    step(f"somebody bound it to node 0: {reported}")
+    step(f"it was bound to node 0 from outside: {reported}")
     node.cri.update(node.ids["lse"], cpu_shares=512)
     assert mems(node) == Mask([0, FAR])
     assert memory(daemon, "lse/main")["outside"] >= there / 2
@@ -74,7 +74,7 @@ def spec(direct: Cri, container: str) -> str:
 
 
 def released(node: Node, daemon: Daemon, top: Any) -> None:
-    """The command, and everybody beside one that was made at the runtime itself."""
+    """The command, and every container beside one that was made at the runtime itself."""
     done = daemon.ask("release", "--config", str(FOLDER / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     step(done.stdout.splitlines()[0])
@@ -105,7 +105,7 @@ def released(node: Node, daemon: Daemon, top: Any) -> None:
             subprocess.run(["systemctl", "daemon-reload"], check=True)
         for kind in ("lse", "ls", "be", "burstable", "whole"):
             assert node.place(kind).effective == ALL, (kind, node.place(kind))
-        step("everybody has what one has that was never ours, and it lasts")
+        step("every container has what one has that was never ours, and it lasts")
 
 
 def main() -> None:

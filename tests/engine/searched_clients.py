@@ -155,7 +155,7 @@ def lost(node: SearchedNode, pod: str) -> None:
 
 
 def late(node: SearchedNode) -> None:
-    """What nobody waits for any more happens."""
+    """Finish what no client waits for any more."""
     first, node.ghosts = node.ghosts[0], node.ghosts[1:]
     if isinstance(first, ClientCall):
         after = run(node, first)

@@ -42,8 +42,8 @@ def ask(
 
 
 def pod(uid: str, *asks: ContainerResources, **more: object) -> Pod:
-    told = PodRequests("as kubelet has it", asks) if asks else None
-    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=told, source="told"), **more)
+    asked = PodRequests("as kubelet has it", asks) if asks else None
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=asked, source="kubelet"), **more)
 
 
 def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
@@ -126,7 +126,7 @@ def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: Topology
         state = plan.state
     assert state.memory == got.state.memory, "the pod's memory is used together"
     plan = place(state, got.pod, "z", 0, whole(1), "z")
-    assert plan.container is not None, "more than the sum told: somewhere else, under the pod's hint"
+    assert plan.container is not None, "more than the sum: somewhere else, under the pod's hint"
     assert plan.container.placement.exclusive.isdisjoint(aside.cpus)
 
 

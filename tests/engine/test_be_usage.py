@@ -14,7 +14,7 @@ CPUS = 16
 
 def reading(at: float, node: float, **groups: dict[str, float]) -> UsageReading:
     """Seconds in, nanoseconds out."""
-    each = {key: {path: int(used * S) for path, used in told.items()} for key, told in groups.items()}
+    each = {key: {path: int(used * S) for path, used in usage.items()} for key, usage in groups.items()}
     return UsageReading(int(at * S), int(node * S), each)
 
 
@@ -38,7 +38,7 @@ def test_groups_of_one_pod_count_together() -> None:
     ("before", "now", "used"),
     [
         pytest.param({}, 3, 3.0, id="came since"),
-        pytest.param({"x": 50}, 3, 3.0, id="removed and made anew"),
+        pytest.param({"x": 50}, 3, 3.0, id="removed and made again"),
         pytest.param({}, 400, None, id="older than what we know of it"),
         pytest.param({"x": 900}, 400, None, id="backwards, and more than the machine could do"),
     ],
@@ -100,12 +100,12 @@ def test_usage_is_never_negative_or_above_the_machines(
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0, CPUS)), min_size=1, max_size=20))
 def test_rates_add_up_to_the_counter(steps: list[tuple[int, float]]) -> None:
-    at, used, told = 0, 0, 0.0
+    at, used, total = 0, 0, 0.0
     last = UsageReading(0, 0, {"a": {"x": 0}})
     for tenths, rate in steps:
         elapsed = tenths * S // 10
         at, used = at + elapsed, used + int(rate * elapsed)
         now = UsageReading(at, used, {"a": {"x": used}})
-        told += between(last, now).groups["a"] * elapsed
+        total += between(last, now).groups["a"] * elapsed
         last = now
-    assert told == pytest.approx(used, rel=1e-6, abs=100)
+    assert total == pytest.approx(used, rel=1e-6, abs=100)

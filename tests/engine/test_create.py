@@ -291,7 +291,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
                 continue
             state = state.changed(drop=[keys[step % len(keys)]])
             lost = [k for k in moves(before, state)[0] if not state.containers[k].placement.narrow]
-            assert lost == [], "nobody loses CPUs, but who comes back to those he is bound to"
+            assert lost == [], "no container loses CPUs, except one that returns to those it is bound to"
         else:
             the_pod, request, name = step
             plan = place(state, the_pod, name, 0, request, f"k{number}")
@@ -345,7 +345,7 @@ def test_cpus_that_are_strictly_reserved_do_not_count_as_shared() -> None:
     state = strict("0,8")
     assert state.pools.shared == state.pools.be == CpuSet.parse("1-7,9-15")
     ls = put(state, pod("ls", QosClass.LS, cpus="1-7,9-15"))
-    assert ls.container is not None, "who may share is not refused"
+    assert ls.container is not None, "a container that may share is not refused"
     assert (ls.container.placement.pool, ls.problem) == (Pool.SHARED, "the shared pool would be left empty")
     assert put(state, pod("l", QosClass.LSR, cpus="1-7,9-15")).verdict.reason == "SharedPoolExhausted"
     assert put(state, pod("l", QosClass.LSR, cpus="2-7,9-15")).verdict.admitted

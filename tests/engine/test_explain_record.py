@@ -22,7 +22,7 @@ MACHINE = described(2, 1, 4, 2)
 POD = Pod("s", "u", "ns", "p")
 EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.RESTRICTED))
 CRI = "the CRI request"
-TOLD = changed_copy(
+POD_FACTS = changed_copy(
     POD,
     source="kubelet's /pods",
     asks=PodRequests(
@@ -92,20 +92,20 @@ def test_facts_of_the_cri(request_: Request, expected: list[Fact]) -> None:
 
 def test_facts_of_kubelet_replace_those_of_the_cri() -> None:
     request, source = Request(2048, 200_000, 100_000, GIB), "kubelet's /pods"
-    assert facts(TOLD, "i", request) == [
+    assert facts(POD_FACTS, "i", request) == [
         Fact("kind of container", "init", source),
         Fact("cpu request", "1500m", source),
         Fact("memory request", "1Gi", source),
         Fact("cpu limit", "2 CPUs", source),
         Fact("hugepages-2Mi limit", "4Mi", source),
     ]
-    assert facts(TOLD, "c", request) == [
+    assert facts(POD_FACTS, "c", request) == [
         Fact("kind of container", "app", source),
         Fact("memory request", "3Ki", source),
         Fact("vendor/gpu request", "2", source),
         Fact("memory limit", "1000", source),
     ]
-    assert facts(TOLD, "", request) == [Fact("containers", "i, c", source)]
+    assert facts(POD_FACTS, "", request) == [Fact("containers", "i, c", source)]
 
 
 def test_the_label_and_the_annotation_are_facts_too() -> None:

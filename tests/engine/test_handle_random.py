@@ -202,7 +202,7 @@ def test_what_must_be_true_is_true_after_each_event(seed: int) -> None:
             after.runtime.unsettled,
         )
         felt = [effect for effect in effects if isinstance(effect, Change)]
-        assert bool(felt) or (after.pools == before.pools), "a change of the pools that nobody is notified of"
+        assert bool(felt) or (after.pools == before.pools), "a change of the pools without a notification"
         assert after.runtime.changes.number >= before.runtime.changes.number
         life.state = after
 

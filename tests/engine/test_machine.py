@@ -248,7 +248,7 @@ class Life:
         del self.pods[uid]
         assert uid not in (self.state.memory.assignments if self.state.memory else {})
 
-    def is_made_anew(self, dice: random.Random) -> None:
+    def is_made_again(self, dice: random.Random) -> None:
         """The sandbox dies; kubelet makes another for the pod."""
         uid = dice.choice(sorted(self.pods))
         old = self.state.pods[f"s-{uid}"]
@@ -367,7 +367,7 @@ class Lives(Life, RuleBasedStateMachine):
     another = precondition(SOME)(rule(dice=DICE, run=st.just(True), fails=st.booleans())(Life.creates))
     end = precondition(SOME)(rule(dice=DICE)(Life.exits))
     going = precondition(SOME)(rule(dice=DICE, at_once=st.booleans())(Life.goes))
-    anew = precondition(SOME)(rule(dice=DICE)(Life.is_made_anew))
+    made_again = precondition(SOME)(rule(dice=DICE)(Life.is_made_again))
     change = rule(gone=st.sets(st.integers(0, 15), max_size=3))(Life.cpus_change)
     restart = rule(through_ledger=st.booleans())(Life.restarts)
     truth = invariant()(Life.consistent)
@@ -408,7 +408,7 @@ def step(life: Life, dice: random.Random) -> None:
     elif what < 0.87:
         life.goes(dice, at_once=dice.random() < 0.5)
     else:
-        life.is_made_anew(dice)
+        life.is_made_again(dice)
 
 
 @pytest.mark.parametrize("first", range(0, 240, 24))

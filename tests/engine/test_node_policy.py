@@ -30,7 +30,7 @@ def labels(**more: str) -> NodeMeta:
     return NodeMeta(labels={key.replace("_", "-"): text for key, text in more.items()})
 
 
-def told(meta: NodeMeta | None = None, kubelet: CpuManager | None = None, **rules: object) -> NodePolicy:
+def policy_of(meta: NodeMeta | None = None, kubelet: CpuManager | None = None, **rules: object) -> NodePolicy:
     node = changed_copy(NODE, **rules)  # type: ignore[arg-type]
     return read_node_policy(node, node.machine, meta, kubelet)
 
@@ -41,14 +41,14 @@ def static(**options: str) -> CpuManager:
 
 
 def test_no_source_sets_a_value() -> None:
-    found = told()
+    found = policy_of()
     assert {value.source for value in found.named().values()} == {"default"}
     assert not any(value.problem for value in found.named().values())
     assert found.on(NODE) == NODE
 
 
 def test_the_configuration_alone() -> None:
-    found = told(
+    found = policy_of(
         bind=SPREAD,
         strategy=NumaStrategy.LEAST_ALLOCATED,
         policy=TopologyPolicy.RESTRICTED,
@@ -98,7 +98,7 @@ def test_bind_policy(
     value: NodeBindPolicy,
     source: str,
 ) -> None:
-    found = told(NodeMeta(labels=said), kubelet, bind=configured).bind
+    found = policy_of(NodeMeta(labels=said), kubelet, bind=configured).bind
     assert found.value is value
     assert found.source.startswith(source)
     if said.get(BIND) == "Full":
@@ -111,52 +111,52 @@ def test_numa_strategy() -> None:
     key = node_keys.NUMA_STRATEGY[0]
     evenly = static(distribute_cpus_across_numa="true")
     configured = NumaStrategy.MOST_ALLOCATED
-    found = told(NodeMeta(labels={key: "LeastAllocated"}), evenly, strategy=configured).strategy
+    found = policy_of(NodeMeta(labels={key: "LeastAllocated"}), evenly, strategy=configured).strategy
     assert (found.value, found.source) == (NumaStrategy.LEAST_ALLOCATED, f"label {key} of the Node object")
-    assert told(None, evenly, strategy=configured).strategy.value is configured
-    found = told(None, evenly).strategy
+    assert policy_of(None, evenly, strategy=configured).strategy.value is configured
+    found = policy_of(None, evenly).strategy
     assert found.value is NumaStrategy.DISTRIBUTE_EVENLY
     assert found.source == "kubelet's distribute-cpus-across-numa (configz)"
-    found = told(NodeMeta(labels={key: "Most"}), None, strategy=configured).strategy
+    found = policy_of(NodeMeta(labels={key: "Most"}), None, strategy=configured).strategy
     assert found.value is configured
     assert "is not one of MostAllocated" in found.problem
 
 
 def test_topology_policy_and_its_scope() -> None:
     kubelet = CpuManager(topology_policy="restricted", topology_scope="pod", sources=CONFIGZ)
-    found = told(NodeMeta(labels={DOCUMENTS_POLICY: "SingleNUMANode"}), kubelet)
+    found = policy_of(NodeMeta(labels={DOCUMENTS_POLICY: "SingleNUMANode"}), kubelet)
     assert (found.policy.value, found.scope.value) == (TopologyPolicy.SINGLE_NUMA_NODE, Scope.CONTAINER)
     assert found.policy.source == f"label {DOCUMENTS_POLICY} of the Node object"
-    found = told(NodeMeta(labels={POLICY: "BestEffort"}), kubelet, scope=Scope.POD)
+    found = policy_of(NodeMeta(labels={POLICY: "BestEffort"}), kubelet, scope=Scope.POD)
     assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.POD), (
         "our scope is kept"
     )
-    found = told(None, kubelet, policy=TopologyPolicy.BEST_EFFORT)
+    found = policy_of(None, kubelet, policy=TopologyPolicy.BEST_EFFORT)
     assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.CONTAINER), (
         "ours goes first"
     )
-    found = told(None, kubelet)
+    found = policy_of(None, kubelet)
     assert (found.policy.value, found.scope.value) == (TopologyPolicy.RESTRICTED, Scope.POD)
     assert found.policy.source == "kubelet's topologyManagerPolicy (configz)"
     for nothing in ("none", "", "strict"):
         silent = CpuManager(topology_policy=nothing, topology_scope="pod")
-        found = told(None, silent, policy=TopologyPolicy.BEST_EFFORT)
+        found = policy_of(None, silent, policy=TopologyPolicy.BEST_EFFORT)
         assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.CONTAINER)
-    found = told(NodeMeta(labels={POLICY: "None"}), kubelet, policy=TopologyPolicy.BEST_EFFORT)
+    found = policy_of(NodeMeta(labels={POLICY: "None"}), kubelet, policy=TopologyPolicy.BEST_EFFORT)
     assert found.policy.value is TopologyPolicy.NONE
 
 
 def test_cpus_reserved_by_kubelet_have_no_owner() -> None:
     kubelet = CpuManager("static", reserved=CpuSet((0, 1, 900)), sources={"reserved": "configz"})
-    found = told(None, kubelet)
+    found = policy_of(None, kubelet)
     assert (found.reserved.value, found.reserved.source) == (CpuSet((0, 1)), "kubelet's reserve (configz)")
     assert found.on(NODE).cpu.reserved == CpuSet((0, 1))
-    ours = told(None, kubelet, reserved=CpuSet((2,))).reserved
+    ours = policy_of(None, kubelet, reserved=CpuSet((2,))).reserved
     assert (ours.value, ours.source) == (
         CpuSet((2,)),
         "reservedSystemCPUs, or the amounts, of the configuration",
     )
-    assert told(None, CpuManager("none", reserved=CpuSet((0,)))).reserved.value == CpuSet()
+    assert policy_of(None, CpuManager("none", reserved=CpuSet((0,)))).reserved.value == CpuSet()
 
 
 def annotated(key: str, value: object) -> NodeMeta:
@@ -178,7 +178,7 @@ def annotated(key: str, value: object) -> NodeMeta:
     ],
 )
 def test_reservation(value: object, cpus: str, source: str, problem: str) -> None:
-    found = told(annotated(node_keys.RESERVATION, value), reservation=CpuSet((1,))).reservation
+    found = policy_of(annotated(node_keys.RESERVATION, value), reservation=CpuSet((1,))).reservation
     assert str(found.value) == cpus
     assert found.source.startswith(source)
     assert problem in found.problem
@@ -192,33 +192,37 @@ def test_a_reservation_by_number_stays_when_cpus_go_offline() -> None:
 
 
 def test_apply_policy() -> None:
-    found = told(annotated(node_keys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "ReservedCPUsOnly"}))
+    found = policy_of(
+        annotated(node_keys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "ReservedCPUsOnly"})
+    )
     assert found.apply_policy.value == "ReservedCPUsOnly"
-    found = told(annotated(node_keys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "Default"}))
+    found = policy_of(annotated(node_keys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "Default"}))
     assert found.apply_policy.source == f"annotation {node_keys.RESERVATION} of the Node object"
-    found = told(annotated(node_keys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "Never"}))
+    found = policy_of(annotated(node_keys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "Never"}))
     assert found.apply_policy.value == "Default"
     assert found.apply_policy.problem.endswith("'Never' is not one of Default, ReservedCPUsOnly")
     assert str(found.reservation.value) == "1"
 
 
 def test_cpus_of_class_system() -> None:
-    found = told(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5", "cpusetExclusive": False}))
+    found = policy_of(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5", "cpusetExclusive": False}))
     assert (str(found.system.value), found.system_alone.value) == ("4-5", False)
-    found = told(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5"}), system_alone=False)
+    found = policy_of(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5"}), system_alone=False)
     assert found.system_alone.value is True, "exclusive unless the annotation says otherwise"
-    found = told(annotated(node_keys.SYSTEM_QOS, {"cpuset": "40"}), system=CpuSet((2,)), system_alone=False)
+    found = policy_of(
+        annotated(node_keys.SYSTEM_QOS, {"cpuset": "40"}), system=CpuSet((2,)), system_alone=False
+    )
     assert (str(found.system.value), found.system_alone.value) == ("2", False)
     assert "there is no CPU 40" in found.system.problem
 
 
 def test_amplification_and_numa_reservation() -> None:
-    found = told(annotated(node_keys.AMPLIFICATION, {"cpu": 1.5}))
+    found = policy_of(annotated(node_keys.AMPLIFICATION, {"cpu": 1.5}))
     assert found.amplification.value == {"cpu": 1.5}
-    assert told(annotated(node_keys.AMPLIFICATION, "{")).amplification.problem
+    assert policy_of(annotated(node_keys.AMPLIFICATION, "{")).amplification.problem
     key = node_keys.NUMA_RESERVATION
-    assert told(NodeMeta(labels={key: "true"})).numa_reservation.value is True
-    wrong = told(NodeMeta(labels={key: "yes"})).numa_reservation
+    assert policy_of(NodeMeta(labels={key: "true"})).numa_reservation.value is True
+    wrong = policy_of(NodeMeta(labels={key: "yes"})).numa_reservation
     assert (wrong.value, wrong.source) == (False, "default")
     assert "'yes' is neither true nor false" in wrong.problem
 
@@ -226,11 +230,11 @@ def test_amplification_and_numa_reservation() -> None:
 def test_arm_cannot_spread() -> None:
     meta = NodeMeta(labels={BIND: "SpreadByPCPUs"})
     arm = changed_copy(MACHINE, extra={"arch": "aarch64"})
-    assert "aarch64" in told(meta, machine=arm).bind.problem
-    assert told(NodeMeta(labels={BIND: "FullPCPUsOnly"}), machine=arm).bind.problem == ""
+    assert "aarch64" in policy_of(meta, machine=arm).bind.problem
+    assert policy_of(NodeMeta(labels={BIND: "FullPCPUsOnly"}), machine=arm).bind.problem == ""
     single = described(1, 1, 4, 1)
     alone = changed_copy(single, extra={"arch": "aarch64"})
-    assert told(meta, machine=alone, topology=CpuTopology.of(alone)).bind.problem == ""
+    assert policy_of(meta, machine=alone, topology=CpuTopology.of(alone)).bind.problem == ""
 
 
 KEYS = st.sampled_from(
@@ -267,7 +271,7 @@ def test_garbage_gives_a_node_that_works(
     garbage: dict[str, str], more: dict[str, str], policy: str, scope: str
 ) -> None:
     kubelet = CpuManager(policy, {"full-pcpus-only": scope}, topology_policy=policy, topology_scope=scope)
-    found = told(NodeMeta(labels=garbage, annotations=more), kubelet)
+    found = policy_of(NodeMeta(labels=garbage, annotations=more), kubelet)
     node = found.on(NODE)
     assert node.reservation <= MACHINE.present
     assert node.system <= MACHINE.present

@@ -50,8 +50,8 @@ def rules(
     return read_node_policy(NODE, state.node.machine, meta, None)
 
 
-def enacted(state: NodeState, told: NodePolicy, options: TopologyOptions = CALM) -> AppliedPolicy:
-    return apply_node_policy(state, told, rules(state), options)
+def enacted(state: NodeState, policy: NodePolicy, options: TopologyOptions = CALM) -> AppliedPolicy:
+    return apply_node_policy(state, policy, rules(state), options)
 
 
 def test_pools_follow_and_owners_keep_what_they_have() -> None:
@@ -113,10 +113,10 @@ def test_of_two_values_the_possible_one_is_in_effect() -> None:
 def test_a_kubelet_reserve_that_empties_the_pool_is_not_followed() -> None:
     strict = changed_copy(NODE, options=CpuOptions(strict_cpu_reservation=True))
     state = there(container("a", "2,6"), container("b"), node=strict)
-    told = read_node_policy(
+    policy = read_node_policy(
         strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5,7"))
     )
-    done = enacted(state, told)
+    done = enacted(state, policy)
     assert done.state is state
     assert str(done.policy.reserved.value) == ""
     assert done.policy.reserved.problem == (
@@ -127,8 +127,8 @@ def test_a_kubelet_reserve_that_empties_the_pool_is_not_followed() -> None:
         strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5"))
     )
     assert str(apply_node_policy(state, less, done.policy, CALM).state.pools.shared) == "7"
-    owners_only = enacted(there(container("a", "2,6")), told)
-    assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "others may share what nobody owns"
+    owners_only = enacted(there(container("a", "2,6")), policy)
+    assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "others may share what has no owner"
 
 
 def test_cpus_may_change_from_one_to_the_other() -> None:
@@ -143,8 +143,8 @@ def test_cpus_may_change_from_one_to_the_other() -> None:
 def test_a_policy_that_cannot_be_here_is_refused() -> None:
     node = changed_copy(NODE, options=CpuOptions(align_by_socket=True))
     state = there(node=node)
-    told = rules(state, "0", labels={NUMA_POLICY[0]: "SingleNUMANode", BIND_POLICY[0]: "FullPCPUsOnly"})
-    done = enacted(state, told)
+    policy = rules(state, "0", labels={NUMA_POLICY[0]: "SingleNUMANode", BIND_POLICY[0]: "FullPCPUsOnly"})
+    done = enacted(state, policy)
     assert done.state.node.policy is TopologyPolicy.NONE
     assert "align-by-socket" in done.policy.policy.problem
     assert done.state.node.bind is NodeBindPolicy.FULL_PCPUS_ONLY, "the rest is in force"
@@ -158,8 +158,8 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
 def test_rules_that_no_policy_has_follow_too() -> None:
     state = there(container("a", "0,4"), container("b"))
     strict = changed_copy(NODE, options=CpuOptions(strict_cpu_reservation=True), keep_quota=KeepQuota.ALWAYS)
-    told = changed_copy(rules(state), reserved=PolicyValue(CpuSet.parse("2"), "a test"))
-    done = apply_node_policy(state, told, rules(state), CALM, strict)
+    policy = changed_copy(rules(state), reserved=PolicyValue(CpuSet.parse("2"), "a test"))
+    done = apply_node_policy(state, policy, rules(state), CALM, strict)
     assert str(done.state.pools.shared) == "1,3,5-7"
     assert str(done.state.owners["a/c"].cpus) == "0,4"
     assert (done.state.node.keep_quota, done.kept) == (KeepQuota.ALWAYS, ())

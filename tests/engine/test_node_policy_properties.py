@@ -67,25 +67,25 @@ def test_rules_that_change_break_no_promise(owned: set[int], said: list[tuple[No
     owners = [owner(i, cpu, QosClass.LSE if i % 2 else QosClass.LSR) for i, cpu in enumerate(sorted(owned))]
     there = [*owners, *(sharer(pool) for pool in (Pool.SHARED, Pool.BE, Pool.SYSTEM))]
     state = NodeState.of(NODE, [c.pod for c in there], there)
-    told = read_node_policy(NODE, MACHINE, None, None)
+    policy = read_node_policy(NODE, MACHINE, None, None)
     for meta, kubelet in said:
-        before = told
+        before = policy
         wanted = read_node_policy(NODE, MACHINE, meta, kubelet)
         done = apply_node_policy(state, wanted, before, TopologyOptions())
         again = apply_node_policy(done.state, wanted, done.policy, TopologyOptions())
         assert again.state is done.state, "what was decided stays decided"
-        state, told = done.state, done.policy
+        state, policy = done.state, done.policy
         assert state.pools.shared
         assert violations(state) == []
         assert {key: held.cpus for key, held in state.owners.items()} == {
             c.owner: c.placement.exclusive for c in owners
         }
         node = state.node
-        assert (node.reservation, node.system) == (told.reservation.value, told.system.value)
+        assert (node.reservation, node.system) == (policy.reservation.value, policy.system.value)
         kept = node.reservation | node.system if node.system_alone else node.reservation
         assert state.pools.shared.isdisjoint(kept)
         for new, wish, old in (
-            (told.reservation, wanted.reservation, before.reservation),
-            (told.system, wanted.system, before.system),
+            (policy.reservation, wanted.reservation, before.reservation),
+            (policy.system, wanted.system, before.system),
         ):
             assert new.value == wish.value or (new.value == old.value and new.problem)

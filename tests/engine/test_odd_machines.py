@@ -104,7 +104,7 @@ class Life:
             strategy=dice.choice(list(NumaStrategy)),
         )
         self.state = NodeState.empty(self.base)
-        self.told = read_node_policy(self.base, machine, None, None)
+        self.policy = read_node_policy(self.base, machine, None, None)
         self.serial = 0
 
     def counted(self) -> bool:
@@ -246,8 +246,8 @@ class Life:
         kubelets = CpuManager(pick(("static", "none")), reserved=CpuSet.parse(self.some()))
         meta = NodeMeta("n", labels=labels, annotations=some)
         new = read_node_policy(self.base, self.state.node.machine, meta, kubelets)
-        done = apply_node_policy(self.state, new, self.told, TopologyOptions())
-        self.state, self.told = done.state, done.policy
+        done = apply_node_policy(self.state, new, self.policy, TopologyOptions())
+        self.state, self.policy = done.state, done.policy
 
     def plug(self) -> None:
         """Other CPUs are offline than before."""

@@ -227,13 +227,18 @@ class Life:
     # -- kubelet ------------------------------------------------------------------------------------------
 
     def arrives(
-        self, label: str, parent: str, annotations: Mapping[str, str], amount: tuple[int, int], told: bool
+        self,
+        label: str,
+        parent: str,
+        annotations: Mapping[str, str],
+        amount: tuple[int, int],
+        with_request: bool,
     ) -> None:
         uid = f"u{next(self.serial)}"
         labels = {"koordinator.sh/qosClass": label} if label else {}
         pod = pod_facts(f"s-{uid}", uid, "ns", uid, 0, labels, annotations, f"{parent}/pod{uid}")
         before = self.state
-        got = admit(before, pod, request_of(amount) if told else Request())
+        got = admit(before, pod, request_of(amount) if with_request else Request())
         if not got.verdict.admitted:
             assert got.state is before
             assert got.explanation is not None
@@ -286,7 +291,7 @@ class Life:
         if fits:
             assert container is not None, "refused without need"
         if named is not None and pod.qos not in STRICT:
-            assert container is not None, "who is not strict runs on a pool"
+            assert container is not None, "a pod that is not strict runs on a pool"
         if container is None:
             return
         placement = container.placement
@@ -435,7 +440,7 @@ class Life:
             for name, cpus in names.items():
                 if (uid, name) not in there and uid not in ours:
                     left = cpus & account.online - taken
-                    assert not left or state.node.shareable <= taken | left, "kept free for nobody"
+                    assert not left or state.node.shareable <= taken | left, "kept free for no container"
 
 
 DICE = st.randoms(use_true_random=False)
@@ -480,7 +485,7 @@ class Lives(Life, RuleBasedStateMachine):
             parent=st.sampled_from(PARENTS),
             annotations=TEXTS,
             amount=st.sampled_from(AMOUNTS),
-            told=st.booleans(),
+            with_request=st.booleans(),
         )(Life.arrives)
     )
     odd_arrival = precondition(lambda self: len(self.amounts) < MOST)(
@@ -489,7 +494,7 @@ class Lives(Life, RuleBasedStateMachine):
             parent=st.sampled_from(PARENTS),
             annotations=st.builds(annotations_of, GARBAGE, GARBAGE, GARBAGE, st.tuples(GARBAGE, GARBAGE)),
             amount=st.sampled_from(AMOUNTS),
-            told=st.booleans(),
+            with_request=st.booleans(),
         )(Life.arrives)
     )
     creation = precondition(SOME)(
@@ -521,8 +526,8 @@ def step(life: Life, dice: random.Random) -> None:
     if what < 0.28 and len(life.amounts) < MOST:
         texts = (STATUSES, SPECS, NUMA_SPECS)
         annotations = annotations_of(*(dice.choice(one) for one in texts), dice.choice(VOLCANO))  # type: ignore[arg-type]
-        amount, told = dice.choice(AMOUNTS), dice.random() < 0.6
-        life.arrives(dice.choice(LABELS), dice.choice(PARENTS), annotations, amount, told)
+        amount, with_request = dice.choice(AMOUNTS), dice.random() < 0.6
+        life.arrives(dice.choice(LABELS), dice.choice(PARENTS), annotations, amount, with_request)
     elif what > 0.97:
         life.restarts()
     elif what > 0.94:

@@ -114,11 +114,11 @@ def test_what_a_pod_leaves_behind_has_the_runtimes_names(scope: Scope) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "refused", "placed", "told"),
+    ("scope", "refused", "placed", "explained"),
     [(Scope.CONTAINER, "c", ["i"], ["ns/p/i", "ns/p/c"]), (Scope.POD, "", [], ["ns/p"])],
 )
 def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
-    scope: Scope, refused: str, placed: list[str], told: list[str]
+    scope: Scope, refused: str, placed: list[str], explained: list[str]
 ) -> None:
     state = dry_run(node(scope=scope), arrival("x", ask("c", 2, 30))).state
     got = dry_run(
@@ -127,7 +127,7 @@ def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
     assert got.state is state
     assert not got.verdict.admitted
     assert (got.refused, [c.name for c in got.containers]) == (refused, placed)
-    assert [why.ref for why in got.explanations] == told
+    assert [why.ref for why in got.explanations] == explained
     assert got.explanations[-1].verdict == got.verdict
 
 

@@ -74,7 +74,7 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
         assert len(after.wanted(given_)) == len(short.own) - short.missing + len(cpus) or not cpus
         back = after.on(WHOLE)
         assert back.wanted(given_) == short.own
-        assert back.pools.shared.isdisjoint(cpus), "nobody else's until the owner has left them"
+        assert back.pools.shared.isdisjoint(cpus), "no other container's until the owner has left them"
 
 
 def test_near_ones_come_first() -> None:

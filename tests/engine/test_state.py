@@ -133,7 +133,7 @@ def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
     state = NodeState.of(node, (), [narrowed("s", "0-15", Pool.SYSTEM), sharing("y")])
     assert state.wanted(state.containers["s"]) == CpuSet.parse("0,8")
     assert state.wanted(state.containers["y"]) == CpuSet.parse("2-7,9-15")
-    assert node.cpu.reserved == CpuSet.parse("0-1,8"), "nobody is given what is kept"
+    assert node.cpu.reserved == CpuSet.parse("0-1,8"), "no container is given what is kept"
     open_to_all = NodeState.of(changed_copy(node, system_alone=False), (), [sharing("y")])
     assert open_to_all.pools.shared == CpuSet.parse("0,2-15")
     without = NodeState.of(NODE, (), [narrowed("s", "0-15", Pool.SYSTEM)])
@@ -181,7 +181,7 @@ def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
     state = NodeState.of(NODE, (), [x, y, z])
     fewer = state.under(without("0-1"))
     assert fewer.wanted(x) == fewer.pools.shared == CpuSet.parse("4-15")
-    assert moves(state, fewer) == (("x",), ()), "pools are as they were, and yet somebody moves"
+    assert moves(state, fewer) == (("x",), ()), "pools are as they were, and yet a container moves"
     late = owning("w", "d/c", "4")
     assert moves(fewer, fewer.changed(put=[late])) == (("x", "z"), ())
     assert moves(fewer, state) == (("x",), ())

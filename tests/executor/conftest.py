@@ -188,7 +188,7 @@ class PlayedRuntime:
         self.down = False
         self.update_error: Exception | None = None
         self.on_update: Callable[[str], None] | None = None
-        self.told: list[tuple[str, str, Limits]] = []
+        self.updates: list[tuple[str, str, Limits]] = []
 
     def _up(self) -> None:
         if self.down:
@@ -245,7 +245,7 @@ class PlayedRuntime:
         self._up()
         if self.update_error is not None:
             raise self.update_error
-        self.told.append((container_id, "" if cpus is None else str(cpus), limits))
+        self.updates.append((container_id, "" if cpus is None else str(cpus), limits))
         self.limit(container_id, limits.cpu_quota)
         if cpus is not None:
             self.specs[container_id] = str(cpus)
@@ -329,7 +329,7 @@ class World:
         static: bool = True,
         entries: Any = None,
         rules: Any = None,
-        told: Any = None,
+        sources: Any = None,
     ) -> None:
         self.log: list[str] = []
         self.logged: list[str] = []
@@ -343,7 +343,7 @@ class World:
         self.static = static
         self.rules = rules or {}
         """More of what a node is: policy, scope, options, memory."""
-        self.kubelet, self.hardware = told or (None, None)
+        self.kubelet, self.hardware = sources or (None, None)
         """Ports that report what the CRI does not carry."""
         self.serial = 0
         self.parents: dict[str, str] = {}
@@ -549,7 +549,7 @@ def live() -> Callable[..., None]:
         static: bool = True,
         entries: Any = None,
         rules: Any = None,
-        told: Any = None,
+        sources: Any = None,
         **options: Any,
     ) -> None:
         async def whole() -> None:
@@ -558,7 +558,7 @@ def live() -> Callable[..., None]:
                 static=static,
                 entries=entries,
                 rules=rules,
-                told=told,
+                sources=sources,
             )
             if synced:
                 await world.sync.once()

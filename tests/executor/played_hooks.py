@@ -41,7 +41,7 @@ class Hooks:
         self.hooked = Hooked(self.way)
         executor.store.subscribe(self.following)
         world.wire.hook(self.hooked)
-        self.told: list[Any] = []
+        self.notified: list[Any] = []
         self._hooks: list[Hook] = []
 
     def _resumed(self) -> None:
@@ -69,22 +69,22 @@ class Hooks:
     def listen(self, *points: str) -> None:
         """Have one more hook that only listens; all ``post`` points if none is named."""
         names = points or [name for name in POINTS if name.startswith("post")]
-        self.add("90-ear", **dict.fromkeys(names, self.told.append))
+        self.add("90-ear", **dict.fromkeys(names, self.notified.append))
 
     @property
     def heard(self) -> list[str]:
         """The points of the notifications, each with the container or sandbox that it is about."""
         return [
             f"{each.NAME} {each.container.id if hasattr(each, 'container') else each.pod.sandbox_id}"
-            for each in self.told
+            for each in self.notified
         ]
 
     async def hears(self, *expected: str) -> None:
         """Wait for these notifications since the last time, in this order for each container or sandbox."""
-        await self.world.until(lambda: len(self.told) >= len(expected))
+        await self.world.until(lambda: len(self.notified) >= len(expected))
         await self.world.quiet()
         assert sorted(self.heard, key=_who) == sorted(expected, key=_who)
-        self.told.clear()
+        self.notified.clear()
 
     def remembers(self) -> int:
         """How many pods, containers and requests are remembered."""

@@ -18,12 +18,12 @@ class PlayedWrites:
         self.flooded = False
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watched: set[str] = set()
-        self._told: set[str] = set()
+        self._changed: set[str] = set()
 
     def write(self, path: str) -> None:
         """A process writes a group's cpuset."""
         if path in self._watched:
-            self._told.add(path)
+            self._changed.add(path)
             os.eventfd_write(self._fd, 1)
 
     def fileno(self) -> int:
@@ -48,11 +48,11 @@ class PlayedWrites:
             os.eventfd_read(self._fd)
         except BlockingIOError:
             return set()
-        told, self._told = self._told & self._watched, set()
+        changed, self._changed = self._changed & self._watched, set()
         if self.flooded:
             self.flooded = False
             return None
-        return told
+        return changed
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -51,9 +51,9 @@ async def honest(world: World, uid: str, qos: str, cpus: str, **more: Any) -> st
         ("SYSTEM", "besteffort", "", AdmissionRule.SYSTEM_NAMESPACE),
     ],
 )
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("with_sum", [True, False])
 def test_an_author_cannot_take_the_node(
-    live: Any, qos: str, kube: str, cpus: str, rule: AdmissionRule, told: bool
+    live: Any, qos: str, kube: str, cpus: str, rule: AdmissionRule, with_sum: bool
 ) -> None:
     """A tenth of a CPU is requested; without a sum (kubelet before 1.23) the create is rejected instead."""
 
@@ -62,10 +62,10 @@ def test_an_author_cannot_take_the_node(
         agent = await world.run(await world.pod("agent", "SYSTEM", namespace="kube-system"))
         before = world.on(shared), world.on(agent)
         assert before == ("1,4-15", "2-3")
-        total = {"total": TENTH} if told else {}
+        total = {"total": TENTH} if with_sum else {}
         answer = await world.pod("taker", qos, kube, cpus, may_be_refused=True, **total)
         if (
-            not told
+            not with_sum
             and rule is not AdmissionRule.SYSTEM_NAMESPACE
             and rule is not AdmissionRule.RESERVED_CPUS
         ):

@@ -43,11 +43,11 @@ async def shared_beside_an_owner(world: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("saved", "told"),
+    ("saved", "updates"),
     [("0-15", 1), (REST, 0), ("", 1), ("what", 1)],
-    ids=["older", "as it should be", "not told", "no list"],
+    ids=["older", "as it should be", "not saved", "no list"],
 )
-def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, told: int) -> None:
+def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, updates: int) -> None:
     async def day(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
         for container in world.runtime.containers:
@@ -59,7 +59,7 @@ def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, to
             await world.until(lambda: not world.executor.state.runtime.unsettled)
 
         said = await again(world, settled)
-        assert said == [f"runtime {shared} {REST}"] * told
+        assert said == [f"runtime {shared} {REST}"] * updates
 
     live(day, settle_per_second=1000)
 

@@ -145,7 +145,7 @@ def test_an_update_without_its_client_does_not_undo_a_shrink(live) -> None:
         if call.refused is None:
             await w.start(w.finish(call, "own"))
             w.cgroups.sets[ls] = CpuSet.parse(carried)  # the runtime gets to it now
-            assert w.executor.attention.is_set(), "nobody will look before the next period"
+            assert w.executor.attention.is_set(), "nothing reads it before the next period"
 
     live(day, call_timeout=0.5)
 
@@ -456,7 +456,7 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(live) -> None:
         await w.run(await w.pod("a", "LSE", "", "0"))
         refusal = RuntimeCallError("cannot update the cpuset: cannot update a stopped container", 2)
 
-        async def told(state: str) -> list[str]:
+        async def problems_after(state: str) -> list[str]:
             w.runtime.update_error = refusal
             w.executor.store.handle(ContainersUnsettled((ls,)))
             finishing = asyncio.create_task(settler.finish(30))
@@ -466,8 +466,8 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(live) -> None:
             w.runtime.update_error = None
             return [problem["what"] for problem in w.executor.telemetry.problems()]
 
-        assert str(refusal) not in await told("EXITED")
-        assert str(refusal) in " ".join(await told("RUNNING"))
+        assert str(refusal) not in await problems_after("EXITED")
+        assert str(refusal) in " ".join(await problems_after("RUNNING"))
         settler.close()
 
     live(day, settle_per_second=1000)

@@ -19,7 +19,7 @@ def counted(w: Any) -> dict[str, int]:
     }
 
 
-def told(w: Any, why: str, pod: str = "") -> list[str]:
+def reported(w: Any, why: str, pod: str = "") -> list[str]:
     """What is reported of pods."""
     known = [p["keys"] for p in w.executor.telemetry.problems()]
     said = [k.get("reason") or k["err"] for k in known if k.get("pod", "").startswith(pod)]
@@ -41,7 +41,7 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
             assert call.refused is None
             w.finish(call, f"odd-{w.executor.state.runtime.changes.number}")
         assert counted(w) == {"qos-class": 1}
-        assert told(w, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
+        assert reported(w, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
         assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
 
         first = await w.run(await w.pod("first", "LSE", "", "2-3"))
@@ -50,7 +50,7 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
             call = await w.begin(await w.pod(uid, "LSR", "", "3-4"))
             assert call.refused is not None
         assert counted(w) == {"qos-class": 1, "overlap": 1}
-        assert len(told(w, "CPUs 3 are owned by ns/first")) == 1
+        assert len(reported(w, "CPUs 3 are owned by ns/first")) == 1
         assert "CPUs 3 are owned by ns/first" in reasons(w, "ns/clash")
 
         soft = await w.begin(await w.pod("soft", "LS", "", "3"))
@@ -94,7 +94,7 @@ def test_it_is_known_after_a_restart(live) -> None:
         w.boot()
         await w.sync.once()
         assert counted(w) == counted_before
-        assert told(w, "label koordinator.sh/qosClass", "ns/odd")
+        assert reported(w, "label koordinator.sh/qosClass", "ns/odd")
         pod = next(iter(w.executor.state.pods.values()))
         assert pod.defects[1] == pod.problem
         assert isinstance(pod.problem, InputDefect)

@@ -21,7 +21,7 @@ class Places:
     def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
         self.asked.append(container_id)
         path = self.paths.get(container_id, "")
-        return Located(path, "" if path else f"its first process {detail.pid} is nobody's")
+        return Located(path, "" if path else f"its first process {detail.pid} has no cgroup")
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
         self.paths[container_id] = path
@@ -87,7 +87,7 @@ def test_a_container_without_a_group_is_reported_once_with_the_reason(live) -> N
         (problem,) = w.executor.telemetry.problems()
         assert problem["what"] == (
             "cannot find the cgroup of a container: its CPUs are not controlled"
-            ' pod=ns/ls container=c containerID=s-ls-c-1 err="its first process 7 is nobody\'s"'
+            ' pod=ns/ls container=c containerID=s-ls-c-1 err="its first process 7 has no cgroup"'
         )
         assert len(places.asked) == 1 + 2, "once, and then now and then"
 
@@ -109,7 +109,7 @@ def test_a_runtime_without_an_answer_does_no_harm(live) -> None:
 
         w.runtime.detail = detail
         await w.sync.once()
-        assert len(asked) == 3, "who is silent twice is not asked any more"
+        assert len(asked) == 3, "a container that is silent twice is not asked any more"
         assert places.asked == []
         assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
@@ -136,8 +136,8 @@ def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(live) -> None:
         await w.sync.once()
         assert where.page(2) == {"version": 2, "driver": "", "driver_from": ""}
         await w.pod("a")
-        told = {"version": 1, "driver": "cgroupfs", "driver_from": "the pods' cgroup parents"}
-        assert where.page(1) == told
+        expected = {"version": 1, "driver": "cgroupfs", "driver_from": "the pods' cgroup parents"}
+        assert where.page(1) == expected
 
         def broken() -> str:
             raise RuntimeCallError("cannot ask the cgroup driver: no", 13)
@@ -146,6 +146,6 @@ def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(live) -> None:
         w.sync.connected = False
         await w.sync.once()
         assert w.sync.connected
-        assert where.page(1) == told
+        assert where.page(1) == expected
 
     live(day)

@@ -165,9 +165,9 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
 
 def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
     ask = PodRequests("u", (ContainerResources("c"),))
-    told = Pod("s", "u", "ns", "p", asks=ask, source="kubelet")
-    assert load_pod(dump(told)) == Pod("s", "u", "ns", "p")
-    near = Container("x", "c", told, Request(devices=(Near("/dev/a"),)), CONTAINER.placement, Phase.RUNNING)
+    pod = Pod("s", "u", "ns", "p", asks=ask, source="kubelet")
+    assert load_pod(dump(pod)) == Pod("s", "u", "ns", "p")
+    near = Container("x", "c", pod, Request(devices=(Near("/dev/a"),)), CONTAINER.placement, Phase.RUNNING)
     read = load_container(dump(near))
     assert read is not None
     assert (read.request, read.pod.asks) == (Request(), None)

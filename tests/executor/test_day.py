@@ -213,7 +213,7 @@ def test_strict_pods_are_refused_with_the_reason(live) -> None:
         ls = await w.begin(await w.pod("ls", "LS", annotation="{nonsense"))
         problems = [p for p in w.executor.telemetry.problems() if "ns/ls" in p["what"]]
         assert len(problems) == 1
-        assert problems[0]["count"] == 1, "told once for a pod, however often it is tried"
+        assert problems[0]["count"] == 1, "reported once for a pod, however often it is tried"
         counted = {
             kind: n
             for kind, n in w.executor.telemetry.registry.page().items()

@@ -146,7 +146,7 @@ def test_what_a_call_of_ours_writes_is_nobodys_drift() -> None:
     done = ours.enforce(["ls"])
     assert (done.written, done.drifted) == (["ls"], [])
     cgroups.sets["ls"] = CpuSet.parse("0-3")
-    assert ours.enforce(["ls"]).drifted == ["ls"], "this was somebody else"
+    assert ours.enforce(["ls"]).drifted == ["ls"], "another process wrote this"
 
 
 class Many(Cgroups):
@@ -190,10 +190,10 @@ def test_many_are_written_together_and_the_rest_one_by_one() -> None:
         cgroups, *there, one("late"), one("own", "0"), one("dead", phase=Phase.EXITED, cgroup="c0")
     )
     assert sorted(ours.enforce_pools().written) == [*NINE, "late"]
-    assert cgroups.alone == ["late", "c3"], "nobody knows the group of one, and another is left"
+    assert cgroups.alone == ["late", "c3"], "the group of one is unknown, and another is left"
     assert {str(cpus) for cpus in cgroups.sets.values()} == {"1-3"}
     assert ours.enforce_pools().written == []
-    assert [words[:2] for words in cgroups.together] == [("1-3", "")] * 2, "who holds it is read"
+    assert [words[:2] for words in cgroups.together] == [("1-3", "")] * 2, "the group that holds it is read"
     cgroups.sets["c5"] = CpuSet.parse("0-3")
     done = ours.enforce_pools()
     assert (done.written, done.drifted) == (["c5"], ["c5"])
@@ -213,7 +213,7 @@ def test_a_container_with_another_recorded_set_is_written_at_once() -> None:
     ours.forget()
     now[0] = alone
     ours.enforce_pools()
-    assert cgroups.together[-1][:2] == ("0-3", ""), "who may have another set is read"
+    assert cgroups.together[-1][:2] == ("0-3", ""), "a group that may have another set is read"
 
 
 def test_a_state_that_changes_meanwhile_holds_for_the_rest() -> None:

@@ -28,8 +28,8 @@ async def restarted(w: Any, unknown: str) -> threading.Event:
 
     def slow(container_id: str) -> RuntimeDetail:
         assert tell.wait(60)
-        told: RuntimeDetail = detail(container_id)
-        return told
+        found: RuntimeDetail = detail(container_id)
+        return found
 
     w.runtime.detail = slow
     return tell

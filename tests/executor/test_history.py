@@ -183,13 +183,13 @@ def test_a_simple_placement_is_explained_on_request() -> None:
     history = History()
     history.note_simple(7, pooled("ns/p/c", "id"), CPUS)
     (record,) = history.find("p")
-    told = record.explanation
+    found = record.explanation
     assert (record.when, record.container_id, record.there) == (7, "id", True)
-    assert (told.event, told.ref, told.uid, told.attempt) == ("CreateContainer", "ns/p/c", "uid-p", 2)
-    assert (told.pool, told.cpus, told.mems) == ("be", CPUS, Mask((0, 1)))
-    assert told.verdict.admitted
-    assert told.reasons == ("BestEffort pod runs on the BE pool",)
-    assert ("QoS class", "BestEffort") in [(fact.what, fact.value) for fact in told.facts]
+    assert (found.event, found.ref, found.uid, found.attempt) == ("CreateContainer", "ns/p/c", "uid-p", 2)
+    assert (found.pool, found.cpus, found.mems) == ("be", CPUS, Mask((0, 1)))
+    assert found.verdict.admitted
+    assert found.reasons == ("BestEffort pod runs on the BE pool",)
+    assert ("QoS class", "BestEffort") in [(fact.what, fact.value) for fact in found.facts]
 
 
 def test_the_list_of_pods() -> None:

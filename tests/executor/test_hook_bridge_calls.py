@@ -147,7 +147,7 @@ def test_a_veto_refuses_and_nothing_stays_taken(live, kind) -> None:
             assert "no room" in call.refused[1]
             w.wire.finished(call, None)
             await w.quiet()
-            assert not any(line.startswith("kernel") for line in w.log), "nobody has moved for it"
+            assert not any(line.startswith("kernel") for line in w.log), "no container has moved for it"
             verdict = w.executor.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
             assert (verdict.reason, verdict.message) == ("RefusedByHook", call.refused[1])
             assert (len(w.executor.state.containers), w.on(ls), w.executor.state.runtime.lost) == (
@@ -199,7 +199,7 @@ def test_memory_nodes_of_a_hook(live) -> None:
             await w.start(w.finish(call, "one"))
             w.cgroups.mems["one"] = Mask((1,))
             await w.executor.mems.once()
-            assert w.cgroups.mems["one"] == Mask((1,)), "who looks after memory nodes agrees"
+            assert w.cgroups.mems["one"] == Mask((1,)), "the check of memory nodes agrees"
             assert (await w.update("one", cpu_shares=9)).cpuset_mems == "1"
 
     live(day)
@@ -320,13 +320,13 @@ def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(live) -> N
         async with hooks(w) as h:
             seen: list[str] = []
 
-            def told(event: Any) -> Adjustment | None:
+            def mark_owner(event: Any) -> Adjustment | None:
                 if not event.decision.own:
                     return None
                 seen.append(str(event.decision.own))
                 return Adjustment(envs={f"ON_{event.decision.own.first()}": str(event.decision.own)})
 
-            h.add(pre_create_container=told)
+            h.add(pre_create_container=mark_owner)
             stuck = await w.run(await w.pod("ls", "LS"))
             w.cgroups.sets[stuck] = cpus("0,8")
             w.cgroups.broken.add(stuck)
@@ -385,19 +385,19 @@ def test_a_create_in_an_unknown_sandbox_passes(live) -> None:
         async with hooks(w) as h:
             seen: list[Any] = []
             h.add(pre_create_container=seen.append)
-            request = pb.CreateContainerRequest(pod_sandbox_id="nobody-knows")
+            request = pb.CreateContainerRequest(pod_sandbox_id="unknown")
             request.config.metadata.name = "c"
             call = await w.call("CreateContainer", request)
             assert call.refused is None
-            assert (seen[0].pod.sandbox_id, seen[0].container.name) == ("nobody-knows", "c")
+            assert (seen[0].pod.sandbox_id, seen[0].container.name) == ("unknown", "c")
             w.wire.finished(call, 5)
             for method, message in (
-                ("StartContainer", pb.StartContainerRequest(container_id="who")),
-                ("StopContainer", pb.StopContainerRequest(container_id="who")),
-                ("RemoveContainer", pb.RemoveContainerRequest(container_id="who")),
-                ("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id="who")),
-                ("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id="who")),
-                ("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id="who")),
+                ("StartContainer", pb.StartContainerRequest(container_id="unknown")),
+                ("StopContainer", pb.StopContainerRequest(container_id="unknown")),
+                ("RemoveContainer", pb.RemoveContainerRequest(container_id="unknown")),
+                ("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id="unknown")),
+                ("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id="unknown")),
+                ("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id="unknown")),
             ):
                 names = {"pre_start_container", "pre_stop_container", "pre_remove_container"}
                 names |= {"pre_update_container_resources", "pre_stop_pod_sandbox", "pre_remove_pod_sandbox"}
@@ -606,9 +606,9 @@ def test_a_sandbox_and_a_start_may_be_refused(live) -> None:
             h.add(pre_run_pod_sandbox=Veto("full"), pre_start_container=Veto("wait"))
             said = await w.pod("more", "LS", may_be_refused=True)
             assert "full" in said
-            (told,) = (record.explanation for record in w.executor.history.find("ns/more"))
-            assert (told.event, told.container) == ("RunPodSandbox", "")
-            assert (told.verdict.reason, told.verdict.message) == ("RefusedByHook", said)
+            (found,) = (record.explanation for record in w.executor.history.find("ns/more"))
+            assert (found.event, found.container) == ("RunPodSandbox", "")
+            assert (found.verdict.reason, found.verdict.message) == ("RefusedByHook", said)
             call = await w.start(one)
             assert call.refused == (9, call.refused[1])
             assert "wait" in call.refused[1]

@@ -36,8 +36,8 @@ def test_a_pods_whole_life(live) -> None:
             await w.start(one)
             await h.hears(f"post_start_container {one}")
             await w.update(one, cpu_shares=99)
-            await w.until(lambda: h.told)
-            event = h.told[0]
+            await w.until(lambda: h.notified)
+            event = h.notified[0]
             assert (event.container.resources.cpu_shares, str(event.decision.cpus)) == (99, "0-15")
             assert (event.pod.ref, event.pod.kube_qos) == ("ns/ls", "Burstable")
             await h.hears(f"post_update_container_resources {one}")
@@ -160,8 +160,8 @@ def test_a_create_without_an_answer_is_notified_from_the_list(live) -> None:
             w.wire.finished(call, None)
             w.runtime.containers["late"] = RuntimeContainer("late", sandbox, "c", 0, "CREATED")
             await w.sync.once()
-            await w.until(lambda: h.told)
-            assert h.told[0].container.labels == {"from": "hook"}
+            await w.until(lambda: h.notified)
+            assert h.notified[0].container.labels == {"from": "hook"}
             await h.hears("post_create_container late")
 
     live(day)
@@ -179,15 +179,15 @@ def test_all_that_exists(live) -> None:
             event = h.following.everything()
             assert sorted(pod.sandbox_id for pod in event.pods) == ["old", "s-ls", "s-lse"]
             assert {pod.runtime_handler for pod in event.pods} == {"handled"}
-            told = {each.container.id: each for each in event.containers}
-            assert {i: str(each.decision.cpus) for i, each in told.items()} == {one: "0-1,4-15", lse: "2-3"}
-            assert (told[lse].container.image, told[lse].pod.qos) == ("listed", "LSE")
+            listed = {each.container.id: each for each in event.containers}
+            assert {i: str(each.decision.cpus) for i, each in listed.items()} == {one: "0-1,4-15", lse: "2-3"}
+            assert (listed[lse].container.image, listed[lse].pod.qos) == ("listed", "LSE")
             assert (str(event.pools.shared), event.machine) == ("0-1,4-15", w.executor.state.node.machine)
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
             state = w.executor.state
             w.executor.store._state = state.knowing(state.runtime.admitting("s-lse"))
             made = [pod.sandbox_id for pod in h.following.everything().pods]
-            assert sorted(made) == ["old", "s-ls"], "of one that is being made nothing is told"
+            assert sorted(made) == ["old", "s-ls"], "of one that is being made nothing is sent"
 
     live(day)
 
@@ -197,24 +197,29 @@ def test_pools_and_machine_that_change(live) -> None:
         async with hooks(w) as h:
             h.listen("pools_changed", "machine_changed")
             lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-            await w.until(lambda: h.told and lse in h.told[-1].after.owners)
-            assert (str(h.told[0].before.shared), str(h.told[-1].after.shared)) == ("0-15", "0-1,4-15")
-            h.told.clear()
+            await w.until(lambda: h.notified and lse in h.notified[-1].after.owners)
+            assert (str(h.notified[0].before.shared), str(h.notified[-1].after.shared)) == (
+                "0-15",
+                "0-1,4-15",
+            )
+            h.notified.clear()
             await w.run(await w.pod("ls", "LS"))
             await w.quiet()
-            assert not h.told, "who owns nothing changes nothing"
+            assert not h.notified, "a container without own CPUs changes nothing"
             w.executor.store.handle(ContainersRemoved((lse,)))
             w.executor.store.handle(BeLimited(CpuSet.parse("0-1")))
             h.following._stir()
-            await w.until(lambda: h.told)
+            await w.until(lambda: h.notified)
             await w.quiet()
-            assert [(each.NAME, str(each.after.be)) for each in h.told] == [("pools_changed", "0-1")], "once"
-            h.told.clear()
+            assert [(each.NAME, str(each.after.be)) for each in h.notified] == [("pools_changed", "0-1")], (
+                "once"
+            )
+            h.notified.clear()
             w.machine = described(2, 1, 4, 1)
             await w.executor.hotplug.look()
-            await w.until(lambda: len(h.told) == 2)
-            assert {each.NAME for each in h.told} == {"machine_changed", "pools_changed"}
-            machine = next(each for each in h.told if each.NAME == "machine_changed")
+            await w.until(lambda: len(h.notified) == 2)
+            assert {each.NAME for each in h.notified} == {"machine_changed", "pools_changed"}
+            machine = next(each for each in h.notified if each.NAME == "machine_changed")
             assert (len(machine.before.online), machine.after) == (16, w.machine)
 
     live(day)
@@ -272,7 +277,7 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             w.cgroups.sets["odd"] = CpuSet.parse("0-15")
             await w.sync.once()
             assert h.lacked == 1
-            h.following.sent["gone"] = b"a create that nobody has told the end of"
+            h.following.sent["gone"] = b"a create that has no known end"
             h.following.listed({sandbox}, (), w.executor.state.runtime.changes.number)
             assert not h.following.sent
             assert h.lacked == 1, "of what the runtime does not list it tells no more"

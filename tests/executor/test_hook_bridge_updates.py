@@ -22,7 +22,7 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def told(w: Any) -> list[str]:
+def problems(w: Any) -> list[str]:
     return [problem["what"] for problem in w.executor.telemetry.problems()]
 
 
@@ -67,7 +67,7 @@ def test_a_created_container_starts_with_the_cpus_of_an_update(live) -> None:
             owner = await w.run(await w.pod("lse", "LSE", "", "2-3"))
             assert w.runtime.specs[shared] == "0-15"
             take(h, shared, cpu_shares=9)
-            await w.until(lambda: w.runtime.told)
+            await w.until(lambda: w.runtime.updates)
             await done(w, h)
             start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
             assert start.refused is None
@@ -85,8 +85,8 @@ def test_notified_hooks_may_ask_for_updates_too(live) -> None:
         async with hooks(w) as h:
             h.add(post_start_container=lambda e: Adjustment(updates={e.container.id: Update(cpu_shares=9)}))
             one = await w.run(await w.pod("ls", "LS"))
-            await w.until(lambda: w.runtime.told)
-            assert w.runtime.told == [(one, "0-15", Limits(cpu_shares=9))]
+            await w.until(lambda: w.runtime.updates)
+            assert w.runtime.updates == [(one, "0-15", Limits(cpu_shares=9))]
 
     live(day)
 
@@ -100,10 +100,10 @@ def test_other_updates_carry_the_cpus_and_clear_means_no_request(live) -> None:
             )
             await done(w, h)
             limits = Limits(cpu_quota=-1, memory_limit=1 << 20, unified={"memory.high": "9"})
-            assert w.runtime.told == [(one, "2-3", limits)]
+            assert w.runtime.updates == [(one, "2-3", limits)]
             assert w.executor.telemetry.value(metrics.UPDATED_BY_HOOKS) == 1
             assert w.on(one) == "2-3"
-            assert not told(w)
+            assert not problems(w)
 
     live(day)
 
@@ -114,7 +114,7 @@ def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(live) -> None:
             lse = await w.run(await w.pod("lse", "LSE", "", "2-3"), cpu_quota=50_000)
             take(h, lse, cpu_quota=70_000)
             await done(w, h)
-            assert [limits.cpu_quota for _, _, limits in w.runtime.told] == [-1]
+            assert [limits.cpu_quota for _, _, limits in w.runtime.updates] == [-1]
             assert w.executor.quotas.known.records[f"qc/{lse}"].quota == 70_000
 
     live(day)
@@ -135,7 +135,7 @@ def test_failed_updates_are_reported_with_the_hooks_name(live) -> None:
             w.runtime.update_error = RuntimeCallError("cannot: no", 3)
             take(h, ls, cpu_shares=2)
             await done(w, h)
-            assert told(w) == [
+            assert problems(w) == [
                 lack("containerID=nobody", "there is no such container"),
                 lack(f"pod=ns/ls container=gone containerID={gone}", "it does not run"),
                 lack(f"pod=ns/ls container=c containerID={ls}", "cannot: no"),
@@ -156,10 +156,10 @@ def test_calls_of_the_client_are_not_raced(live) -> None:
             call = await w.call("UpdateContainerResources", request)
             take(h, one, cpu_shares=9)
             await asyncio.sleep(0.2)
-            assert not w.runtime.told
+            assert not w.runtime.updates
             w.wire.finished(call, 0)
             await done(w, h)
-            assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
+            assert [limits.cpu_shares for _, _, limits in w.runtime.updates] == [9]
             assert (w.executor.state.runtime.saved[one], w.executor.state.inflight.of(one)) == (
                 cpus("0-15"),
                 (),
@@ -169,7 +169,7 @@ def test_calls_of_the_client_are_not_raced(live) -> None:
             await asyncio.sleep(0.1)
             w.now += module.PATIENCE_S + 1
             await done(w, h)
-            assert told(w) == [
+            assert problems(w) == [
                 lack(f"pod=ns/ls container=c containerID={one}", "the runtime is still busy with it")
             ]
             w.wire.finished(call, 0)
@@ -190,9 +190,9 @@ def test_a_runtime_that_is_away_is_tried_again_for_a_while(live, monkeypatch) ->
             await w.sync.once()
             w.now += 3
             await w.sync.once()
-            await w.until(lambda: w.runtime.told)
+            await w.until(lambda: w.runtime.updates)
             await done(w, h)
-            assert not told(w)
+            assert not problems(w)
 
     live(day)
 
@@ -205,7 +205,7 @@ def test_a_hook_that_floods_overwrites_its_own(live) -> None:
                 take(h, one, cpu_shares=number + 2, cpus=cpus(str(number % 16)))
             assert len(h.updates._waiting) == 1
             await done(w, h)
-            assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [1001]
+            assert [limits.cpu_shares for _, _, limits in w.runtime.updates] == [1001]
             assert w.on(one) == "7"
 
     live(day)
@@ -220,8 +220,10 @@ def test_so_many_may_wait_and_no_more(live, monkeypatch) -> None:
             for each in ids:
                 take(h, each, cpu_shares=9)
             await done(w, h)
-            assert len(w.runtime.told) == 2
-            assert told(w) == [lack(f"pod=ns/ls container=c2 containerID={ids[2]}", "too many updates wait")]
+            assert len(w.runtime.updates) == 2
+            assert problems(w) == [
+                lack(f"pod=ns/ls container=c2 containerID={ids[2]}", "too many updates wait")
+            ]
 
     live(day)
 
@@ -231,7 +233,7 @@ def test_each_is_reported_with_its_own_hooks(live) -> None:
         async with hooks(w) as h:
             wants = {name: Update(cpu_shares=9) for name in ("a", "b")}
             h.updates.take(wants, {"updates[a].cpu_shares": "10-x", "updates[b].cpu_shares": "20-y"})
-            assert told(w) == [
+            assert problems(w) == [
                 lack("containerID=a", "there is no such container"),
                 lack("containerID=b", "there is no such container", "20-y"),
             ]
@@ -262,12 +264,12 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkey
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: comes(container_id))
             take(h, one, cpu_shares=9)
             await w.until(lambda: calls and one in h.updates._waiting)
-            assert not w.runtime.told
+            assert not w.runtime.updates
             assert len(dropped) == 1, "what was put up for it is taken down"
             w.wire.finished(calls[0], 0)
             await done(w, h)
-            assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
-            assert not told(w)
+            assert [limits.cpu_shares for _, _, limits in w.runtime.updates] == [9]
+            assert not problems(w)
 
     live(day)
 
@@ -294,8 +296,8 @@ def test_a_container_that_ends_during_an_update_is_not_notified(
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: ends(container_id))
             take(h, one, cpu_shares=9)
             await done(w, h)
-            assert not w.runtime.told
-            assert [problem.rpartition(" err=")[2] for problem in told(w)] == [f'"{why}"']
+            assert not w.runtime.updates
+            assert [problem.rpartition(" err=")[2] for problem in problems(w)] == [f'"{why}"']
             assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     live(day)

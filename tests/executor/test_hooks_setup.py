@@ -27,7 +27,7 @@ from proxy.model.mode import NodeMode
 HEAD = """
 API_VERSION = 1
 
-def tell(words):
+def record(words):
     with open({!r}, "a") as story:
         print(words, file=story)
 
@@ -51,7 +51,7 @@ class Folders:
         path.write_text(head + textwrap.dedent(body))
         path.chmod(0o644)
 
-    def told(self) -> list[str]:
+    def calls(self) -> list[str]:
         return self.story.read_text().splitlines() if self.story.exists() else []
 
 
@@ -88,26 +88,26 @@ def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders
 
 
 def test_calls_wait_for_the_hooks_that_are_there(live, folders: Folders) -> None:
-    folders.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    tell('asked')\n")
+    folders.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
 
     async def day(w) -> None:
         async with running(w, folders):
             assert w.wire.awaited is not None
             await w.pod("ls", "LS")
-            assert folders.told() == ["asked"]
+            assert folders.calls() == ["asked"]
             assert w.wire.awaited is None
 
     live(day)
 
 
 def test_calls_do_not_wait_for_ever(live, folders: Folders, monkeypatch) -> None:
-    folders.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    tell('asked')\n")
+    folders.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
 
     async def day(w) -> None:
         async with running(w, folders) as made:
             await w.pod("ls", "LS")
-            assert folders.told() == []
+            assert folders.calls() == []
             await w.until(lambda: made.engine.points)
 
     live(day)
@@ -131,7 +131,7 @@ def test_calls_do_not_wait_for_a_directory_that_hangs(live, folders: Folders, mo
 
 def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folders, monkeypatch) -> None:
     monkeypatch.setattr(backfill, "RETRY", Backoff(0.05, 0.05))
-    folders.write("def synchronize(event):\n    tell([c.container.image for c in event.containers])\n")
+    folders.write("def synchronize(event):\n    record([c.container.image for c in event.containers])\n")
 
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
@@ -146,9 +146,9 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
         w.runtime.raw_lists = away
         async with running(w, folders):
             await w.until(lambda: [f for f in followers(w) if f.memory.container(one)])
-            await w.until(lambda: folders.told() and folders.told()[-1] == "['listed']")
+            await w.until(lambda: folders.calls() and folders.calls()[-1] == "['listed']")
             assert len(times) == 3
-            before = len(folders.told())
+            before = len(folders.calls())
             assert (
                 "cannot show hooks the labels and annotations" in w.executor.telemetry.problems()[0]["what"]
             )
@@ -156,35 +156,35 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
             await w.sync.once()
             w.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
             await w.sync.once()
-            await w.until(lambda: len(folders.told()) == before + 1)
-            assert folders.told()[-1] == "['listed']", "a node that is ours again is told of as a whole"
+            await w.until(lambda: len(folders.calls()) == before + 1)
+            assert folders.calls()[-1] == "['listed']", "a node that is ours again is synchronized as a whole"
 
     live(day)
 
 
 def test_hooks_are_synchronized_when_the_runtime_comes_late(live, folders: Folders, monkeypatch) -> None:
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
-    folders.write("def synchronize(event):\n    tell(len(event.containers))\n")
+    folders.write("def synchronize(event):\n    record(len(event.containers))\n")
 
     async def day(w) -> None:
         async with running(w, folders) as made:
             await w.until(lambda: made.engine is not None and made.engine.points)
-            assert folders.told() == []
+            assert folders.calls() == []
             await w.sync.once()
-            await w.until(folders.told)
-            assert folders.told() == ["0"]
+            await w.until(folders.calls)
+            assert folders.calls() == ["0"]
 
     live(day, synced=False)
 
 
 def test_a_hook_that_does_not_end_is_not_waited_for_long(live, folders: Folders, monkeypatch) -> None:
     monkeypatch.setattr(hooks_setup, "STOP_S", 0.3)
-    folders.write("import time\ndef shutdown(event):\n    tell('ends')\n    time.sleep(5)\n")
+    folders.write("import time\ndef shutdown(event):\n    record('ends')\n    time.sleep(5)\n")
 
     async def day(w) -> None:
         async with running(w, folders) as made:
             await w.until(lambda: made.engine is not None and made.engine.points)
-        assert folders.told() == ["ends"]
+        assert folders.calls() == ["ends"]
         call = await w.call("StopContainer", pb.StopContainerRequest(container_id="x"))
         assert call.refused is None
 

@@ -112,7 +112,7 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
         assert pods["s-evil"].problem.kind is DefectKind.CPU_LIST
         assert pods["s-evil"].problem in pods["s-evil"].defects
         assert (pods["s-be"].nodes, pods["s-be"].wish_nodes) == (None, None)
-        assert list(containers) == ["be-1"], "CPUs that nobody can own are no record of an owner"
+        assert list(containers) == ["be-1"], "CPUs that no container can own are not a record of an owner"
         assert containers["be-1"].placement.pool_cpus_limit == CpuSet(range(0, 16, 2))
         assert containers["be-1"].placement.pool_numa_limit == Mask([0])
         assert longest(dump(containers["be-1"])) <= 2000
@@ -148,11 +148,13 @@ def test_the_problem_of_an_older_record_is_the_decisive_defect() -> None:
     assert read is not None
     assert read.problem == "annotation is not JSON"
     assert load_pod(dump(read)) == read
-    told = record | {"faults": [["policy", "no such policy"], ["annotation", "annotation is not JSON"]]}
-    read = load_pod(told)
+    with_faults = record | {
+        "faults": [["policy", "no such policy"], ["annotation", "annotation is not JSON"]]
+    }
+    read = load_pod(with_faults)
     assert read is not None
     assert [each.decisive for each in read.defects] == [False, True]
-    assert dump(read) == told
+    assert dump(read) == with_faults
 
 
 def test_sentences_of_an_older_ledger_are_cut_and_can_be_encoded() -> None:
@@ -180,8 +182,8 @@ def test_a_problem_is_at_most_a_message() -> None:
 
 def test_history_keeps_messages_only() -> None:
     history = History()
-    verdict, told = Verdict(3, "No", "\ud800" + "x" * 10**6), ("why", "y" * 10**6)
-    history.note(1.0, Explanation("CreateContainer", "ns/p", "u", verdict=verdict, reasons=told))
+    verdict, reasons = Verdict(3, "No", "\ud800" + "x" * 10**6), ("why", "y" * 10**6)
+    history.note(1.0, Explanation("CreateContainer", "ns/p", "u", verdict=verdict, reasons=reasons))
     history.note(2.0, Explanation("CreateContainer", "ns/q", "v"), "id")
     history.amend("id", "z" * 10**6)
     history.refused("id", verdict)

@@ -51,9 +51,9 @@ class Bench:
     """A journal, and what it says."""
 
     def __init__(self, ledger: Any, **options: Any) -> None:
-        self.told: list[str] = []
-        self.telemetry = telemetry(self.told)
-        self.worker = Worker("ledger", lambda error: self.told.append(repr(error)))
+        self.reported: list[str] = []
+        self.telemetry = telemetry(self.reported)
+        self.worker = Worker("ledger", lambda error: self.reported.append(repr(error)))
         self.journal = Journal(ledger, self.worker, self.telemetry, **options)
 
     async def __aenter__(self) -> Bench:
@@ -71,7 +71,7 @@ def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) 
             bench.journal.put("p/s-1", HONEST)
             assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
             assert set(ledger.entries) == {"p/s-1", "p/s-2", "i/call-1"}
-            assert bench.told == []
+            assert bench.reported == []
         ledger.close()
         assert set(open_ledger(tmp_path, "m1")[0].entries) == {"p/s-1", "p/s-2", "i/call-1"}
 
@@ -88,7 +88,7 @@ def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> Non
             assert set(ledger.entries) == {"p/s-1", "i/call-1"}
             await asyncio.sleep(0)
             assert bench.telemetry.value(metrics.RECORDS_REJECTED) == 1
-            (said,) = bench.told
+            (said,) = bench.reported
             assert "c/bad" in said
             assert "payments" not in said
             assert len(said) < 200
@@ -120,7 +120,7 @@ def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> N
             bench.journal.put("c/bad", {"name": "payments"})
             assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
             assert set(ledger) == {"p/s-1", "i/call-1"}
-            assert bench.told == [
+            assert bench.reported == [
                 f"cannot store a record in the ledger record=c/bad err={type(fault).__name__}"
             ]
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_written_now_is_kept_and_written_later(
             bench.journal.put("p/s-1", HONEST)
             await bench.journal.flush()
             assert not ledger
-            assert bench.told[0].startswith("cannot write the ledger")
+            assert bench.reported[0].startswith("cannot write the ledger")
             ledger.fault = lambda changes: None  # type: ignore[method-assign]
             async with asyncio.timeout(30):
                 while "p/s-1" not in ledger:
@@ -177,7 +177,7 @@ def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
             bench.worker.start(gate.wait, 30)
             assert await bench.journal.store("i/call-1", {}) == "the ledger is not written in time"
             await bench.journal.flush()
-            assert bench.told == ["the ledger is not written in time seconds=0.05"]
+            assert bench.reported == ["the ledger is not written in time seconds=0.05"]
             gate.set()
             await bench.journal.close()
             assert set(ledger) == {"i/call-1"}, "what was waited for in vain is written all the same"

@@ -82,7 +82,7 @@ def test_no_second_update_while_the_last_may_be_in_flight(live: Callable[..., No
         w.now += 3
         await w.sync.once()
         assert not w.executor.state.inflight.strays()
-        assert ls in w.executor.state.runtime.unsettled, "it is told by itself when that is over"
+        assert ls in w.executor.state.runtime.unsettled, "it is updated by itself when that is over"
         await settler.finish(60)
         assert [line for line in w.log if line.startswith("runtime")] == [f"runtime {ls} 0-15"]
         settler.close()

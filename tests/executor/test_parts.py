@@ -88,12 +88,12 @@ class Broken:
 
 def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
     async def day() -> None:
-        told: list[str] = []
-        worker = Worker("w", lambda e: told.append(repr(e)))
-        journal = Journal(Broken(), worker, telemetry(told))
+        reported: list[str] = []
+        worker = Worker("w", lambda e: reported.append(repr(e)))
+        journal = Journal(Broken(), worker, telemetry(reported))
         journal.put("c/x", OWNER)
         await journal.flush()
-        assert told == ['cannot write the ledger err="cannot write the ledger: no space left"']
+        assert reported == ['cannot write the ledger err="cannot write the ledger: no space left"']
         kept: dict[str, object] = {}
         journal._ledger.write = kept.update  # there is room again
         newer = changed_copy(OWNER, phase=Phase.RUNNING)
@@ -217,7 +217,7 @@ def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
         await asyncio.to_thread(inside.wait, 60)
         second = asyncio.create_task(w.begin(await w.pod("b", "LSE", "", "1")))
         await asyncio.sleep(0.1)
-        assert not second.done(), "the runtime may still write the set that it was told"
+        assert not second.done(), "the runtime may still write the set of its last update"
         gate.set()
         w.finish(await second, "b")
         assert w.on(ls) == "2-15"

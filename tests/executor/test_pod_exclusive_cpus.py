@@ -18,7 +18,7 @@ def test_all_containers_of_an_lse_pod_get_its_cpus(live) -> None:
     async def day(w) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         s = await w.pod("lse", "LSE", total=FOUR)
-        assert w.on(ls) == "0-15", "nobody moves before a container comes"
+        assert w.on(ls) == "0-15", "no container moves before a container comes"
         for name in ("main", "side"):
             call = await w.begin(s, name, **HALF)
             assert given(call) == "0-1,8-9"

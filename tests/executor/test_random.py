@@ -395,7 +395,7 @@ class Play:
         assert self.faulty or executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
 
-class Told:
+class SlowSources:
     """A kubelet that knows some pods, takes its time, and fails now and then."""
 
     knows_pods, knows_devices = True, True
@@ -437,15 +437,17 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("seed", range(DAYS // 2))
-@pytest.mark.parametrize(("rules", "told"), [("by-pod", False), *((rules, True) for rules in RULES)])
-def test_a_random_day_under_a_topology_policy(live, seed: int, rules: str, *, told: bool) -> None:
+@pytest.mark.parametrize(("rules", "with_sources"), [("by-pod", False), *((rules, True) for rules in RULES)])
+def test_a_random_day_under_a_topology_policy(live, seed: int, rules: str, *, with_sources: bool) -> None:
     async def day(world: Any) -> None:
         play = Play(world, seed, wild=seed % 2 == 1)
-        play.faulty = told
+        play.faulty = with_sources
         await play.day()
 
     # After its client went away, a start is waited for until a pass shows it; no pass comes by a timer here.
-    live(day, rules=RULES[rules], told=(Told(seed), None) if told else None, call_timeout=0.3)
+    live(
+        day, rules=RULES[rules], sources=(SlowSources(seed), None) if with_sources else None, call_timeout=0.3
+    )
 
 
 def test_a_sandbox_that_is_being_stopped_takes_no_container(live) -> None:

@@ -153,8 +153,8 @@ def test_a_start_that_fails_while_another_is_on_its_way(live) -> None:
 def test_problems_of_an_adopted_container_are_reported(live) -> None:
     async def day(w: Any) -> None:
         status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"90"}'}
-        for uid, told in (("fine", {}), ("odd", status)):
-            w.runtime.pods[uid] = RuntimePod(uid, uid, "ns", uid, 0, True, {}, told)
+        for uid, more in (("fine", {}), ("odd", status)):
+            w.runtime.pods[uid] = RuntimePod(uid, uid, "ns", uid, 0, True, {}, more)
             w.runtime.containers[uid] = RuntimeContainer(uid, uid, "c", 0, "RUNNING")
             w.cgroups.sets[uid] = CpuSet.parse("0-15")
         assert (w.sync.runtime_version, w.sync.connected) == ("", False)
@@ -307,7 +307,7 @@ def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
 
 def test_a_missing_runtime_is_reported_once_each_time(live) -> None:
     async def day(w: Any) -> None:
-        def told() -> int:
+        def logged() -> int:
             return w.logged.count('cannot reach the runtime err="cannot reach the runtime: down"')
 
         for times in (1, 2):
@@ -316,7 +316,7 @@ def test_a_missing_runtime_is_reported_once_each_time(live) -> None:
                 with pytest.raises(UnavailableError) as caught:
                     await w.sync.once()
                 w.sync._failed(caught.value)
-            assert (told(), w.sync.connected) == (times, False)
+            assert (logged(), w.sync.connected) == (times, False)
             w.runtime.down = False
             await w.sync.once()
             assert w.sync.connected

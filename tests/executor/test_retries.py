@@ -64,8 +64,8 @@ def test_the_oldest_are_forgotten(live: Any, monkeypatch: pytest.MonkeyPatch) ->
         for name in ("a", "b", "c"):
             w.wire.finished(await w.begin(sandbox, name), 4)
         w.log.clear()
-        for name, told in (("a", False), ("b", True), ("c", True)):
+        for name, updated in (("a", False), ("b", True), ("c", True)):
             container = await w.run(sandbox, name)
-            assert (f"runtime {container} 0-15" in w.log) is told
+            assert (f"runtime {container} 0-15" in w.log) is updated
 
     live(day)

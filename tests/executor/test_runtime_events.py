@@ -29,7 +29,7 @@ class PlayedEvents:
     """A runtime's events; ``refusals`` are raised one by one before a stream stands."""
 
     def __init__(self) -> None:
-        self.told: queue.SimpleQueue[RuntimeEvent | Exception | None] = queue.SimpleQueue()
+        self.queued: queue.SimpleQueue[RuntimeEvent | Exception | None] = queue.SimpleQueue()
         self.refusals: list[Exception] = []
         self.listens = 0
 
@@ -40,16 +40,16 @@ class PlayedEvents:
         return self._stream()
 
     def _stream(self) -> Iterator[RuntimeEvent]:
-        while (what := self.told.get()) is not None:
+        while (what := self.queued.get()) is not None:
             if isinstance(what, Exception):
                 raise what
             yield what
 
-    def tell(self, kind: Any, who: str) -> None:
-        self.told.put(RuntimeEvent(kind, who))
+    def send(self, kind: Any, who: str) -> None:
+        self.queued.put(RuntimeEvent(kind, who))
 
     def close(self) -> None:
-        self.told.put(UnavailableError("closed"))
+        self.queued.put(UnavailableError("closed"))
 
 
 class Hears:
@@ -67,12 +67,12 @@ class Hears:
         await self.world.until(lambda: self.runtime_events.events_state is EventsState.CONNECTED)
         self.executor.attention.clear()
 
-    async def tell(self, kind: str, who: str) -> None:
+    async def send(self, kind: str, who: str) -> None:
         """An event, and everything that follows at once."""
-        self.events.tell(kind, who)
+        self.events.send(kind, who)
         # The thread takes one after the other, so that after the mark it has handed over what was before.
         mark = f"mark-{time.monotonic_ns()}"
-        self.events.tell(EXIT, mark)
+        self.events.send(EXIT, mark)
         await self.world.until(lambda: mark in self.runtime_events._exits)
         await self.world.quiet()
 
@@ -109,8 +109,8 @@ def test_an_exit_gives_the_cpus_back(live: Callable[..., None]) -> None:
         owner, sharer = await owner_and_sharer(world)
         world.end(owner)
         passes = world.executor.telemetry.value(metrics.RECONCILES)
-        await hears.tell(EXIT, owner)
-        await hears.tell(EXIT, owner)
+        await hears.send(EXIT, owner)
+        await hears.send(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
         assert world.executor.telemetry.value(metrics.EXITS_BY_EVENT) == 1
@@ -129,7 +129,7 @@ def test_an_exit_before_the_answer_to_the_start(live: Callable[..., None]) -> No
         owner = await world.create(await world.pod("a", "LSE", cpus=OWN))
         start = await world.call("StartContainer", pb.StartContainerRequest(container_id=owner))
         assert hears.phase(owner) is Phase.STARTING
-        await hears.tell(EXIT, owner)
+        await hears.send(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
         world.wire.finished(start, 0)
         await world.quiet()
@@ -146,10 +146,10 @@ def test_the_next_container_may_have_the_cpus_at_once(live: Callable[..., None])
         first = await world.run(await world.pod("a", "LSE", cpus=OWN))
         other = await world.pod("c", "LSE", cpus=OWN)
         world.end(first)
-        await hears.tell(EXIT, first)
+        await hears.send(EXIT, first)
         second = await world.run(other)
         assert world.on(second) == OWN
-        await hears.tell(EXIT, first)  # sent again, it is about the first still
+        await hears.send(EXIT, first)  # sent again, it is about the first still
         assert hears.phase(second) is Phase.RUNNING
         world.check()
 
@@ -162,7 +162,7 @@ def test_a_list_that_is_behind_brings_no_container_back(live: Callable[..., None
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
-        await hears.tell(EXIT, owner)
+        await hears.send(EXIT, owner)
         world.cgroups.sets.pop(owner)
         world._state(owner, state)
         await world.sync.once()
@@ -182,7 +182,7 @@ def test_after_a_while_the_list_is_right(live: Callable[..., None]) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
-        await hears.tell(EXIT, owner)
+        await hears.send(EXIT, owner)
         world.now += runtime_events.BEHIND_S + 1
         await world.sync.once()
         assert hears.phase(owner) is Phase.RUNNING
@@ -203,7 +203,7 @@ def test_an_exit_during_adoption(live: Callable[..., None]) -> None:
         detail = world.runtime.detail
 
         def ends(container_id: str) -> Any:
-            hears.events.tell(EXIT, container_id)
+            hears.events.send(EXIT, container_id)
             end = time.monotonic() + 30
             while container_id not in hears.runtime_events._exits and time.monotonic() < end:
                 time.sleep(0.005)
@@ -227,7 +227,7 @@ def test_an_exit_of_a_container_whose_create_was_not_answered(live: Callable[...
         call = await world.begin(sandbox)
         world.wire.finished(call, None)  # the client went away
         world.runtime.containers["lost"] = RuntimeContainer("lost", sandbox, "c", 0, "RUNNING")
-        await hears.tell(EXIT, "lost")
+        await hears.send(EXIT, "lost")
         await world.sync.once()
         assert hears.phase("lost") is Phase.EXITED
         await world.quiet()
@@ -243,8 +243,8 @@ def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
         owner, _ = await owner_and_sharer(world)
         await world.remove(owner)
         state = world.executor.state
-        await hears.tell(EXIT, owner)
-        await hears.tell(EXIT, "nobody")
+        await hears.send(EXIT, owner)
+        await hears.send(EXIT, "nobody")
         assert world.executor.state is state
         assert not await hears.moment()
 
@@ -258,7 +258,7 @@ def test_exits_of_strangers_are_forgotten(live: Callable[..., None], monkeypatch
         hears = Hears(world)
         await hears.connected()
         for number in range(10):
-            await hears.tell(EXIT, f"stranger-{number}")
+            await hears.send(EXIT, f"stranger-{number}")
         assert len(hears.runtime_events._exits) == 3
 
     live(day)
@@ -272,7 +272,7 @@ def test_the_end_of_a_sandbox_is_compared(live: Callable[..., None]) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
-        await hears.tell(EXIT, "s-a")
+        await hears.send(EXIT, "s-a")
         assert await hears.moment()
         assert hears.phase(owner) is Phase.RUNNING, "its containers may live on"
         world.end(owner)
@@ -291,7 +291,7 @@ def test_the_end_of_an_empty_sandbox(live: Callable[..., None]) -> None:
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
         await world.stop(owner)
-        await hears.tell(EXIT, "s-a")
+        await hears.send(EXIT, "s-a")
         assert not await hears.moment()
 
     live(day)
@@ -306,7 +306,7 @@ def test_a_start_of_an_unknown_container(
         await hears.connected()
         if answered:
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
-        await hears.tell(START, "s-late")
+        await hears.send(START, "s-late")
         if answered:
             assert not world.executor.attention.is_set()
             await world.pod("late", "LS")
@@ -323,12 +323,12 @@ def test_a_deletion_of_a_known_container(
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
-        await hears.tell(START, owner)
-        await hears.tell(DELETE, "nobody")
+        await hears.send(START, owner)
+        await hears.send(DELETE, "nobody")
         assert not await hears.moment()
         if answered:
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
-        await hears.tell(DELETE, owner)
+        await hears.send(DELETE, owner)
         if answered:
             assert not world.executor.attention.is_set()
             await world.remove(owner)
@@ -353,7 +353,7 @@ def test_more_in_doubt_than_are_remembered(
         hears.runtime_events._doubts.clear()  # the remembered ones are in doubt no more
         assert await hears.moment()
         world.executor.attention.clear()
-        await hears.tell(DELETE, owner)
+        await hears.send(DELETE, owner)
         assert not world.executor.attention.is_set(), "just now everything was compared"
         assert hears.runtime_events._doubtful is not None
 
@@ -371,7 +371,7 @@ def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> N
         await world.until(lambda: hears.runtime_events.events_state is EventsState.CONNECTED)
         passes = world.executor.telemetry.value(metrics.RECONCILES)
         world.executor.attention.clear()
-        hears.events.told.put(UnavailableError("gone"))
+        hears.events.queued.put(UnavailableError("gone"))
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_EVENT_STREAMS) == 2)
         await world.until(lambda: world.executor.telemetry.value(metrics.RECONCILES) > passes)
         runs.cancel()
@@ -402,11 +402,11 @@ def test_a_stream_that_ends_is_opened_again(
         ]
         for end in (None, UnavailableError("gone"), None):
             before = hears.events.listens
-            hears.events.told.put(end)
+            hears.events.queued.put(end)
             await world.until(lambda before=before: hears.events.listens > before)
             await hears.connected()
         owner, _ = await owner_and_sharer(world)
-        await hears.tell(EXIT, owner)
+        await hears.send(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
 
     live(day)
@@ -480,8 +480,8 @@ def test_one_event_that_fails_costs_no_other(
             phase(container_id, to)
 
         monkeypatch.setattr(world.executor.lifecycle, "phase", fails)
-        await hears.tell(EXIT, sharer)
-        await hears.tell(EXIT, owner)
+        await hears.send(EXIT, sharer)
+        await hears.send(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
         assert world.executor.attention.is_set()
@@ -497,7 +497,7 @@ def test_a_flood_leaves_the_loop_its_turns(live: Callable[..., None]) -> None:
         count = runtime_events.QUEUE_LIMIT - 1
         for number in range(count):
             hears.runtime_events._put(RuntimeEvent("exit", f"stranger-{number}"))
-        hears.events.tell(EXIT, owner)
+        hears.events.send(EXIT, owner)
         turns = 0
         while hears.phase(owner) is not Phase.EXITED:
             await asyncio.sleep(0)
@@ -519,8 +519,8 @@ def test_what_the_queue_cannot_hold_is_compared(
         hears = Hears(world)
         await hears.connected()
         for number in range(50):
-            hears.events.tell(EXIT, f"stranger-{number}")
-        hears.events.told.put(None)
+            hears.events.send(EXIT, f"stranger-{number}")
+        hears.events.queued.put(None)
         end = time.monotonic() + 30
         while hears.events.listens < 2 and time.monotonic() < end:
             time.sleep(0.01)  # the loop has no turn until all of them have come

@@ -29,7 +29,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def run(faults: list[BaseException | None], told: list[BaseException]) -> None:
+def run(faults: list[BaseException | None], reported: list[BaseException]) -> None:
     left = iter(faults)
 
     async def work() -> None:
@@ -37,14 +37,14 @@ def run(faults: list[BaseException | None], told: list[BaseException]) -> None:
         if fault is not None:
             raise fault
 
-    asyncio.run(tended(work, told.append))
+    asyncio.run(tended(work, reported.append))
 
 
 def test_a_task_is_restarted_after_longer_and_longer_pauses(pauses: list[float]) -> None:
-    told: list[BaseException] = []
-    run([ValueError("odd"), *[KeyError("x")] * 11, None], told)
-    assert len(told) == 12
-    assert isinstance(told[0], ValueError)
+    reported: list[BaseException] = []
+    run([ValueError("odd"), *[KeyError("x")] * 11, None], reported)
+    assert len(reported) == 12
+    assert isinstance(reported[0], ValueError)
     assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
     assert pauses[-1] == tasks.PAUSES.longest
 
@@ -56,20 +56,20 @@ def test_a_steady_task_is_restarted_at_once(pauses: list[float], monkeypatch: py
 
 
 def test_what_it_waited_for_was_cancelled(pauses: list[float]) -> None:
-    told: list[BaseException] = []
-    run([asyncio.CancelledError(), None], told)
-    assert len(told) == 1
+    reported: list[BaseException] = []
+    run([asyncio.CancelledError(), None], reported)
+    assert len(reported) == 1
 
 
 def test_a_cancelled_task_ends() -> None:
     async def day() -> None:
-        told: list[BaseException] = []
-        task = asyncio.create_task(tended(asyncio.Event().wait, told.append))  # type: ignore[arg-type]
+        reported: list[BaseException] = []
+        task = asyncio.create_task(tended(asyncio.Event().wait, reported.append))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not told
+        assert not reported
 
     asyncio.run(day())
 

@@ -234,7 +234,7 @@ def test_two_pods_at_once_are_not_promised_the_same_cpus(live) -> None:
         assert w.executor.state.aside() == CpuSet.parse("0-5,8-13"), "the last one would have left nothing"
         assert sum(len(p.reserved_for_pod.cpus) for p in w.executor.state.pods.values()) == 12
 
-    live(day, rules=BY_POD, told=(kubelet, None))
+    live(day, rules=BY_POD, sources=(kubelet, None))
 
 
 def test_a_pod_without_a_cgroup_parent_keeps_what_was_set_aside(live) -> None:
@@ -290,7 +290,7 @@ def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
         assert after.memory == NodeState.of(after.node, after.pods.values(), after.containers.values()).memory
         assert after.pods[s].reserved_for_pod == before.pods[s].reserved_for_pod
 
-    live(day, rules=rules, told=(kubelet, None))
+    live(day, rules=rules, sources=(kubelet, None))
 
 
 def test_memory_of_an_init_container_is_not_promised_after_a_crash(live) -> None:
@@ -309,7 +309,7 @@ def test_memory_of_an_init_container_is_not_promised_after_a_crash(live) -> None
         await w.sync.once()
         assert w.executor.state.memory == before
 
-    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))
+    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))
 
 
 def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(live, monkeypatch) -> None:
@@ -391,7 +391,7 @@ def test_facts_of_kubelet_take_precedence_over_the_cri(live) -> None:
         facts = w.executor.history.find("ns/a/c")[0].explanation.facts
         assert ("cpu request", "3 CPUs", "kubelet's /pods") in [(f.what, f.value, f.source) for f in facts]
 
-    live(day, told=(kubelet, None))
+    live(day, sources=(kubelet, None))
 
 
 def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
@@ -405,7 +405,7 @@ def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
         assert len(w.executor.state.containers[container].placement.exclusive) == 3
         assert kubelet.asked == 2
 
-    live(day, told=(kubelet, None))
+    live(day, sources=(kubelet, None))
 
 
 @pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer"])
@@ -432,12 +432,12 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(live, metho
         kubelet.gate.set()
         await w.quiet()
         assert (call.sent, call.refused) == (None, None)
-        assert not isinstance(call.state, Trip), "nobody would end it"
+        assert not isinstance(call.state, Trip), "nothing would end it"
         assert w.executor.state.containers == before.containers
         assert w.executor.state.aside() == CpuSet()
         assert not w.executor.state.runtime.arriving
 
-    live(day, rules=rules, told=(kubelet, None))
+    live(day, rules=rules, sources=(kubelet, None))
 
 
 @pytest.mark.parametrize("what", ["pods", "devices", "sysfs"])
@@ -459,7 +459,7 @@ def test_a_port_that_breaks_is_done_without(live, what: str, error: Exception) -
         await w.quiet()
         assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) > 0
 
-    live(day, rules=BY_POD, told=(kubelet, hardware))
+    live(day, rules=BY_POD, sources=(kubelet, hardware))
 
 
 @pytest.mark.parametrize("answer", [(None, ""), ("text", 5), (PodRequests("?", ()), ""), 7], ids=str)
@@ -473,7 +473,7 @@ def test_rubbish_from_kubelet_is_done_without(live, answer: Any) -> None:
         w.check()
 
     for rules in ({}, BY_POD, BY_CONTAINER):
-        live(day, rules=rules, told=(kubelet, None))
+        live(day, rules=rules, sources=(kubelet, None))
 
 
 def test_an_empty_answer_takes_back_nothing(live) -> None:
@@ -492,7 +492,7 @@ def test_an_empty_answer_takes_back_nothing(live) -> None:
         await silent
         assert w.executor.state.pods[s] == pod
 
-    live(day, told=(kubelet, None))
+    live(day, sources=(kubelet, None))
 
 
 def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) -> None:
@@ -518,7 +518,7 @@ def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) 
         assert not w.executor.state.containers
         assert records(w, "ns/a/c") == [("ns/a/c", True, False)]
 
-    live(day, told=(kubelet, None))
+    live(day, sources=(kubelet, None))
 
 
 def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> None:
@@ -537,7 +537,7 @@ def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> Non
         w.check()
 
     for rules in ({}, BY_CONTAINER, BY_POD):
-        live(day, rules=rules, told=(kubelet, None))
+        live(day, rules=rules, sources=(kubelet, None))
 
 
 def test_devices_draw_cpus_to_their_nodes(live) -> None:
@@ -550,7 +550,7 @@ def test_devices_draw_cpus_to_their_nodes(live) -> None:
         assert w.on(await w.run(s, "c", **FOUR)) == "4-5,12-13"
 
     for rules in ({}, BY_CONTAINER, BY_POD):
-        live(day, rules=rules, told=(kubelet, None))
+        live(day, rules=rules, sources=(kubelet, None))
 
 
 # -- ways to run ------------------------------------------------------------------------------------------
@@ -618,4 +618,4 @@ def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(live) -> None
         assert (placement.exclusive, placement.blocks) == (CpuSet(), ())
         assert w.executor.state.pods[s].asks.guaranteed is False
 
-    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))
+    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))

@@ -119,7 +119,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(live: Any, hasty: None) -
         assert page["workers"]["kernel"]["stuck_s"] > 0
         assert any("a worker thread is stuck in one job worker=kernel" in p["what"] for p in page["problems"])
         more = await w.begin(await w.pod("more", "LS"))
-        assert more.refused is None, "who only shares needs no kernel write"
+        assert more.refused is None, "a container that only shares needs no kernel write"
         w.finish(more, "more")
         await w.executor.journal.flush()
         assert "c/more" in w.ledger.entries, "the ledger is not behind the kernel worker"

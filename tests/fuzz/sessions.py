@@ -82,7 +82,7 @@ class Decider:
 
     def finished(self, stream: int, status: int | None) -> None:
         assert stream in self.asked, "the end of a call that was never asked about"
-        assert stream not in self.over, "told twice"
+        assert stream not in self.over, "ended twice"
         self.over.add(stream)
 
 

@@ -62,7 +62,7 @@ def test_what_is_described_can_be_imported() -> None:
 
 def test_an_undocumented_field_is_an_error() -> None:
     @dataclass(frozen=True)
-    class Told:
+    class Undocumented:
         """Something.
 
         Attributes:
@@ -72,8 +72,8 @@ def test_an_undocumented_field_is_an_error() -> None:
         here: int
         there: int
 
-    with pytest.raises(ValueError, match="cannot describe Told: there not documented"):
-        documented(Told)
+    with pytest.raises(ValueError, match="cannot describe Undocumented: there not documented"):
+        documented(Undocumented)
 
 
 def test_documented_but_missing_fields_and_silent_classes_are_errors() -> None:

@@ -160,8 +160,8 @@ def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
 def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
     reported = replace(record("refused_gpu"), verdict=Verdict(9, "R", "R: text (ml/c/main)"))
     assert all_sentences(reported)[0] == "ml/c/main was refused: text."
-    reported = replace(reported, verdict=Verdict(9, "R", "more (ml/c/other) is told"))
-    assert all_sentences(reported)[0] == "ml/c/main was refused: more (ml/c/other) is told."
+    reported = replace(reported, verdict=Verdict(9, "R", "more (ml/c/other) is unknown"))
+    assert all_sentences(reported)[0] == "ml/c/main was refused: more (ml/c/other) is unknown."
 
 
 def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:

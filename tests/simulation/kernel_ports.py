@@ -39,18 +39,18 @@ class SimulatedWrites:
         self._wake = wake
         self._room = room
         self._watched: dict[str, Group] = {}
-        self._told: dict[str, None] = {}
+        self._written: dict[str, None] = {}
         self.overflown = False
 
     def written(self, path: str) -> None:
         """A group's list was written."""
         if self._watched.get(path) is self._kernel.groups.get(path) and path in self._watched:
-            self._told[path] = None
+            self._written[path] = None
             self._wake(self.FILE)
 
     @property
     def pending(self) -> bool:
-        return bool(self._told)
+        return bool(self._written)
 
     def fileno(self) -> int:
         return self.FILE
@@ -72,11 +72,11 @@ class SimulatedWrites:
         return set(self._watched)
 
     def taken(self) -> set[str] | None:
-        told, self._told = self._told, {}
+        written, self._written = self._written, {}
         if self.overflown:
             self.overflown = False
             return None
-        return {path for path in told if path in self._watched}
+        return {path for path in written if path in self._watched}
 
     def close(self) -> None:
         self._watched.clear()

@@ -204,7 +204,7 @@ def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
     async def rest() -> None:
         assert second._staging is not None
         await asyncio.sleep(0.7)
-        assert world(node, ids) == seen  # it is still paused, and nobody has changed sides
+        assert world(node, ids) == seen  # it is still paused, and no container has changed sides
         assert sum(has != ALL for has in seen.values()) == page(second)["enforced"] >= 3
         second._staging._pause(paused=False)
         await until(lambda: page(second)["enforced"] == len(ids))

@@ -33,7 +33,7 @@ def writer_of(ledger: Any, directory: Path, pause: Any = lambda seconds: None) -
 
 
 def finishing(record: TakeoverRecord = STARTED) -> StepOutcome:
-    return StepOutcome(changed_copy(record, pending=Pending("finish", "before", "after", "none")), ("told",))
+    return StepOutcome(changed_copy(record, pending=Pending("finish", "before", "after", "none")), ("written",))
 
 
 def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
     writer.take(StepOutcome(STARTED, ()))
     assert ledger.entries[KEY]["stage"] == "started"
     done = writer.take(finishing())
-    assert (done.reported, done.record) == (("told",), writer.record)
+    assert (done.reported, done.record) == (("written",), writer.record)
     assert (writer.record.stage, writer.record.since, writer.record.written) == (
         TakeoverStage.FINISHED,
         7.0,

@@ -62,7 +62,7 @@ def test_reusable_devices_have_to_be_near() -> None:
     untold = state.give("p", "c0", R, frozenset("z"))
     assert said(container_hints(untold, pod(1, 2, init=1), "c1", NODES)[R])[0] == ("1", True)
     nowhere = state.give("p", "c0", R, frozenset("n"))
-    assert container_hints(nowhere, pod(1, 2, init=1), "c1", NODES)[R] == (), "near to no node that is told"
+    assert container_hints(nowhere, pod(1, 2, init=1), "c1", NODES)[R] == (), "no reported node is near"
     gone = held.register(R, devices(b=1, c=1))
     assert said(container_hints(gone, pod(1, 2, init=1), "c1", NODES)[R]) == [("1", True)]
 

@@ -1,4 +1,4 @@
-"""One answer of kubelet for many readers: how long it serves, and who shares an error."""
+"""One answer of kubelet for many readers: how long it serves, and which readers share an error."""
 
 from __future__ import annotations
 

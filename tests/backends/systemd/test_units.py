@@ -103,7 +103,7 @@ class PlayedSystemd:
                 connection.sendall(new_signal(emitter, member, signature, body).serialise(7000))
 
     def end(self) -> None:
-        """Hang up on everybody."""
+        """Close every connection."""
         for connection in self.connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -118,7 +118,7 @@ def _hook_request_update(case: Case) -> Outcome:
     entry = message(hook.ContainerResourceHookRequest, case.optional("stored", dict))
     asked = message(cri.UpdateContainerResourcesRequest, case.optional("request", dict))
     event = PreUpdateContainerResources(
-        *messages.told_container(entry), Decision(), resources_of(asked.linux), dict(asked.annotations)
+        *messages.facts_of_entry(entry), Decision(), resources_of(asked.linux), dict(asked.annotations)
     )
     expected = message(hook.ContainerResourceHookRequest, _expected(case))
     return Outcome(shown(expected), shown(container_request(event)))

@@ -29,7 +29,7 @@ if ! ready; then
     done
     mkdir -p "$folder" || give_up "no folder $folder"
     exec 9>"$folder/lock"
-    flock -w "$limit" 9 || give_up "somebody else is still building in $folder"
+    flock -w "$limit" 9 || give_up "another build is still running in $folder"
 fi
 if ! ready; then
     # Go builds what lies where it keeps modules only as it is, so this is done in a copy. Its own go.sum decides what

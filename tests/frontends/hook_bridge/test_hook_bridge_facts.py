@@ -295,7 +295,7 @@ def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
     assert decision.cpus == decision.own == cpus("2-3")
     assert decision.allowed == cpus("0-3")
     pools = pools_of(NodeState.of(NODE, [POD], [container]))
-    assert (pools.owners, pools.owned) == ({"c1": cpus("2-3")}, cpus("0-3")), "the rest is nobody else's"
+    assert (pools.owners, pools.owned) == ({"c1": cpus("2-3")}, cpus("0-3")), "the rest has no other owner"
 
 
 def test_memory_that_was_promised_binds_hooks() -> None:

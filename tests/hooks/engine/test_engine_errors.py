@@ -152,13 +152,13 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
     logger = logging.getLogger(f"{PREFIX}.10_x_1")
     try:
         chatter.know([Hook("10-x", __file__, {})])
-        logger.info("told %s", "this", extra={"x": 1})
+        logger.info("said %s", "this", extra={"x": 1})
         logger.debug("not this")
         chatter.emit(logger.makeRecord(logger.name, 30, __file__, 1, "bad %d", ("arguments",), None))
         logger.error("failed", exc_info=OSError("gone"))
         first = records(written)
         assert [(r["msg"], r["hook"]) for r in first] == [
-            ("told this", "10-x"),
+            ("said this", "10-x"),
             ("bad %d", "10-x"),
             ("failed", "10-x"),
         ]
