@@ -31,7 +31,7 @@ from proxy.demo.calls import CallRefused
 from proxy.demo.client import CriClient
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 
-CALLS, HANDS, TOLD = 20_000, 8, 2000
+CALLS, HANDS, REPORT_EVERY = 20_000, 8, 2000
 RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
 GROWTH_MB, LEDGER_KB = 5.0, 1024
 LIMITS = {
@@ -97,7 +97,7 @@ class Hand(threading.Thread):
     def count(self, what: str) -> None:
         self.left -= 1
         self.churn.calls[what] += 1
-        if sum(self.churn.calls.values()) % TOLD == 0:
+        if sum(self.churn.calls.values()) % REPORT_EVERY == 0:
             say(f"{sum(self.churn.calls.values())} calls")
 
     def pod(self, client: CriClient) -> None:

@@ -81,18 +81,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description="Count code, modules, and imports in functions.")
     options.add_argument("commit", nargs="?", default="", help="count this one, too")
     commit = options.parse_args().commit
-    told = [counts(each) for each in ([commit] if commit else [])] + [counts("")]
+    counted = [counts(each) for each in ([commit] if commit else [])] + [counts("")]
     head = ["package"]
     for each in ([commit] if commit else []) + ["here"]:
         head += [f"lines, {each}", "modules", "imports in functions"]
     rows: list[list[str]] = []
-    for package in sorted(set().union(*told)):
+    for package in sorted(set().union(*counted)):
         row = [package]
-        for one in told:
+        for one in counted:
             row += [str(one.get(package, Counter())[key]) for key in ("lines", "modules", "imports")]
         rows.append(row)
     total = ["all"]
-    for one in told:
+    for one in counted:
         total += [str(sum(c[key] for c in one.values())) for key in ("lines", "modules", "imports")]
     print(render(head, [*rows, total]))
 

@@ -42,7 +42,7 @@ from proxy.model.errors import TopoproxyError, UnavailableError
 BAR_S = 1.0
 HANDS = 4
 MOVED_S = 30.0
-"""How long the move of an owner may take, with telling the runtime."""
+"""How long the move of an owner may take, with the update of the runtime."""
 CALM = 10
 """After so many moments the run waits until each container is where it belongs."""
 LS, LSE, WHOLE = KINDS[0], KINDS[3], KINDS[5]
@@ -316,23 +316,23 @@ def main() -> int:
     words.add_argument("--moments", type=int, metavar="N", help="so many random moments (500)")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nodes at the same time")
-    told = words.parse_args()
-    jobs, rows, every, begun = max(1, told.jobs), [], list[Found](), time.monotonic()
+    chosen = words.parse_args()
+    jobs, rows, every, begun = max(1, chosen.jobs), [], list[Found](), time.monotonic()
     # A fork of a process in which gRPC runs hangs; and no node is to feel another's threads.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        if told.steps or told.moments is None:
+        if chosen.steps or chosen.moments is None:
             found, count = Found(), 0
-            for one, names in pool.map(steps_part, [(told.every, part, jobs) for part in range(jobs)]):
+            for one, names in pool.map(steps_part, [(chosen.every, part, jobs) for part in range(jobs)]):
                 found.add(one)
                 count = max(count, names)
             every.append(found)
-            what = f"at each of {count} steps" + (f", every {told.every}." * (told.every > 1))
+            what = f"at each of {count} steps" + (f", every {chosen.every}." * (chosen.every > 1))
             rows.append(found.row(what))
-        if told.moments or (told.moments is None and not told.steps):
-            found, count = Found(), told.moments or 500
+        if chosen.moments or (chosen.moments is None and not chosen.steps):
+            found, count = Found(), chosen.moments or 500
             shares = [(count + part) // jobs for part in range(jobs)]
             for other in pool.map(
-                moments_part, [(n, told.seed + at * 1000) for at, n in enumerate(shares) if n]
+                moments_part, [(n, chosen.seed + at * 1000) for at, n in enumerate(shares) if n]
             ):
                 found.add(other)
             every.append(found)

@@ -121,15 +121,15 @@ def direct(file: Path) -> Callable[[], None]:
 
 def row(what: str, seconds: list[float], bar: float) -> tuple[list[str], bool]:
     missed = max(seconds) >= bar
-    told = [number(statistics.median(seconds) * 1000, "ms"), number(max(seconds) * 1000, "ms")]
-    return [what, *told, f"{bar:g} s" + (" MISSED" if missed else ""), str(len(seconds))], missed
+    figures = [number(statistics.median(seconds) * 1000, "ms"), number(max(seconds) * 1000, "ms")]
+    return [what, *figures, f"{bar:g} s" + (" MISSED" if missed else ""), str(len(seconds))], missed
 
 
 def measure(folder: Path, bed: Bed) -> list[tuple[list[str], bool]]:
     program, deaf = daemon.PROGRAM, folder / "deaf"
     deaf.write_text(DEAF.format(python=sys.executable))
     deaf.chmod(0o755)
-    with node(folder / "told", bed, program) as (found, sharers):
+    with node(folder / "notified", bed, program) as (found, sharers):
         assert found.daemon.status()["drift"]["not_watched"] == ""
         straight = [once(file := file_of(one), direct(file), pause=0.1) for one in sharers]
         quiet(found.daemon)
@@ -164,7 +164,7 @@ def main() -> int:
             rows = measure(Path(name), bed)
         finally:
             bed.stop()
-    print(render(HEAD, [told for told, _ in rows]))
+    print(render(HEAD, [figures for figures, _ in rows]))
     return int(any(missed for _, missed in rows))
 
 

@@ -46,12 +46,12 @@ MOVE_SHARES = 777
 class Faults:
     """What goes wrong."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.kill_at = int(told.get("kill_at", 0))
-        self.share = float(told.get("writes", 0.0))
-        self.dice = random.Random(int(told.get("seed", 1)))
-        self.trace = Path(told["steps"]).open("a", buffering=1) if "steps" in told else None  # noqa: SIM115
-        self.orders = Path(told["orders"]) if "orders" in told else None
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.kill_at = int(settings.get("kill_at", 0))
+        self.share = float(settings.get("writes", 0.0))
+        self.dice = random.Random(int(settings.get("seed", 1)))
+        self.trace = Path(settings["steps"]).open("a", buffering=1) if "steps" in settings else None  # noqa: SIM115
+        self.orders = Path(settings["orders"]) if "orders" in settings else None
         self.count = 0
         self.counting = False
         self._obeyed = ""
@@ -162,7 +162,7 @@ def sizes() -> dict[str, int]:
     return found
 
 
-def tell(*_: object) -> None:
+def report(*_: object) -> None:
     """Write down how much is held."""
     gc.unfreeze()
     gc.collect()
@@ -171,7 +171,7 @@ def tell(*_: object) -> None:
 
 if __name__ == "__main__":
     if "SIZES" in os.environ:
-        signal.signal(signal.SIGRTMIN, tell)
+        signal.signal(signal.SIGRTMIN, report)
     install(Faults(json.loads(os.environ.get("FAULTS", "{}"))))
     from proxy.__main__ import main
 

@@ -149,15 +149,15 @@ class Node:
         file = self.folder / "sizes"
         file.unlink(missing_ok=True)
         self.popen.send_signal(signal.SIGRTMIN)
-        told: dict[str, int] = {}
+        sizes: dict[str, int] = {}
 
-        def is_told() -> bool:
+        def reported() -> bool:
             with contextlib.suppress(OSError, ValueError):
-                told.update(json.loads(file.read_text()))
-            return bool(told)
+                sizes.update(json.loads(file.read_text()))
+            return bool(sizes)
 
-        self.until(is_told, 30, "what the daemon's objects hold")
-        return told
+        self.until(reported, 30, "what the daemon's objects hold")
+        return sizes
 
     def log(self) -> str:
         """The last words of the daemons."""
@@ -235,7 +235,7 @@ class Node:
         """Name owners that the daemon does not know, and running containers that are on wrong CPUs."""
         page = self.status()
         if page is None:
-            return ["nobody answers"]
+            return ["no answer"]
         held = {row["cpus"] for row in page["exclusive"]}
         found = [*page["violations"]]
         with self.runtime._engine.lock:
@@ -250,8 +250,8 @@ class Node:
         for record in live:
             if record.id in self.moved & own.keys() & sets.keys():
                 if own[record.id] != sets[record.id]:
-                    told = own[record.id]
-                    found.append(f"{self.name(record)} is on {sets[record.id]}, the runtime has {told}")
+                    cpus = own[record.id]
+                    found.append(f"{self.name(record)} is on {sets[record.id]}, the runtime has {cpus}")
                 own[record.id] = sets[record.id]
         known = [CpuSet.parse(cpus) for cpus in held]
         found += [
@@ -284,7 +284,7 @@ class Node:
 
     def lost(self) -> list[str]:
         """Name owners that the daemon does not know."""
-        return [what for what in self.unsettled() if what.endswith(("is lost", "nobody answers"))]
+        return [what for what in self.unsettled() if what.endswith(("is lost", "no answer"))]
 
     def settled(self, seconds: float = 15.0) -> list[str]:
         """Wait until each container is where it belongs; gives what is not so when the time is over."""

@@ -124,7 +124,7 @@ def bad(event):
         Adjustment(annotations={"good": "no"}), Adjustment(labels={"a": "b\\0"}),
         Adjustment(cgroup_parent="/"),
         Adjustment(unified={"cpuset.cpus": "0-15"}), Adjustment(unified={"../cpuset.cpus": "0-15"}),
-        Adjustment(updates=7), Adjustment(updates={"nobody": Update(cpus=CpuSet((0,)))}),
+        Adjustment(updates=7), Adjustment(updates={"unknown": Update(cpus=CpuSet((0,)))}),
         Adjustment(mounts={"x": None}), Adjustment(devices={"/dev/x": 3}),
     )
 """

@@ -30,11 +30,11 @@ def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--pods", type=int, default=6, help="pods of each kind (6)")
     words.add_argument("--seed", type=int, default=1, help="of the attacks (1)")
-    told = words.parse_args()
+    chosen = words.parse_args()
     lines, missed = [], False
     for kind in ATTACKS:
-        dice = random.Random(f"{kind} {told.seed}")
-        visits: Visits = [(i % len(DAY), attack(kind, dice, CPUS), "") for i in range(told.pods)]
+        dice = random.Random(f"{kind} {chosen.seed}")
+        visits: Visits = [(i % len(DAY), attack(kind, dice, CPUS), "") for i in range(chosen.pods)]
         played = [play(visits) for _ in range(PLAYS)]
         held, longest = min(p.held_ms for p in played), max(p.longest for p in played)
         missed |= held > HOLD_MS

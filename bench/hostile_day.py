@@ -153,7 +153,7 @@ class Daemon:
 
     def start(self) -> float:
         """Start it; gives the seconds until it is in step with the runtime and has answered a call."""
-        told = {
+        variables = {
             "PYTHONPATH": str(self.root),
             "NOTIFY_SOCKET": str(self.pings.path),
             "WATCHDOG_USEC": str(self.ping_usec),
@@ -166,7 +166,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env=environment(malloc=False) | told,
+                env=environment(malloc=False) | variables,
             )
         while not self._is_ready():
             if self.popen.poll() is not None:
@@ -310,8 +310,8 @@ class Play:
                 info = json.loads(client.status(container, verbose=True).info["info"])
                 cpu = info["runtimeSpec"]["linux"]["resources"].get("cpu", {})
                 row = rows.get(container, {})
-                told = {key: row.get(key) for key in ("ref", "qos", "pool", "cpus", "mems", "reason")}
-                self.day.honest[name] = {"spec": cpu.get("cpus"), "mems": cpu.get("mems"), **told}
+                facts = {key: row.get(key) for key in ("ref", "qos", "pool", "cpus", "mems", "reason")}
+                self.day.honest[name] = {"spec": cpu.get("cpus"), "mems": cpu.get("mems"), **facts}
         self.day.owners = {row["pod"].partition("/")[0] for row in page["exclusive"]}
         log = self.daemon.log.read_text(errors="replace")
         texts = [*log.splitlines(), *(str(p["what"]) for p in page["problems"]), *_texts(page["containers"])]

@@ -74,12 +74,12 @@ class Crowd(Answers):
                 pod = evil[index - OWNERS]
                 labels, annotations = dict(pod.labels), dict(pod.annotations)
                 namespace = NAMESPACE
-            told = {"io.kubernetes.pod.name": name, "io.kubernetes.pod.uid": uid}
+            pod_labels = {"io.kubernetes.pod.name": name, "io.kubernetes.pod.uid": uid}
             sandbox = pb.PodSandbox(
                 id=identifier(index + 700_000),
                 metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
                 state=pb.SANDBOX_READY,
-                labels={**told, **labels},
+                labels={**pod_labels, **labels},
                 annotations=annotations,
             )
             pods.items.append(sandbox)
@@ -90,7 +90,7 @@ class Crowd(Answers):
                     pod_sandbox_id=sandbox.id,
                     metadata=pb.ContainerMetadata(name="main"),
                     state=pb.CONTAINER_RUNNING,
-                    labels=told,
+                    labels=pod_labels,
                 )
             )
             self.cpus[container_id] = str(own[0]) if own else str(MACHINE.online - OWNED)
@@ -124,8 +124,8 @@ class Crowd(Answers):
         cpu = {"shares": 1024 if owner else 102, "period": 100_000, "cpus": self.cpus[one.id]}
         cpu |= {"quota": 100_000} if owner else {}
         spec = {"linux": {"cgroupsPath": f"/{self.paths[one.id]}", "resources": {"cpu": cpu}}}
-        told = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
-        return message(pb.ContainerStatusResponse(status=status, info=told).SerializeToString())
+        info = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
+        return message(pb.ContainerStatusResponse(status=status, info=info).SerializeToString())
 
 
 def _parents(evil: Sequence[HostilePod]) -> list[str]:
@@ -262,25 +262,25 @@ def main() -> int:
     )
     words.add_argument("--turns", type=int, default=TURNS, help="turns (3)")
     words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
-    told = words.parse_args()
-    skip = [kind for kind in told.skip.split(",") if kind]
-    if told.runtime:
+    chosen = words.parse_args()
+    skip = [kind for kind in chosen.skip.split(",") if kind]
+    if chosen.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        Backend(told.runtime, Crowd(told.hostile, skip)).run()
+        Backend(chosen.runtime, Crowd(chosen.hostile, skip)).run()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        with sources(told.base or str(ROOT)) as (root, named):
-            roots = {"now": ROOT} | ({named: root} if told.base else {})
+        with sources(chosen.base or str(ROOT)) as (root, named):
+            roots = {"now": ROOT} | ({named: root} if chosen.base else {})
             for each in roots.values():
                 checkout("the daemon", each)
-            found = measure(roots, told.hostile, skip, told.turns)
+            found = measure(roots, chosen.hostile, skip, chosen.turns)
     except BenchError as error:
         print(f"hostile_start: {error}", file=sys.stderr)
         return 1
     which = sorted(roots, key=lambda name: name == "now")
     print(render([HEAD[0], *which, HEAD[1]], rows(found, which)))
-    beside = f"{told.hostile} of them of hostile pods"
-    print(f"\n{CONTAINERS} containers, {beside}; {told.turns} turns, {os.cpu_count()} CPUs.")
+    beside = f"{chosen.hostile} of them of hostile pods"
+    print(f"\n{CONTAINERS} containers, {beside}; {chosen.turns} turns, {os.cpu_count()} CPUs.")
     return int(min(s.gap_ms for s in found["no ledger", "now"]) > GAP_BAR_MS)
 
 

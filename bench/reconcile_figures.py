@@ -107,8 +107,8 @@ class Node(Answers):
         status = pb.ContainerStatus(id=one.id, metadata=one.metadata, state=one.state, labels=one.labels)
         cpu = {"shares": 512, "cpus": ONLINE.read_text().strip()}
         spec = {"linux": {"cgroupsPath": f"/{paths_of(one, self.top)[1]}", "resources": {"cpu": cpu}}}
-        told = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
-        return message(pb.ContainerStatusResponse(status=status, info=told).SerializeToString())
+        info = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
+        return message(pb.ContainerStatusResponse(status=status, info=info).SerializeToString())
 
 
 def paths_of(one: pb.Container, top: str = GROUP) -> tuple[str, str, str]:
@@ -153,7 +153,7 @@ class Kubelet:
         self.client = client
         self.always = always
         self.resources = pb.LinuxContainerResources(cpuset_cpus=cpus)
-        self.told: set[str] = set()
+        self.updated: set[str] = set()
         self.asked = 0
         self.updates = 0
 
@@ -177,9 +177,9 @@ class Kubelet:
         """Send the CPUs of all containers, or of those that have not been sent yet."""
         for number_ in range(CONTAINERS):
             container_id = identifier(number_)
-            if self.always or container_id not in self.told:
+            if self.always or container_id not in self.updated:
                 self.client.update(container_id, self.resources)
-                self.told.add(container_id)
+                self.updated.add(container_id)
                 self.updates += 1
 
 
@@ -236,7 +236,10 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
 
         spans: list[tuple[str, Kubelet, float, int]] = []
         with CriClient(str(listen)) as client:
-            for words, always in (("kubelet before 1.22: all", True), ("kubelet now: who changed", False)):
+            for words, always in (
+                ("kubelet before 1.22: all", True),
+                ("kubelet now: the changed ones", False),
+            ):
                 kubelet, before = Kubelet(client, cpus, always=always), written(daemon)
                 share = span(kubelet.live)
                 spans.append((words, kubelet, share, written(daemon) - before))
@@ -248,7 +251,7 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
             bar = f"{BAR:g} %" + (" MISSED" if less >= BAR else "")
             cells = [str(kubelet.updates), f"{share:.2f} %", f"{less:.2f} %", bar, number(each, "us")]
             rows.append([words, *cells, str(writes)])
-        rows.append([f"nobody calls ({what})", "0", f"{idle:.2f} %", "", "", "", ""])
+        rows.append([f"no calls ({what})", "0", f"{idle:.2f} %", "", "", "", ""])
     return rows, missed
 
 
@@ -259,12 +262,12 @@ def main() -> int:
     words.add_argument("--groups", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     words.add_argument("--containers", type=int, default=CONTAINERS, help=argparse.SUPPRESS)
     words.add_argument("--top", metavar="GROUP", help=argparse.SUPPRESS)
-    told = words.parse_args()
-    if told.runtime:
+    chosen = words.parse_args()
+    if chosen.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        Backend(told.runtime, Node(told.groups, told.top, told.containers)).run()
+        Backend(chosen.runtime, Node(chosen.groups, chosen.top, chosen.containers)).run()
     try:
-        rows, missed = measure(told.seconds)
+        rows, missed = measure(chosen.seconds)
     except BenchError as error:
         print(f"reconcile: {error}", file=sys.stderr)
         return 1

@@ -105,7 +105,7 @@ class ReloadDay:
 
 
 class Clients:
-    """Threads that make calls until they are ended, and pause when they are told so."""
+    """Threads that make calls until they are ended, and pause on request."""
 
     def __init__(self, one: Node, day: ReloadDay) -> None:
         self.one, self.day = one, day

@@ -252,8 +252,8 @@ def rows(figures: Figures) -> list[list[str]]:
         compared = figures.ratio(get(ours), get(plain)) if ratio else None
         straight, value = number(get(DIRECT), unit) if direct else "", get(ours)
         missed = bar is not None and value is not None and round(value) > bar
-        told = "" if bar is None else f"{bar} {unit}{' MISSED' * missed}"
-        out.append([text, straight, number(value, unit), number(get(plain), unit), number(compared), told])
+        limit = "" if bar is None else f"{bar} {unit}{' MISSED' * missed}"
+        out.append([text, straight, number(value, unit), number(get(plain), unit), number(compared), limit])
 
     for call, text, _ in LATENCY:
         added = [figures.added(f"p50 {call}", name, DIRECT) for name in (ours, plain)]

@@ -72,12 +72,14 @@ def main() -> int:
     config = parse(CONFIG, "bench")
     start = time.perf_counter()
     played = rehearse(config, hosts_of(config, machines, rules), guests(pods), rules)
-    told = find(played).summary
+    summary = find(played).summary
     took = time.perf_counter() - start
     print(f"bare loop of 1,000,000 steps: {loop * 1e3:.1f} ms")
     print(f"{pods} pods on {count} machines: {took:.2f} s, {pods / took:.0f} pods/s, {took / loop:.0f} loops")
-    print(f"placed {told.placed} (together {told.together}, spread {told.spread}, sharing {told.sharing})")
-    print(f"refused {dict(Counter(told.refused))}, unschedulable {dict(told.unschedulable)}")
+    print(
+        f"placed {summary.placed} (together {summary.together}, spread {summary.spread}, sharing {summary.sharing})"
+    )
+    print(f"refused {dict(Counter(summary.refused))}, unschedulable {dict(summary.unschedulable)}")
     late = took >= BAR and (pods, count) == (10_000, 100)
     print(f"bar {BAR:.0f} s for 10000 pods on 100 machines: {'MISSED' if late else 'ok'}")
     return int(late)

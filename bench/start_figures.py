@@ -138,16 +138,16 @@ def main() -> int:
     words.add_argument("--containers", type=int, default=CONTAINERS, help=f"how many run ({CONTAINERS})")
     words.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often all is done ({ROUNDS})")
     words.add_argument("--start", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
-    told = words.parse_args()
-    if told.start:
-        print(json.dumps(asyncio.run(started(told.start, told.containers))))
+    chosen = words.parse_args()
+    if chosen.start:
+        print(json.dumps(asyncio.run(started(chosen.start, chosen.containers))))
         return 0
     try:
-        found = measure(told.containers, told.rounds)
+        found = measure(chosen.containers, chosen.rounds)
     except BenchError as error:
         print(f"start: {error}", file=sys.stderr)
         return 1
-    print(f"{told.containers} containers, {told.rounds} rounds; the bar is {BAR_MS:g} ms between turns")
+    print(f"{chosen.containers} containers, {chosen.rounds} rounds; the bar is {BAR_MS:g} ms between turns")
     print(render(HEAD, rows(found)))
     return int(statistics.median(each["wall"] for each in found["without a ledger"]) > BAR_MS)
 

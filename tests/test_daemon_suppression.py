@@ -104,7 +104,9 @@ def test_by_cpus(node: Node) -> None:
     assert cpus(node, ids[0]) == cpus(node, ids[2]) == MACHINE.online
     updates = [call for call in node.runtime.calls if call.method == "UpdateContainerResources"]
     reported = [(call.request.container_id, call.request.linux.cpuset_cpus) for call in updates]
-    assert reported[-1] == (ids[2], str(MACHINE.online)), "a container that came with a narrowed set is updated at the end"
+    assert reported[-1] == (ids[2], str(MACHINE.online)), (
+        "a container that came with a narrowed set is updated at the end"
+    )
     assert {container for container, _ in reported} == {ids[2]}
 
 

@@ -39,10 +39,10 @@ def test_a_kubelet_that_reconciles() -> None:
     import reconcile_figures
 
     rows, _ = reconcile_figures.measure(2)
-    every, changed, none = rows
+    every, changed, unchanged = rows
     assert [row[1] for row in rows] == ["300", "300", "0"]
     assert every[-1] == changed[-1] == "0", "what holds is not written"
-    assert nobody[0].startswith("nobody calls")
+    assert unchanged[0].startswith("no calls")
 
 
 def test_a_start_beside_a_few_containers_is_measured() -> None:

@@ -275,7 +275,9 @@ def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
     assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in reported, reported
 
     owner = node.cri.run(pod(node, "db", "LSE"), **LIMITED)
-    assert cpuset_of(narrow).cpus == cpuset_of(free).cpus == REST, "it cannot keep what another container owns"
+    assert cpuset_of(narrow).cpus == cpuset_of(free).cpus == REST, (
+        "it cannot keep what another container owns"
+    )
     wait_for("that to be reported", lambda: f"nothing is left of CPUs {LAST}" in node.problems())
     gone(node, owner)
     wait_for("the CPUs to come back", lambda: cpuset_of(narrow).cpus == LAST)

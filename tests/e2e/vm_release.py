@@ -56,7 +56,10 @@ def memory_nodes(node: Node, daemon: Daemon) -> None:
         return
 
     wait("its nodes to be given back", lambda: mems(node) == Mask([0, FAR]))
-    wait("that to be reported", lambda: any("memory of nodes" in p["what"] for p in daemon.status()["problems"]))
+    wait(
+        "that to be reported",
+        lambda: any("memory of nodes" in p["what"] for p in daemon.status()["problems"]),
+    )
     (reported,) = (p["what"] for p in daemon.status()["problems"] if "memory of nodes" in p["what"])
     there = memory(daemon, "lse/main")["outside"]
     assert there > SIZE_MIB * MIB / 2, memory(daemon, "lse/main")

@@ -33,7 +33,9 @@ def writer_of(ledger: Any, directory: Path, pause: Any = lambda seconds: None) -
 
 
 def finishing(record: TakeoverRecord = STARTED) -> StepOutcome:
-    return StepOutcome(changed_copy(record, pending=Pending("finish", "before", "after", "none")), ("written",))
+    return StepOutcome(
+        changed_copy(record, pending=Pending("finish", "before", "after", "none")), ("written",)
+    )
 
 
 def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
