@@ -46,12 +46,12 @@ class SweepResult:
     Attributes:
         due: What containers are to have, by id.
         written: Ids of containers, and paths of groups, that were widened.
-        errors: What could not be, in words.
+        errors: Why something could not be widened, by the id of a container or the path of a group.
     """
 
     due: dict[str, Due] = field(default_factory=dict)
     written: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 def give_back(
@@ -84,7 +84,7 @@ def give_back(
             if error.errno in GONE:
                 done.due[container.id] = _unborn(cgroups, state.node.machine, container, target)
             else:
-                done.errors.append(str(error))
+                done.errors[container.id] = str(error)
     return done
 
 
@@ -135,7 +135,7 @@ def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
             done.written.append(path)
     except CgroupError as error:
         if error.errno not in GONE:
-            done.errors.append(str(error))
+            done.errors[path] = str(error)
 
 
 def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:

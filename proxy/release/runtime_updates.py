@@ -26,7 +26,7 @@ class Progress:
 
     Attributes:
         reported: Containers that were updated at the runtime, and with what.
-        left: What could not be done in the last sweep, by container or group, in words.
+        left: What could not be done in the last sweep, by container, group or part, in words.
         sweeps: How often all containers were checked.
         pending: Ids that the last sweep found and that are not updated yet.
     """

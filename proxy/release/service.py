@@ -211,8 +211,7 @@ class Release:
         if executor.partitions is not None:
             await executor.partitions.once()
         given = await self._kernel()
-        for number, error in enumerate(given.errors):
-            progress.left[f"kernel {number}"] = error
+        progress.left |= given.errors
         progress.pending = [i for i in given.due if self._telling.is_due(i, given)]
         clean = bool(progress.sweeps) and listed and not progress.pending and not given.written
         progress.sweeps += 1

@@ -74,7 +74,7 @@ class LazyStaging:
     def page(self) -> dict[str, object]:
         """Return how far the plan is applied."""
         state, options = self._executor.state, self._executor.options
-        found, problems = counts(state), {} if self._made is None else self._made.problems
+        found, problems = counts(state), {} if self._made is None else self._made.problems()
         there = {c.pod.key: c.pod.ref for c in state.containers.values()}
         return {
             "mode": state.mode.value,

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-from proxy.engine.enforcement import applies_to, counts
+from proxy.engine.enforcement import applies_to, counts, live_pods
 from proxy.engine.node_effects import EnforcementStep
 from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
 from proxy.executor.enforce import Enforced
@@ -31,6 +31,7 @@ from proxy.model.workload import Container, Phase
 from proxy.release.kernel import give_back
 from proxy.release.runtime_updates import Progress, Telling
 from proxy.release.targets import target_of
+from proxy.staging.problems import PodProblems
 from proxy.telemetry import metrics
 
 AGAIN = Backoff(5.0, 300.0)
@@ -38,14 +39,11 @@ AGAIN = Backoff(5.0, 300.0)
 ROUNDS = 20
 """Most rounds in which a step tries to give its pods back; the next step goes on."""
 PAUSE_S = 0.1
+BUSY = "the runtime is still busy with it"
 
 
 class StagedEnforcement:
-    """Makes the steps.
-
-    Attributes:
-        problems: What could not be done for pods, by key.
-    """
+    """Makes the steps."""
 
     def __init__(self, executor: NodeExecutor) -> None:
         """Make no step yet.
@@ -57,7 +55,13 @@ class StagedEnforcement:
         self._worker = Worker("staging", executor.broken)
         executor.health.watch(self._worker)
         self._retries = RetryTimes[str](AGAIN)
-        self.problems: dict[str, str] = {}
+        self._not_applied = PodProblems("cannot apply the plan to a running pod", executor.telemetry)
+        self._not_given_back = PodProblems("cannot give a pod back", executor.telemetry)
+
+    def problems(self) -> dict[str, str]:
+        """Return what cannot be done for pods at the moment, by key."""
+        self._forget()
+        return self._not_applied.reasons | self._not_given_back.reasons
 
     async def run(self) -> None:
         """Make the steps that are due, until cancelled."""
@@ -65,6 +69,7 @@ class StagedEnforcement:
         while True:
             await executor.synced.wait()
             now = executor.state.enforcement
+            self._forget()
             if executor.state.mode.is_leaving or not (now.moving or (now.lagging and not now.paused)):
                 executor.to_step.clear()
                 await executor.to_step.wait()
@@ -81,7 +86,6 @@ class StagedEnforcement:
         """Make one step; returns the keys of the pods that it has changed."""
         executor, now = self._executor, self._executor.clock()
         lagging = executor.state.enforcement.lagging
-        self._retries.keep(lagging | executor.state.enforcement.moving)
         skip = frozenset(key for key in lagging if not self._retries.due(key, now))
         effects = executor.store.handle(EnforcementStepDue(executor.options.pods_per_step, skip))
         keys = next((each.keys for each in effects if type(each) is EnforcementStep), ())
@@ -93,13 +97,17 @@ class StagedEnforcement:
         failed = await self._apply(to_apply)
         if failed:
             executor.store.handle(EnforcementStepFailed(frozenset(failed)))
-        for key in {c.pod.key for c in to_apply}:
-            self._noted(key, failed.get(key, ""))
+        for key, why in failed.items():
+            self._retries.failed(key, executor.clock())
+            self._not_applied.note(key, _ref(there, key), why)
         applied = {c.pod.key for c in to_apply} - failed.keys()
         back = [c for c in self._containers(keys) if c.pod.key not in applied]
         left = await self._give_back(back)
-        executor.store.handle(EnforcementStepDone(frozenset(keys) - left))
-        given = {c.pod.key for c in back} - left - failed.keys()
+        executor.store.handle(EnforcementStepDone(frozenset(keys) - left.keys()))
+        for key, why in left.items():
+            self._not_given_back.note(key, _ref(back, key), why)
+        self._forget()
+        given = {c.pod.key for c in back} - left.keys() - failed.keys()
         self._remember(applied, given)
         self._report(applied, given)
         return keys
@@ -118,14 +126,14 @@ class StagedEnforcement:
         there = self._executor.state.containers.values()
         return [c for c in there if c.pod.key in keys and c.phase is not Phase.EXITED]
 
-    def _noted(self, key: str, why: str) -> None:
-        """Note whether the plan could be applied to a pod; one for which it could not has to wait."""
-        self.problems.pop(key, None)
-        if why:
-            self._retries.failed(key, self._executor.clock())
-            self.problems[key] = why
-        else:
-            self._retries.succeeded(key)
+    def _forget(self) -> None:
+        """Forget the failures of pods that are treated as their target says by now, or have gone."""
+        state = self._executor.state
+        now, live = state.enforcement, live_pods(state).keys()
+        moving, waiting = now.moving & live, (now.moving | now.lagging) & live
+        self._not_given_back.keep(moving)
+        self._not_applied.keep(waiting)
+        self._retries.keep(waiting)
 
     def _report(self, applied: Collection[str], given: Collection[str]) -> None:
         telemetry, found = self._executor.telemetry, counts(self._executor.state)
@@ -154,9 +162,6 @@ class StagedEnforcement:
                 failed[container.pod.key] = reason.message
                 continue
             failed |= await self._write([container])
-        for key, why in failed.items():
-            ref = next((c.pod.ref for c in containers if c.pod.key == key), key)
-            executor.telemetry.problem("cannot apply the plan to a running pod", pod=ref, err=why)
         ids = [c.id for c in some if c.pod.key not in failed]
         executor.settle_later(*ids)
         executor.unit_properties.changed(ids)
@@ -202,11 +207,15 @@ class StagedEnforcement:
 
     # -- giving back --------------------------------------------------------------------------------------
 
-    async def _give_back(self, containers: list[Container]) -> set[str]:
-        """Give containers what they would have without topoproxy; returns the pods that are not there yet."""
+    async def _give_back(self, containers: list[Container]) -> dict[str, str]:
+        """Give containers what they would have without topoproxy.
+
+        Returns:
+            The keys of the pods that do not have that yet, and why.
+        """
         executor = self._executor
         if not containers:
-            return set()
+            return {}
         keys = {c.pod.key for c in containers}
         executor.enforcer.forget({c.id for c in containers})
         for container in containers:
@@ -215,22 +224,15 @@ class StagedEnforcement:
         await executor.quotas.once()
         if executor.partitions is not None:
             await executor.partitions.once()
-        telling, left = Telling(executor, self._worker, Progress()), set[str]()
+        telling, left = Telling(executor, self._worker, Progress()), dict[str, str]()
         for _ in range(ROUNDS):
             left = await self._sweep(telling, keys)
             if not left:
                 break
             await asyncio.sleep(PAUSE_S)
-        for key in left:
-            why = "; ".join(telling.progress.left.values()) or "the runtime is still busy with it"
-            executor.telemetry.problem("cannot give a pod back", pod=key, err=why)
-            self.problems[key] = why
-        for key in keys - left:
-            if self._retries.due(key, executor.clock()):  # else the plan could not be applied to it
-                self.problems.pop(key, None)
         return left
 
-    async def _sweep(self, telling: Telling, keys: Collection[str]) -> set[str]:
+    async def _sweep(self, telling: Telling, keys: Collection[str]) -> dict[str, str]:
         """Widen and send what is left to do; returns the keys of the pods of which something is left."""
         executor, progress = self._executor, telling.progress
         progress.left = {}
@@ -239,19 +241,41 @@ class StagedEnforcement:
         targets = [(c, target_of(c, state.node.machine, manager)) for c in there]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
         given = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
-        for number, error in enumerate(given.errors):
-            progress.left[f"kernel {number}"] = error
+        progress.left |= given.errors
         progress.pending = [i for i in given.due if telling.is_due(i, given)]
         due = set(progress.pending)
         await telling.all(given, lambda: asyncio.sleep(0))
-        flying = {c.id for c in there if telling.is_flying(c)}
-        open_ids = flying | (due - progress.reported.keys()) | (progress.left.keys() & given.due.keys())
-        if given.errors or "runtime" in progress.left:
-            return {c.pod.key for c in there}
-        return {c.pod.key for c in there if c.id in open_ids}
+        unsent = due - progress.reported.keys() | {c.id for c in there if telling.is_flying(c)}
+        return _left(there, progress.left, unsent)
 
     # -- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
+
+
+def _ref(containers: Iterable[Container], key: str) -> str:
+    """Return the namespace and the name of a pod, by its containers."""
+    return next((c.pod.ref for c in containers if c.pod.key == key), key)
+
+
+def _left(
+    containers: Iterable[Container], errors: Mapping[str, str], unsent: Collection[str]
+) -> dict[str, str]:
+    """Return the keys of the pods that are not given back yet, and why.
+
+    Args:
+        containers: The containers of all pods of the step.
+        errors: What could not be done, by container. Other keys are those of groups and of the runtime, which
+            concern all pods.
+        unsent: Ids of the containers that the runtime is not updated for yet.
+    """
+    ids = {c.id for c in containers}
+    shared = [why for key, why in errors.items() if key not in ids]
+    found: dict[str, list[str]] = {}
+    for container in containers:
+        own = [errors[container.id]] if container.id in errors else []
+        if own or shared or container.id in unsent:
+            found.setdefault(container.pod.key, []).extend([*own, *shared] or [BUSY])
+    return {key: "; ".join(dict.fromkeys(why)) for key, why in found.items()}

@@ -110,12 +110,12 @@ def test_groups_grow_from_the_top(tree: Tree) -> None:
     for path in (f"{tree.pod}/c", f"{tree.pod}/box", tree.pod, f"{tree.base}/besteffort"):
         tree.put(path, tree.few)
     given = tree.release(erase=True)
-    assert given.errors == []
+    assert given.errors == {}
     for path in (f"{tree.base}/besteffort", tree.pod, f"{tree.pod}/box", f"{tree.pod}/c"):
         assert tree.cpus_of(path) == tree.cpus, path
     assert given.due["c"].cpus == tree.cpus
     again = tree.release(erase=True)
-    assert (again.written, again.errors) == ([], [])
+    assert (again.written, again.errors) == ([], {})
 
 
 def test_a_sandbox_and_groups_inside_a_container_grow_with_it(tree: Tree) -> None:
@@ -126,7 +126,7 @@ def test_a_sandbox_and_groups_inside_a_container_grow_with_it(tree: Tree) -> Non
     if tree.groups.version == 1:
         assert tree.cpus_of(f"{tree.pod}/c/inner") == tree.few
     given = tree.release()
-    assert given.errors == []
+    assert given.errors == {}
     for path in (f"{tree.pod}/box", f"{tree.pod}/c", f"{tree.pod}/c/inner"):
         assert tree.groups.read(path).effective_cpus == tree.cpus, path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.engine.enforcement import applies_to
+from proxy.model.backoff import Backoff
 from proxy.model.errors import CgroupError, RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.pod_selection import number_of
@@ -240,26 +241,96 @@ def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
     run(daemon, day, synced=True)
 
 
-def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(node: FileNode) -> None:
+def refuse_writes(node: FileNode, group: str | None, but: CpuSet | None = None) -> Callable[[], None]:
+    """Have the kernel refuse all cpusets of a group, except one; returns what ends that."""
+    write = node.cgroups.write
+
+    def refuse(path: str, cpus: CpuSet | None, *rest: Any, **more: Any) -> bool:
+        if path == group and cpus is not None and cpus != but:
+            raise CgroupError(f"cannot write {path}", errno.EACCES)
+        return write(path, cpus, *rest, **more)
+
+    def end() -> None:
+        node.cgroups.write = write  # type: ignore[method-assign]
+
+    node.cgroups.write = refuse  # type: ignore[method-assign]
+    return end
+
+
+def problems(daemon: Daemon) -> dict[str, str]:
+    """Return the problems of pods that the steps show and the daemon reports: both are the same."""
+    assert daemon._staging is not None
+    assert daemon.executor is not None
+    shown = {row["pod"]: row["reason"] for row in daemon._staging.page()["problems"]}  # type: ignore[attr-defined]
+    messages = ("cannot apply the plan to a running pod", "cannot give a pod back")
+    reported = [row["keys"] for row in daemon.executor.telemetry.problems() if row["message"] in messages]
+    assert {keys["pod"] for keys in reported} == shown.keys()  # type: ignore[index]
+    return shown
+
+
+def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(
+    node: FileNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.staging.service.AGAIN", Backoff(0.3, 0.3))
     daemon = node.from_file(OBSERVE)
 
     async def day() -> None:
-        assert daemon._staging is not None
         ids = await load(node, 2)
-        group = node.cgroups.find("", ids["ls-0"])
-        write = node.cgroups.write
-
-        def refuse(path: str, cpus: CpuSet | None, *rest: Any, **more: Any) -> bool:
-            if path == group and cpus is not None and cpus != CpuSet.parse(ALL):
-                raise CgroupError("cannot write it", errno.EACCES)
-            return write(path, cpus, *rest, **more)
-
-        node.cgroups.write = refuse  # type: ignore[method-assign]
+        end = refuse_writes(node, node.cgroups.find("", ids["ls-0"]), CpuSet.parse(ALL))
         await node.reload(daemon, ENFORCE)
-        await until(lambda: daemon._staging.page()["problems"])
+        await until(lambda: problems(daemon))
         await until(lambda: page(daemon)["enforced"] == len(ids) - 1 and not page(daemon)["inStep"])
         assert cpus(node, ids["ls-0"]) == ALL
         assert page(daemon)["toEnforce"] == 1
+        await asyncio.sleep(1)  # tried some more times, and given back each time
+        assert [*problems(daemon)] == ["demo/ls-0"]
+        assert "cannot write" in problems(daemon)["demo/ls-0"]
+        end()
+        await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
+        assert problems(daemon) == {}
+
+    run(daemon, day, synced=True)
+
+
+@pytest.mark.parametrize("ends", ["another target", "the pod is gone"])
+def test_a_problem_ends_with_its_pod_and_with_the_target(node: FileNode, ends: str) -> None:
+    daemon = node.from_file(OBSERVE)
+
+    async def day() -> None:
+        assert daemon.executor is not None
+        ids = await load(node, 2)
+        refuse_writes(node, node.cgroups.find("", ids["ls-0"]), CpuSet.parse(ALL))
+        await node.reload(daemon, ENFORCE)
+        await until(lambda: page(daemon)["enforced"] == len(ids) - 1 and not page(daemon)["inStep"])
+        assert [*problems(daemon)] == ["demo/ls-0"]
+        if ends == "another target":
+            await node.reload(daemon, OBSERVE)
+        else:
+            daemon.executor.lifecycle.removed([ids["ls-0"]])
+        await until(lambda: problems(daemon) == {})
+
+    run(daemon, day, synced=True)
+
+
+def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
+    node: FileNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are they blamed for it."""
+    monkeypatch.setattr("proxy.staging.service.ROUNDS", 2)
+    enforce = ENFORCE.replace("{stepPeriod", "{podsPerStep: 10, stepPeriod")
+    daemon = node.from_file(enforce)
+
+    async def day() -> None:
+        ids = await load(node, 3)
+        end = refuse_writes(node, node.cgroups.find("", ids["ls-1"]))
+        await node.reload(daemon, enforce.replace("enforce\n", "observe\n"))
+        await until(lambda: page(daemon)["observed"] == len(ids) and page(daemon)["inStep"] == 1)
+        assert [*problems(daemon)] == ["demo/ls-1"]
+        assert {name for name, has in world(node, ids).items() if has != ALL} == {"ls-1"}
+        end()
+        await until(lambda: not page(daemon)["inStep"])
+        assert problems(daemon) == {}
+        assert set(world(node, ids).values()) == {ALL}
 
     run(daemon, day, synced=True)
 
