@@ -134,7 +134,7 @@ class Daemon:
     async def _start(self) -> None:
         config = self.config
         machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
-        away = check_start(config, machine)
+        notices = check_start(config, machine)
         self._listener = open_listener(config.listen, config.runtime)
         from proxy.frontends.cri.acceptor import Front
 
@@ -143,8 +143,9 @@ class Daemon:
         if config.mode is Mode.PASSTHROUGH:
             self._front = Front(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
         else:
-            self._front = await self._wire(machine, away, telemetry)
+            self._front = await self._wire(machine, telemetry)
         self.reload = self._reloading(machine, telemetry)
+        self.reload.notice([*notices, *exposed(config)])
         memory_trim.freeze_modules()
         await self._front.start(self._listener.socket)
         await self._start_admin()
@@ -158,7 +159,7 @@ class Daemon:
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
-    async def _wire(self, machine: Machine, away: list[str], telemetry: Telemetry) -> Front:
+    async def _wire(self, machine: Machine, telemetry: Telemetry) -> Front:
         from proxy.assembly import executor_of
         from proxy.frontends.cri.acceptor import Front
         from proxy.frontends.cri.interceptors import METHODS, Interceptors
@@ -174,7 +175,6 @@ class Daemon:
             reread=self._machine is None,
             telemetry=telemetry,
         )
-        notes += [*(f"{what}: that counts when it is back" for what in away), *exposed(config)]
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
         self._takeover = LazyTakeover(config, executor, self._ledger)

@@ -49,7 +49,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
     """
     if problems := list(_unfit(config, machine)):
         raise refuse(config.source, problems)
-    return list(_away(config, machine))
+    return [f"{what}: that counts when it is back" for what in _away(config, machine)]
 
 
 def _unfit(config: Config, machine: Machine) -> Iterator[str]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 NOT_RELOADED = "the configuration was not reloaded, nothing has changed"
 NEEDS_RESTART = "settings take effect at the next restart"
+NOTICE = "notice about the configuration"
 NO_ORIGIN = "cannot reload: the daemon was not started from a configuration file"
 
 
@@ -121,6 +122,7 @@ class Reload:
         self._read = read
         self._wall = wall
         self._since = wall()
+        self._notices: Sequence[str] = ()
         self._lock = asyncio.Lock()
 
     async def run(self, by: str) -> ReloadOutcome:
@@ -137,6 +139,14 @@ class Reload:
                 self._notifier.ready()
             self._report(self.last)
             return self.last
+
+    def notice(self, notices: Sequence[str]) -> None:
+        """Report what an operator should know of the configuration in effect; what no longer holds ends."""
+        for gone in [each for each in self._notices if each not in notices]:
+            self._telemetry.resolved(NOTICE, reason=gone)
+        for each in notices:
+            self._telemetry.problem(NOTICE, reason=each)
+        self._notices = notices
 
     async def _reload(self, by: str) -> ReloadOutcome:
         origin = self.config.origin
@@ -194,8 +204,7 @@ class Reload:
             telemetry.problem(NOT_RELOADED, err=outcome.reason)
             return
         telemetry.resolved(NOT_RELOADED)
-        for note in outcome.notes:
-            telemetry.problem("notice about the configuration", reason=note)
+        self.notice(outcome.notes)
         telemetry.event(
             "the configuration was reloaded",
             path=source,

@@ -296,6 +296,7 @@ def test_a_daemon_starts_while_something_is_away(text: str, machine: Machine, re
     config = parse(text, "f.yaml")
     (away,) = check_start(config, machine)
     assert reported in away
+    assert away.endswith(": that counts when it is back")
     with pytest.raises(ConfigError, match=re.escape(reported)):
         check_against(config, machine)
 

@@ -13,7 +13,7 @@ from proxy.config.changes import changes
 from proxy.config.schema import Config, keys
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
-from proxy.reload.service import NOT_RELOADED
+from proxy.reload.service import NOT_RELOADED, NOTICE
 from tests.reload.node import FileNode
 from tests.testkit.daemon import run, temporary_node, until
 
@@ -61,6 +61,34 @@ def test_what_can_change_changes_together(node: FileNode) -> None:
         await until(lambda: daemon.executor.telemetry.registry.page()["reconciles"] > before + 2, 20)
 
     run(daemon, day, synced=True)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "passthrough"])
+def test_a_notice_is_the_same_at_the_start_and_at_a_reload_and_ends_with_its_cause(
+    node: FileNode, mode: str
+) -> None:
+    named = node.directory / "node.json"
+    named.write_text("{}")
+    named.chmod(0o666)
+    text = f"mode: {mode}\nkoordinator: {{nodeObject: {named}}}\n"
+    daemon = node.from_file(text)
+
+    def noticed() -> list[tuple[object, object]]:
+        assert daemon._telemetry is not None
+        found = [row for row in daemon._telemetry.problems() if "notice" in str(row["message"])]
+        return [(row["message"], row["count"]) for row in found]
+
+    async def day() -> None:
+        assert noticed() == [(NOTICE, 1)]
+        await node.reload(daemon)
+        assert noticed() == [(NOTICE, 2)]
+        await node.reload(daemon, "nothing: 1\n")
+        assert noticed() == [(NOTICE, 2)]
+        named.chmod(0o644)
+        await node.reload(daemon, text)
+        assert noticed() == []
+
+    run(daemon, day)
 
 
 def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: FileNode) -> None:
