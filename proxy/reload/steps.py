@@ -97,14 +97,15 @@ def suppression_step(current: Callable[[], Suppression | None], begin: Callable[
 
     def prepare(before: Config, after: Config) -> Commit:
         doing, asked = current(), after.be_suppress.mode
-        if doing is None:
-            return lambda: begin(after)
+        usage, groups = (None, None) if doing is None else (doing.usage, doing.groups)
         try:
-            usage = doing.usage or usage_of(after)
-            wants_quotas = asked is SuppressMode.QUOTA and doing.groups is None
-            groups = open_cpu_groups(after.cgroup_root) if wants_quotas else doing.groups
+            usage = usage or usage_of(after)
+            if groups is None and asked is SuppressMode.QUOTA:
+                groups = open_cpu_groups(after.cgroup_root)
         except CgroupError as error:
             raise ConfigError(f"beSuppress.mode: {error}") from error
+        if doing is None:
+            return lambda: begin(after)  # it opens the same again: nothing is kept open until then
         settings = suppression_settings(after)
         return lambda: doing.reconfigure(settings, usage, groups)
 

@@ -91,6 +91,20 @@ def test_a_notice_is_the_same_at_the_start_and_at_a_reload_and_ends_with_its_cau
     run(daemon, day)
 
 
+@pytest.mark.parametrize("mode", ["cpuset", "cfs-quota"])
+def test_suppression_that_cannot_work_is_refused_when_it_is_switched_on(node: FileNode, mode: str) -> None:
+    text = f"cgroupRoot: {node.directory}/nothing\n"
+    daemon = node.from_file(text)
+
+    async def day() -> None:
+        page = await node.reload(daemon, f"{text}callTimeout: 3s\nbeSuppress: {{mode: {mode}}}\n")
+        assert page["reload"]["result"] == "refused"
+        assert "beSuppress.mode: cannot find the kernel's CPU times" in page["reload"]["reason"]
+        assert daemon.config.call_timeout == 5
+
+    run(daemon, day)
+
+
 def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: FileNode) -> None:
     daemon = node.from_file("callTimeout: 3s\n")
 
