@@ -137,7 +137,7 @@ lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/mypy --no-error-summary hooks/*.py
+	@$(BIN)/mypy --no-error-summary hooks/*.py examples/*.py
 	@output=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$output"; exit 1; }
 	@echo "lint: clean"
 

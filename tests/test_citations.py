@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("proxy", "hooks", "tests", "systemd", "deploy", "proto", "docs")
+SOURCES = ("proxy", "examples", "hooks", "tests", "systemd", "deploy", "proto", "docs")
 SUFFIXES = frozenset(
     (".py", ".md", ".yaml", ".yml", ".proto", ".service", ".socket", ".conf", ".sh", ".toml", ".json")
 )

@@ -22,16 +22,17 @@ ENTRIES = (
     *(f"proxy.cli.{name.replace('-', '_')}" for name in COMMANDS),
     "proxy.config.child",
     "proxy.config.reference",
+    "proxy.device_kit.api",
+    "proxy.device_kit.testing",
     "proxy.hooks.api",
     "proxy.hooks.testing",
     "proxy.telemetry.reference",
 )
-"""What pyproject.toml, the command line, a reload and ``make`` name, and what authors of hooks import."""
+"""What pyproject.toml, the command line, a reload and ``make`` name, and what authors import."""
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
 UNDER_WAY: tuple[str, ...] = (
     "proxy.executor.device_ports",
-    "proxy.model.devices",
     *(f"proxy.observe.device_capacity.{name}" for name in ("Patch", "healthy_devices", "node_status_patch")),
     "proxy.observe.device_capacity._escaped",
 )

@@ -1,0 +1,17 @@
+"""What the author of a device plug-in imports; docs/device-kit.md shows how it is used."""
+
+from __future__ import annotations
+
+from proxy.device_kit.plugin import DevicePlugin, FunctionPlugin, PluginDevice
+from proxy.device_kit.serving import serve
+from proxy.model.devices import AllocateAnswer, DeviceMount, DeviceNode
+
+__all__ = [
+    "AllocateAnswer",
+    "DeviceMount",
+    "DeviceNode",
+    "DevicePlugin",
+    "FunctionPlugin",
+    "PluginDevice",
+    "serve",
+]

@@ -1,0 +1,226 @@
+"""The gRPC service of a device plug-in (v1beta1.DevicePlugin).
+
+``devices`` of the author is asked on a timer, and a list that differs from the last one is sent to the stream
+of ListAndWatch. There is one stream: a manager that connects again takes the place of its last connection,
+which may not have been closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+from msgspec.structs import replace
+
+from proxy.api.kubelet import deviceplugin_pb2 as pb
+from proxy.device_kit.plugin import DevicePlugin, PluginDevice
+from proxy.model.devices import AllocateAnswer
+from proxy.telemetry.port import Telemetry
+
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+ACCESS = "rw"
+"""The access to a device file for which the author names none."""
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class DeviceUnavailableError(Exception):
+    """A manager wants a device that the plug-in does not have, or that is unhealthy."""
+
+
+class PluginService:
+    """Answers a device manager for one plug-in; safe to use from several threads."""
+
+    def __init__(
+        self, plugin: DevicePlugin, telemetry: Telemetry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin without devices.
+
+        Args:
+            plugin: The author's part.
+            telemetry: Where faults of the author's part are reported.
+            clock: Seconds that only grow.
+        """
+        self._plugin = plugin
+        self._telemetry = telemetry
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._devices: dict[str, PluginDevice] = {}
+        self._version = 0
+        self._stream = 0
+        self._watched = False
+        self._quiet_since = clock()
+
+    def refresh(self) -> None:
+        """Ask the author for the devices; a list that differs is sent to the manager."""
+        problem = {"resource": self._plugin.resource}
+        try:
+            found = _by_id(self._plugin.devices())
+        except Exception as error:  # noqa: BLE001  # the author's code may raise anything
+            self._telemetry.problem("cannot list devices", **problem, err=error)
+            found = {name: replace(device, healthy=False) for name, device in self._devices.items()}
+        else:
+            self._telemetry.resolved("cannot list devices", **problem)
+        with self._changed:
+            if found != self._devices or not self._version:
+                self._devices = found
+                self._version += 1
+                self._changed.notify_all()
+
+    def unwatched_s(self) -> float:
+        """Return for how many seconds no manager has followed the devices; 0 while one does."""
+        with self._changed:
+            return 0.0 if self._watched else self._clock() - self._quiet_since
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Return the methods of the service by name."""
+        answers: dict[str, tuple[Callable[[Any], Any], Any]] = {
+            "GetDevicePluginOptions": (self._options, pb.Empty),
+            "GetPreferredAllocation": (self._preferred, pb.PreferredAllocationRequest),
+            "Allocate": (self._allocate, pb.AllocateRequest),
+            "PreStartContainer": (self._pre_start, pb.PreStartContainerRequest),
+        }
+        found: dict[str, Handler] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(name, answer),
+                request_deserializer=request.FromString,
+                response_serializer=lambda message: message.SerializeToString(),
+            )
+            for name, (answer, request) in answers.items()
+        }
+        found["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        return found
+
+    # -- ListAndWatch -------------------------------------------------------------------------------------
+
+    def _watch(self, _: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._changed:
+            self._stream += 1
+            mine, sent, self._watched = self._stream, 0, True
+            self._changed.notify_all()
+        context.add_callback(self._wake)
+        try:
+            while True:
+                with self._changed:
+                    while self._version == sent and self._stream == mine and context.is_active():
+                        self._changed.wait()
+                    if self._stream != mine or not context.is_active():
+                        return
+                    sent, devices = self._version, list(self._devices.values())
+                yield _listed(devices).SerializeToString()
+        finally:
+            with self._changed:
+                if self._stream == mine:
+                    self._watched, self._quiet_since = False, self._clock()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def _guarded(
+        self, method: str, answer: Callable[[Any], Any]
+    ) -> Callable[[Any, grpc.ServicerContext], Any]:
+        def answered(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return answer(request)
+            except DeviceUnavailableError as error:
+                code, words = grpc.StatusCode.FAILED_PRECONDITION, str(error)
+            except Exception as error:  # noqa: BLE001  # the author's code may raise anything
+                code, words = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+            resource = self._plugin.resource
+            self._telemetry.warning("cannot answer a call", method=method, resource=resource, err=words)
+            context.abort(code, f"device plug-in of {resource}: {words}")
+            raise AssertionError("abort raises")
+
+        return answered
+
+    def _options(self, _: pb.Empty) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(
+            pre_start_required=self._plugin.needs_pre_start,
+            get_preferred_allocation_available=self._plugin.offers_preference,
+        )
+
+    def _preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        chosen = [
+            self._plugin.preferred(
+                tuple(each.available_deviceIDs), tuple(each.must_include_deviceIDs), each.allocation_size
+            )
+            for each in request.container_requests
+        ]
+        responses = [pb.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in chosen]
+        return pb.PreferredAllocationResponse(container_responses=responses)
+
+    def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        wanted = [tuple(each.devices_ids) for each in request.container_requests]
+        for ids in wanted:
+            self._require(ids)
+        answers = [_allocated(self._plugin.allocate(ids)) for ids in wanted]
+        return pb.AllocateResponse(container_responses=answers)
+
+    def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
+        self._plugin.pre_start(tuple(request.devices_ids))
+        return pb.PreStartContainerResponse()
+
+    def _require(self, ids: Sequence[str]) -> None:
+        """Raise unless the devices are known and healthy.
+
+        Raises:
+            DeviceUnavailableError: One is not.
+        """
+        for name in ids:
+            device = self._devices.get(name)
+            if device is None or not device.healthy:
+                state = "there is no such device" if device is None else "it is unhealthy"
+                raise DeviceUnavailableError(f"cannot give device {name}: {state}")
+
+
+def _by_id(devices: Iterable[PluginDevice]) -> dict[str, PluginDevice]:
+    """Return devices by id.
+
+    Raises:
+        ValueError: Two have the same id, or one has none.
+    """
+    listed = list(devices)
+    found = {device.id: device for device in listed}
+    if len(found) != len(listed) or "" in found:
+        raise ValueError("each device needs an id of its own")
+    return found
+
+
+def _listed(devices: Iterable[PluginDevice]) -> pb.ListAndWatchResponse:
+    return pb.ListAndWatchResponse(
+        devices=[
+            pb.Device(
+                ID=device.id,
+                health=HEALTHY if device.healthy else UNHEALTHY,
+                topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in device.numa])
+                if device.numa
+                else None,
+            )
+            for device in devices
+        ]
+    )
+
+
+def _allocated(answer: AllocateAnswer) -> pb.ContainerAllocateResponse:
+    return pb.ContainerAllocateResponse(
+        envs=answer.envs,
+        annotations=answer.annotations,
+        mounts=[
+            pb.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
+            for m in answer.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(
+                container_path=d.container_path, host_path=d.host_path, permissions=d.permissions or ACCESS
+            )
+            for d in answer.devices
+        ],
+        cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi],
+    )
