@@ -257,6 +257,15 @@ class Pages:
             raise InputError("cannot count devices: in passthrough mode none are assigned")
         return capacity_page(self._executor.state)
 
+    async def refresh_cluster(self) -> dict[str, object]:
+        """Read again what the cluster agent has read, have it take effect, and give what is in effect."""
+        executor = self._executor
+        assert executor is not None
+        if (files := executor.cluster) is None:
+            raise InputError("cannot read what the cluster agent has read: clusterFacts.directory is not set")
+        await executor.node_policy.follow(executor.fact_lookup.worker)
+        return {"schema": schema_ids.CLUSTER, "files": files.page()}
+
     def metrics(self) -> str:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
         from proxy.observe.metrics import metrics

@@ -41,6 +41,7 @@ from proxy.topology.reader import read_machine
 from proxy.topology.uevents import listen
 
 if TYPE_CHECKING:
+    from proxy.backends.cluster.files import AgentFiles
     from proxy.engine.node import Node
     from proxy.engine.suppression import SuppressionSettings
     from proxy.executor.be.suppression import Suppression
@@ -85,6 +86,8 @@ def executor_of(
     """
     groups, lack = _cpu_groups(config, cgroups)
     node = node_rules_of(config, machine, quotas=groups is not None)
+    if not node.admission.owners.selector.all and (files := _cluster_files(config)) is not None:
+        node = node.knowing(files.namespaces.read())  # owners that are adopted must not lose their claims
     tree = cgroups or open_cgroups(config.cgroup_root)
     runtime = GrpcRuntime(str(config.runtime))
 
@@ -134,14 +137,17 @@ def _ports(
     """Make what a node may have beside cpusets, a runtime and a ledger."""
     cgroups = context.enforcer.cgroups
     memory = open_memory(root) if root is not None else None
+    files = _cluster_files(config)
     partitions, kind = _partitions(config, cgroups, entries)
     units, fences = _systemd(cgroups)
     return Ports(
         hardware=lambda known: _changed(config, known) if reread else None,
-        kubelet=_kubelet(config, context),
+        kubelet=_kubelet(config, context, files),
         devices=_devices(config, context),
         kubelet_cpu_manager=_kubelet_cpu_manager(config, context),
-        node_object=_node_object(config),
+        node_object=_node_object(config, files),
+        namespaces=None if files is None else files.namespaces,
+        cluster=files,
         topology_options=config.topology_manager_policy_options,
         cpu_groups=groups,
         memory=memory,
@@ -272,9 +278,18 @@ def usage_of(config: Config) -> UsageSource | None:
     return open_usage(config.cgroup_root, config.procfs_root)
 
 
-def _node_object(config: Config) -> NodeObject | None:
-    if config.koordinator.node_object is None:
+def _cluster_files(config: Config) -> AgentFiles | None:
+    directory = config.cluster_facts.directory
+    if directory is None:
         return None
+    from proxy.backends.cluster.files import AgentFiles
+
+    return AgentFiles(directory)
+
+
+def _node_object(config: Config, files: AgentFiles | None) -> NodeObject | None:
+    if config.koordinator.node_object is None:
+        return None if files is None else files.node
     from proxy.backends.kubelet.node_file import NodeFile
 
     return NodeFile(config.koordinator.node_object)
@@ -296,14 +311,19 @@ def options_of(config: Config) -> ExecutorOptions:
     )
 
 
-def _kubelet(config: Config, context: NodeContext) -> Kubelet | None:
-    """Return the client of kubelet's interfaces; None where none is configured."""
-    asked = config.kubelet
-    if not (asked.pods or asked.pods_api or asked.pod_resources):
-        return None
-    from proxy.backends.kubelet.client import KubeletClient
+def _kubelet(config: Config, context: NodeContext, files: AgentFiles | None) -> Kubelet | None:
+    """Return the sources of what kubelet knows; None where none is configured."""
+    asked, complain = config.kubelet, context.telemetry.problem
+    client: Kubelet | None = None
+    if asked.pods or asked.pods_api or asked.pod_resources:
+        from proxy.backends.kubelet.client import KubeletClient
 
-    return KubeletClient(_kubelet_settings(config), context.telemetry.problem)
+        client = KubeletClient(_kubelet_settings(config), complain)
+    if files is None:
+        return client
+    from proxy.backends.cluster.pod_facts import PodFactSources
+
+    return PodFactSources(files.pods, client, complain)
 
 
 def _devices(config: Config, context: NodeContext) -> Hardware:

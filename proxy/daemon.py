@@ -318,6 +318,8 @@ class Daemon:
             actions |= self._staging.actions()
         if self.reload is not None:
             actions["/reload"] = self.reload.action
+        if self.executor is not None:
+            actions["/cluster/refresh"] = pages.refresh_cluster
         patient = {*takeover.routes(), *pages.patient}
         self._admin = AdminServer(self.config.admin_path, routes, actions, patient=patient)
         await self._admin.start()

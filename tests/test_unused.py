@@ -35,6 +35,7 @@ UNDER_WAY: tuple[str, ...] = (
     "proxy.executor.device_ports",
     *(f"proxy.observe.device_capacity.{name}" for name in ("Patch", "healthy_devices", "node_status_patch")),
     "proxy.observe.device_capacity._escaped",
+    "proxy.backends.cluster.facts_format.encode_facts",
 )
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")

@@ -79,6 +79,7 @@ def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
         ("applied to", _applied_to(data)),
         ("release", release(as_map(data.get("release")))),
         ("config", _config(as_map(data.get("config")))),
+        ("cluster", _cluster([as_map(entry) for entry in as_list(data.get("cluster"))])),
         ("rules", "; ".join(_rules(data))),
     ]
     return [row for row in rows if row[1]] or [("", "")]
@@ -135,6 +136,17 @@ def _config(config: Mapping[str, object]) -> str:
         keys = ", ".join(one_line(row.get("key")) for row in restart)
         words.append(f"takes effect at the next restart: {keys}")
     return "; ".join(words)
+
+
+def _cluster(files: list[Mapping[str, object]]) -> str:
+    """Say what the cluster agent has read, and how old it is."""
+    words = []
+    for entry in files:
+        name, age = one_line(entry.get("name")), entry.get("confirmed_s")
+        known = f"as of {length(age)} ago" if isinstance(age, int | float) else "not read"
+        count = f"{one_line(entry.get('items'))} " if name != "node" and entry.get("items") else ""
+        words.append(f"{count}{name} {known}")
+    return ", ".join(words)
 
 
 def _applied_to(data: Mapping[str, object]) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from proxy.config.kinds import TRUTH, SettingKind, choice, text_schema
+from proxy.config.label_selector import SELECTOR
 from proxy.config.nested_values import YamlNode
 from proxy.config.setting import key
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
+from proxy.model.label_selector import LabelSelector
 
 AUTO = "auto"
 MOST_CPUS = 65_536
@@ -101,6 +105,16 @@ class AdmissionConfig:
             live=True,
         ),
     )
+    namespace_selector: LabelSelector = field(
+        default=LabelSelector(),
+        metadata=key(
+            "namespaceSelector",
+            SELECTOR,
+            "Labels that these namespaces must have too; needs clusterFacts.directory. A namespace whose "
+            "labels are not known is not among them. Empty: whatever labels.",
+            live=True,
+        ),
+    )
     system_namespaces: Namespaces = field(
         default=Namespaces(("kube-system",)),
         metadata=key(
@@ -169,7 +183,7 @@ class AdmissionConfig:
         """The section as the rules of a node."""
         return AdmissionRules(
             self.resource_status,
-            self.namespaces,
+            replace(self.namespaces, selector=self.namespace_selector),
             self.system_namespaces,
             self.pod_limit,
             self.namespace_limit,

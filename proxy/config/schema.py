@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxy.config.admission import AdmissionConfig
 from proxy.config.cluster import ClusterConfig
+from proxy.config.cluster_facts import ClusterFactsConfig
 from proxy.config.enforce import EnforceConfig
 from proxy.config.enums import (
     CpuManagerPolicy,
@@ -50,6 +51,7 @@ __all__ = [
     "ApplyConfig",
     "BeSuppressConfig",
     "ClusterConfig",
+    "ClusterFactsConfig",
     "Config",
     "CpuManagerPolicy",
     "EnforceConfig",
@@ -290,6 +292,10 @@ class Config:
     pod_resources: PodResourcesConfig = field(
         default=PodResourcesConfig(),
         metadata=section("podResources", "Serving kubelet's pod-resources API to monitoring agents."),
+    )
+    cluster_facts: ClusterFactsConfig = field(
+        default=ClusterFactsConfig(),
+        metadata=section("clusterFacts", "What the cluster agent reads for the daemon."),
     )
     koordinator: KoordinatorConfig = field(
         default=KoordinatorConfig(),

@@ -60,10 +60,10 @@ def permitted_claim(
     listed = rules.owners.all or rules.owners.admits(pod.namespace)
     if not listed and pod.qos in STRICT:
         return _without_claim(pod), Breach(
-            AdmissionRule.NAMESPACE, _not_permitted(pod, f"class {pod.qos}", "namespaces")
+            AdmissionRule.NAMESPACE, _not_permitted(pod, f"class {pod.qos}", _owners_key(node, pod))
         )
     if not listed or rules.resource_status is ResourceStatusMode.IGNORE:
-        return _without_annotation(pod, listed=listed)
+        return _without_annotation(node, pod, listed=listed)
     if rules.resource_status is ResourceStatusMode.FOLLOW or not _claims_cpus(pod):
         return pod, None
     breach = _annotation_breach(node, pod, request, had or CpuSet())
@@ -171,12 +171,13 @@ def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSe
     return Breach(AdmissionRule.WHOLE_CPUS, problem) if problem else None
 
 
-def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
+def _without_annotation(node: Node, pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
     """Return a pod whose resource-status annotation is not read."""
     breach = None
     if not listed and _claims_cpus(pod):
         breach = Breach(
-            AdmissionRule.NAMESPACE, _not_permitted(pod, "the annotation resource-status", "namespaces")
+            AdmissionRule.NAMESPACE,
+            _not_permitted(pod, "the annotation resource-status", _owners_key(node, pod)),
         )
     named = pod.cpuset is not None and not pod.cpuset_chosen_locally
     bound = pod.nodes is not None and not pod.aligned
@@ -196,6 +197,11 @@ def _without_claim(pod: Pod) -> Pod:
     qos = QosClass.LS if pod.qos in RESTRICTED_CLASSES else pod.qos
     nodes = pod.nodes if pod.aligned else None
     return structs.replace(pod, qos=qos, cpuset=None, nodes=nodes, cpuset_chosen_locally=False)
+
+
+def _owners_key(node: Node, pod: Pod) -> str:
+    """Return the setting that excludes the namespace of a pod from owning CPUs."""
+    return "namespaceSelector" if node.admission.owners.names(pod.namespace) else "namespaces"
 
 
 def _not_permitted(pod: Pod, what: str, key: str) -> str:

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from proxy.allocation.cpu_policy import CpuPolicy
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
@@ -164,6 +166,13 @@ class Node:
     def for_running(self, running: Node) -> Node:
         """Return these rules for a running node: on its machine, and static as it is, also by a takeover."""
         return dataclasses.replace(self, static=running.static).on(running.machine)
+
+    def knowing(self, labels: Mapping[str, Mapping[str, str]] | None) -> Node:
+        """Return these rules for what is known of the labels of namespaces; None where nothing is."""
+        owners = self.admission.owners
+        if (known := owners.knowing(labels)) is owners:
+            return self
+        return dataclasses.replace(self, admission=structs.replace(self.admission, owners=known))
 
     @property
     def withheld(self) -> CpuSet:

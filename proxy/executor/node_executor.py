@@ -33,12 +33,14 @@ from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.options import ExecutorOptions
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.ports import (
+    ClusterFiles,
     Displaced,
     Hardware,
     Kubelet,
     KubeletCpuManager,
     Ledger,
     MachineEvents,
+    NamespaceLabels,
     NodeObject,
 )
 from proxy.executor.quotas.quotas import OwnerQuotas
@@ -71,6 +73,8 @@ class Ports(Struct, frozen=True):
         devices: Where devices are, from sysfs.
         kubelet_cpu_manager: The settings and assignments of kubelet's CPU manager.
         node_object: The Node object.
+        namespaces: The labels of namespaces.
+        cluster: What the cluster agent has read.
         topology_options: The options of the topology manager in the configuration.
         cpu_groups: The cpu controller's tree.
         memory: Where memory is.
@@ -90,6 +94,8 @@ class Ports(Struct, frozen=True):
     devices: Hardware | None = None
     kubelet_cpu_manager: KubeletCpuManager | None = None
     node_object: NodeObject | None = None
+    namespaces: NamespaceLabels | None = None
+    cluster: ClusterFiles | None = None
     topology_options: TopologyOptions = field(default_factory=TopologyOptions)
     cpu_groups: CpuGroups | None = None
     memory: MemoryTree | None = None
@@ -134,6 +140,7 @@ class NodeExecutor(NodeContext):
         """
         super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall)
         others = ports(self)
+        self.cluster = others.cluster
         subscribe = self.store.subscribe
         self.writes = writes = KernelWrites(self)
         subscribe(writes)
@@ -147,7 +154,7 @@ class NodeExecutor(NodeContext):
         self.sandboxes = Sandboxes(self, lifecycle, writes)
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
         self.node_policy = NodePolicySync(
-            self, kubelet_cpus, node, others.node_object, others.topology_options
+            self, kubelet_cpus, node, others.node_object, others.topology_options, others.namespaces
         )
         self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
         subscribe(quotas)

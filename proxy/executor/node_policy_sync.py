@@ -7,7 +7,8 @@ effect, and it is tried again each time, since owners come and go.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -30,7 +31,9 @@ from proxy.model.options import TopologyOptions
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.executor.ports import NodeObject
+    from proxy.executor.ports import NamespaceLabels, NodeObject
+
+NO_LABELS = "cannot read the labels of namespaces, which admission.namespaceSelector needs"
 
 
 class NodePolicySync:
@@ -47,6 +50,7 @@ class NodePolicySync:
         configured: Node,
         source: NodeObject | None = None,
         options: TopologyOptions | None = None,
+        namespaces: NamespaceLabels | None = None,
     ) -> None:
         """Begin with our configuration alone.
 
@@ -56,12 +60,16 @@ class NodePolicySync:
             configured: The node as our configuration has it.
             source: Where the Node object is; None for none.
             options: Of the topology manager, as our configuration has them.
+            namespaces: Where labels of namespaces are; None for none.
         """
         self._context = context
         self._kubelet_cpus = kubelet_cpus
         self.configured = configured
         self._source = source
         self._options = options or TopologyOptions()
+        self._namespaces = namespaces
+        self._labels: Mapping[str, Mapping[str, str]] | None = None
+        self._reading = asyncio.Lock()
         context.learn(policy=read_node_policy(configured, configured.machine, None, None))
 
     @property
@@ -77,12 +85,15 @@ class NodePolicySync:
         return self._context.state.facts.node_meta
 
     async def follow(self, worker: Worker) -> None:
-        """Read the Node object in a worker, and have the policy take effect."""
+        """Read the Node object and the labels of namespaces in a worker, and have them take effect."""
         try:
-            if self._source is not None:
-                meta = await worker.run(self._source.read)
-                if meta != self.meta:
-                    self._context.learn(recorded=False, node_meta=meta)
+            async with self._reading:
+                if self._source is not None:
+                    meta = await worker.run(self._source.read)
+                    if meta != self.meta:
+                        self._context.learn(recorded=False, node_meta=meta)
+                if self._namespaces is not None:
+                    self._labels = await worker.run(self._namespaces.read)
             self.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
             self._context.broken(error)
@@ -104,7 +115,7 @@ class NodePolicySync:
         Raises:
             ConfigError: The node as it is cannot follow.
         """
-        rules = configured.for_running(self._context.state.node)
+        rules = configured.for_running(self._context.state.node).knowing(self._labels)
         done = self._applied(configured, options, rules)
         known = {words for value in self.policy.named().values() if (words := value.problem)}
         if new := [words for words in done.kept if words not in known]:
@@ -122,6 +133,7 @@ class NodePolicySync:
     ) -> AppliedPolicy:
         state = self._context.state
         policy = read_node_policy(configured, state.node.machine, self.meta, self._kubelet_cpus.manager)
+        rules = rules or state.node.knowing(self._labels)
         return apply_node_policy(state, self._with_kept(policy), self.policy, options, rules)
 
     def _follow(self, done: AppliedPolicy) -> None:
@@ -130,6 +142,8 @@ class NodePolicySync:
         context.learn(policy=done.policy)
         if done.state is not before:
             context.store.handle(NodeRulesChanged(done.state.node, "node rules changed"))
+        if lack := self._without_labels(done.state.node):
+            context.telemetry.problem(NO_LABELS, reason=lack)
         for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
             if words:
                 context.telemetry.problem("cannot follow a setting of the Node object", reason=words)
@@ -155,6 +169,14 @@ class NodePolicySync:
             return []
         inside = self.meta.problems if self.meta is not None else ()
         return [self._source.problem, *(f"{self._source.source}: {words}" for words in inside)]
+
+    def _without_labels(self, node: Node) -> str:
+        """Say why labels of namespaces that matter are not known; empty if they are."""
+        if node.admission.owners.selector.all:
+            return ""
+        if self._namespaces is None:
+            return "clusterFacts.directory is not set"
+        return self._namespaces.problem
 
     def page(self) -> dict[str, object]:
         """Give all values with their sources, and what is wrong with other sources, as plain data."""

@@ -146,6 +146,28 @@ class NodeObject(Protocol):
         """Close all open files and connections."""
 
 
+class NamespaceLabels(Protocol):
+    """The labels of namespaces."""
+
+    @property
+    def source(self) -> str:
+        """Where they are read from, for people."""
+
+    @property
+    def problem(self) -> str:
+        """Why the last attempt to read them failed; empty if it succeeded."""
+
+    def read(self) -> Mapping[str, Mapping[str, str]] | None:
+        """Return the labels of each namespace: the last known ones, None if they never could be read."""
+
+
+class ClusterFiles(Protocol):
+    """What the cluster agent has read from the API server."""
+
+    def page(self) -> list[dict[str, object]]:
+        """Return what is in effect of each file and how old it is, as plain data."""
+
+
 class Hardware(Protocol):
     """Locates devices by sysfs. Blocking, but quick."""
 

@@ -15,6 +15,9 @@ from proxy.executor.context import NodeContext
 from proxy.executor.reconciler import Sync
 from proxy.model.phrases import counted
 
+OLD_S = 120.0
+"""Seconds after which facts of the cluster that the agent has not confirmed are reported as old."""
+
 
 class Check(Struct, frozen=True):
     """The result of a check.
@@ -65,6 +68,20 @@ def other_checks(page: Mapping[str, object]) -> Iterator[Check]:
         "shortfalls",
         f"{counted(len(short), 'container')} with less than promised: {_few(short)}" if short else "",
     )
+    yield Check("cluster", "; ".join(_cluster_lacks(page)))
+
+
+def _cluster_lacks(page: Mapping[str, object]) -> Iterator[str]:
+    """Say which files of the cluster agent cannot be used, and which may be outdated."""
+    old: dict[str, float] = {}
+    for row in _rows(page.get("cluster")):
+        age = row["confirmed_s"]
+        if row["problem"]:
+            yield str(row["problem"])
+        elif isinstance(age, int | float) and age > OLD_S:
+            old[str(row["name"])] = age
+    if old:
+        yield f"the cluster agent has not confirmed its {', '.join(old)} for {max(old.values()):.0f} s"
 
 
 def _rows(value: object) -> list[Mapping[str, object]]:

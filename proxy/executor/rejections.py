@@ -83,10 +83,10 @@ class Rejections(Observer):
         """
         message = _MESSAGES["container" if name else "pod", applied]
         known, now = self._open.get((pod.ref, name)), self._wall()
-        if known is not None and (known.message, known.uid) != (message, pod.uid):
+        if known is not None and known.message != message:
             self._end((pod.ref, name))
-            known = None
-        first, count = (now, 1) if known is None else (known.first, known.count + 1)
+        again = known is not None and (known.message, known.uid) == (message, pod.uid)
+        first, count = (known.first, known.count + 1) if known is not None and again else (now, 1)
         self._open[pod.ref, name] = _Rejected(
             message,
             pod.uid,

@@ -52,6 +52,7 @@ def node_page(executor: NodeExecutor) -> dict[str, object]:
         "drift": executor.drift.page(),
         "nodePolicy": executor.node_policy.page(),
         "kubelet": executor.kubelet_cpus.page(),
+        "cluster": [] if executor.cluster is None else executor.cluster.page(),
         "memory": _memory(state),
         "reservations": [
             {
@@ -224,6 +225,7 @@ def _admission(node: Node) -> dict[str, object]:
     return {
         "resourceStatus": rules.resource_status.value,
         "namespaces": list(rules.owners.patterns),
+        "namespacesByLabel": None if rules.owners.selector.all else sorted(rules.owners.selected),
         "systemNamespaces": list(rules.system.patterns),
         "maxCPUsPerPod": rules.pod_limit,
         "maxCPUsPerNamespace": rules.namespace_limit,

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import enum
 import fnmatch
+from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
+
+from proxy.model.label_selector import LabelSelector
 
 
 class ResourceStatusMode(enum.StrEnum):
@@ -70,19 +73,24 @@ class Breach(Struct, frozen=True):
 
 
 class Namespaces(Struct, frozen=True):
-    """Namespaces by name.
-
-    A selector of namespace labels can become a second field, once there is a source of labels: ``admits`` is
-    the only question that is asked.
+    """Namespaces by name, and by label where a selector is set: both must select a namespace.
 
     Attributes:
         patterns: Names, in which ``*`` stands for any characters and ``?`` for one.
+        selector: Labels that a namespace must have.
+        selected: The namespaces whose labels are known and have them.
     """
 
     patterns: tuple[str, ...] = ("*",)
+    selector: LabelSelector = LabelSelector()
+    selected: frozenset[str] = frozenset()
 
     def admits(self, namespace: str) -> bool:
         """Return whether a namespace is among them."""
+        return self.names(namespace) and (self.selector.all or namespace in self.selected)
+
+    def names(self, namespace: str) -> bool:
+        """Return whether a namespace is among them by its name."""
         return any(
             pattern == "*" or fnmatch.fnmatchcase(namespace, pattern)  # fnmatch keeps compiled patterns
             for pattern in self.patterns
@@ -91,7 +99,18 @@ class Namespaces(Struct, frozen=True):
     @property
     def all(self) -> bool:
         """True where every namespace is among them."""
-        return "*" in self.patterns
+        return "*" in self.patterns and self.selector.all
+
+    def knowing(self, labels: Mapping[str, Mapping[str, str]] | None) -> Namespaces:
+        """Return the same for what is known of labels.
+
+        Args:
+            labels: Of each namespace that is known; None where nothing is known.
+        """
+        if self.selector.all:
+            return self
+        found = frozenset(name for name, each in (labels or {}).items() if self.selector.matches(each))
+        return self if found == self.selected else structs.replace(self, selected=found)
 
 
 EVERYWHERE = Namespaces()

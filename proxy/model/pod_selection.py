@@ -2,10 +2,6 @@
 
 A pod is selected that all three select. A value made without arguments selects all pods.
 
-The label selector has the meaning that Kubernetes gives it (kubernetes v1.36
-staging/src/k8s.io/apimachinery/pkg/labels/selector.go, Requirement.Matches): all of ``matchLabels`` and
-``matchExpressions`` must hold, and ``NotIn`` also holds for a pod without the label.
-
 The percentage is stable. Each pod has a number from 0 to 99, which the hash of its UID gives, and the pods
 with a number below the percentage are selected. So a restart selects the same pods, and a larger percentage
 only adds pods. On nodes with few pods the share is rarely exact.
@@ -13,7 +9,6 @@ only adds pods. On nodes with few pods the share is rarely exact.
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -21,13 +16,17 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from proxy.model.admission import EVERYWHERE, Namespaces
+from proxy.model.label_selector import (
+    LONGEST_KEY,
+    LONGEST_VALUE,
+    LabelExpression,
+    LabelOperator,
+    Labels,
+    LabelSelector,
+)
 
-Labels = tuple[tuple[str, str], ...]
-"""The labels of a pod, sorted by key."""
 MOST_LABELS = 100
 """Labels of a pod that are kept; those that sort behind them are ignored."""
-LONGEST_KEY, LONGEST_VALUE = 253 + 1 + 63, 63
-"""Characters of a label, as the API server allows them."""
 _OWN = "io.kubernetes."
 """kubelet's own labels of a sandbox (kubernetes v1.36 pkg/kubelet/types/labels.go); they are ignored."""
 
@@ -42,64 +41,6 @@ def kept_labels(labels: Mapping[str, str]) -> Labels:
         if len(key) <= LONGEST_KEY and len(value) <= LONGEST_VALUE and not key.startswith(_OWN)
     )
     return tuple(each for each in kept[:MOST_LABELS] if each[0].isascii() and each[1].isascii())
-
-
-class LabelOperator(enum.StrEnum):
-    """How an expression compares a label; the words are Kubernetes'."""
-
-    IN = "In"
-    NOT_IN = "NotIn"
-    EXISTS = "Exists"
-    DOES_NOT_EXIST = "DoesNotExist"
-
-
-class LabelExpression(Struct, frozen=True):
-    """One of ``matchExpressions``.
-
-    Attributes:
-        key: The label.
-        operator: How it is compared.
-        values: With what; empty for ``Exists`` and ``DoesNotExist``.
-    """
-
-    key: str
-    operator: LabelOperator
-    values: tuple[str, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether the expression holds for labels."""
-        match self.operator:
-            case LabelOperator.IN:
-                return labels.get(self.key) in self.values
-            case LabelOperator.NOT_IN:
-                return labels.get(self.key) not in self.values
-            case LabelOperator.EXISTS:
-                return self.key in labels
-            case LabelOperator.DOES_NOT_EXIST:
-                return self.key not in labels
-
-
-class LabelSelector(Struct, frozen=True):
-    """A selector of labels; an empty one selects all.
-
-    Attributes:
-        match_labels: Labels with the values that they must have.
-        match_expressions: What else must hold.
-    """
-
-    match_labels: Labels = ()
-    match_expressions: tuple[LabelExpression, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether the selector selects labels."""
-        return all(labels.get(key) == value for key, value in self.match_labels) and all(
-            each.matches(labels) for each in self.match_expressions
-        )
-
-    @property
-    def all(self) -> bool:
-        """True where it selects all labels."""
-        return not self.match_labels and not self.match_expressions
 
 
 class PodSelection(Struct, frozen=True):

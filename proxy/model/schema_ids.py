@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+CLUSTER: Final = "topoproxy-cluster/1"
 DEVICE_ASSIGNMENTS: Final = "topoproxy-device-assignments/1"
 DEVICE_CAPACITY: Final = "topoproxy-device-capacity/1"
 DEVICES: Final = "topoproxy-devices/1"

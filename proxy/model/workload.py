@@ -10,8 +10,8 @@ from proxy.model.defects import InputDefect
 from proxy.model.grants import Blocks, Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from proxy.model.label_selector import Labels
 from proxy.model.options import TopologyPolicy
-from proxy.model.pod_selection import Labels
 from proxy.model.quoting import printable
 from proxy.model.requests import PodRequests
 

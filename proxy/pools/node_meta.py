@@ -22,7 +22,15 @@ def node_meta(text: str) -> NodeMeta:
     Raises:
         ValueError: The text holds none; the words say why.
     """
-    raw = load(text, largest=None)
+    return node_meta_of(load(text, largest=None))
+
+
+def node_meta_of(raw: object) -> NodeMeta:
+    """Read a Node object that a JSON reader has read.
+
+    Raises:
+        ValueError: It is none; the words say why.
+    """
     if not isinstance(raw, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - one kind of error for all bad input
     kind = raw.get("kind", "Node")

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.admin.client import ask
+from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
 from proxy.backends.kubelet.checkpoint_writer import static_state
 from proxy.cli.main import cli
 from proxy.daemon import Daemon
@@ -95,8 +96,10 @@ class AnsweringNode(DaemonNode):
 
     def __init__(self, directory: Path, version: int = 1) -> None:
         super().__init__(directory, version=version)
-        for name in ("hooks.d", "kubelet", "proc"):
+        for name in ("hooks.d", "kubelet", "proc", "cluster"):
             (directory / name).mkdir()
+        pods = ClusterFacts(FactsKind.PODS, "n1", 1.0, "7", [])
+        (directory / "cluster/pods.json").write_bytes(encode_facts(pods))
         (directory / "proc/stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
         self.hook("10-example.py", HOOK)
         self.hook("20-broken.py", "import nothing_of_this_name\n")
@@ -108,6 +111,7 @@ class AnsweringNode(DaemonNode):
             f"procfsRoot: {directory}/proc\n"
             f"hooks: {{folder: {directory}/hooks.d, vendorFolder: {none}, serverFolder: {none}}}\n"
             f"kubelet: {{stateDir: {directory}/kubelet}}\n"
+            f"clusterFacts: {{directory: {directory}/cluster}}\n"
         )
 
     def hook(self, name: str, text: str) -> None:
@@ -188,6 +192,7 @@ def _act(answers: Answers, node: AnsweringNode, config: Path) -> None:
     answers.command("takeover", "finish", "--with-running", "--force", *at)
     answers.command("takeover", "status", *at)
     answers.page(node, "/takeover/revert", act=True, force="true")
+    answers.page(node, "/cluster/refresh", act=True)
     answers.page(node, "/reload", act=True)
     config.write_text(f"{config.read_text()}explainHistory: 7\n")
     answers.command("reload", *at)

@@ -12,6 +12,7 @@ from proxy.config.admission import AdmissionConfig
 from proxy.config.schema import keys
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.errors import ConfigError
+from proxy.model.label_selector import LabelSelector
 
 PAGE = (Path(__file__).parents[2] / "docs/admission.md").read_text()
 
@@ -37,6 +38,7 @@ def test_all_keys_are_read() -> None:
 admission:
   resourceStatus: ignore
   namespaces: [team-a, "b-*", 007]
+  namespaceSelector: {matchLabels: {cpus: exclusive}}
   systemNamespaces: []
   maxCPUsPerPod: 4
   maxCPUsPerNamespace: ""
@@ -50,6 +52,7 @@ admission:
     assert section == AdmissionConfig(
         ResourceStatusMode.IGNORE,
         Namespaces(("team-a", "b-*", "007")),
+        LabelSelector((("cpus", "exclusive"),)),
         Namespaces(()),
         4,
         None,

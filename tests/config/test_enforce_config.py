@@ -8,7 +8,8 @@ from proxy.config import Config, as_yaml, parse
 from proxy.config.enforce import EnforceConfig
 from proxy.model.admission import Namespaces
 from proxy.model.errors import ConfigError
-from proxy.model.pod_selection import ALL_PODS, LabelExpression, LabelOperator, LabelSelector, PodSelection
+from proxy.model.label_selector import LabelExpression, LabelOperator, LabelSelector
+from proxy.model.pod_selection import ALL_PODS, PodSelection
 
 
 def test_by_default_all_pods_are_selected_and_moved_one_by_one() -> None:

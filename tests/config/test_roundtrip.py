@@ -22,8 +22,8 @@ from proxy.config.transfer import from_plain, to_plain
 from proxy.model.admission import Namespaces
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
+from proxy.model.label_selector import LabelExpression, LabelOperator, LabelSelector
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options
-from proxy.model.pod_selection import LabelExpression, LabelOperator, LabelSelector
 
 PATHS = st.lists(st.sampled_from(["a", "b c", "ä", "#", "~", "no", "1", "'\""]), min_size=1, max_size=4).map(
     lambda parts: Path("/", *parts)
@@ -91,21 +91,26 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "percent": st.integers(0, 100),
     "podsPerStep": st.integers(1, 1000),
     "stepPeriod": st.integers(100, 3_600_000).map(lambda ms: ms / 1000),
-    "podSelector": st.builds(
-        LabelSelector,
-        st.dictionaries(LABELS, LABEL_VALUES, max_size=3).map(lambda found: tuple(sorted(found.items()))),
-        st.lists(
-            st.builds(
-                LabelExpression,
-                LABELS,
-                st.sampled_from([LabelOperator.IN, LabelOperator.NOT_IN]),
-                st.lists(LABEL_VALUES, min_size=1, max_size=3, unique=True).map(tuple),
-            )
-            | st.builds(
-                LabelExpression, LABELS, st.sampled_from([LabelOperator.EXISTS, LabelOperator.DOES_NOT_EXIST])
-            ),
-            max_size=3,
-        ).map(tuple),
+    **dict.fromkeys(
+        ("podSelector", "namespaceSelector"),
+        st.builds(
+            LabelSelector,
+            st.dictionaries(LABELS, LABEL_VALUES, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+            st.lists(
+                st.builds(
+                    LabelExpression,
+                    LABELS,
+                    st.sampled_from([LabelOperator.IN, LabelOperator.NOT_IN]),
+                    st.lists(LABEL_VALUES, min_size=1, max_size=3, unique=True).map(tuple),
+                )
+                | st.builds(
+                    LabelExpression,
+                    LABELS,
+                    st.sampled_from([LabelOperator.EXISTS, LabelOperator.DOES_NOT_EXIST]),
+                ),
+                max_size=3,
+            ).map(tuple),
+        ),
     ),
     "explainHistory": st.integers(0, 100_000),
     **dict.fromkeys(

@@ -28,8 +28,9 @@ from proxy.engine.pod_events import PodLearned
 from proxy.engine.state import NodeState
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.label_selector import LabelSelector
 from proxy.model.mode import NodeMode
-from proxy.model.pod_selection import ALL_PODS, LabelSelector, PodSelection, number_of
+from proxy.model.pod_selection import ALL_PODS, PodSelection, number_of
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from tests.engine.test_handle import FOUR, LS, LSE, NODE, OWNED
 from tests.testkit.playbook import Playbook

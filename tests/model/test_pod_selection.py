@@ -9,17 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.admission import Namespaces
-from proxy.model.pod_selection import (
-    ALL_PODS,
-    LONGEST_VALUE,
-    MOST_LABELS,
-    LabelExpression,
-    LabelOperator,
-    LabelSelector,
-    PodSelection,
-    kept_labels,
-    number_of,
-)
+from proxy.model.label_selector import LONGEST_VALUE, LabelExpression, LabelOperator, LabelSelector
+from proxy.model.pod_selection import ALL_PODS, MOST_LABELS, PodSelection, kept_labels, number_of
 
 IN, NOT_IN, EXISTS, ABSENT = LabelOperator
 KEYS = st.sampled_from(["app", "tier", "zone"])

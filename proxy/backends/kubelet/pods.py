@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from proxy.backends.kubelet.errors import KubeletError
@@ -34,6 +34,7 @@ _CONTAINERS = ("containers", "initContainers")
 _KEPT = (*_CONTAINERS, "resources", "overhead")
 _KEPT_OF_CONTAINER = ("name", "restartPolicy", "resources")
 Item = Mapping[str, Any]
+PodIndex = dict[tuple[str, ...], Item]
 
 
 class PodList:
@@ -49,7 +50,7 @@ class PodList:
         self._fetch = fetch
         self._clock = clock
         self._lock = threading.Lock()
-        self._items: Mapping[tuple[str, ...], Item] = {}
+        self._items: PodIndex = {}
         self._begun = _NEVER
         self._rest_until = _NEVER
         self._failure = ""
@@ -73,17 +74,14 @@ class PodList:
         came = self._clock()
         with self._lock:
             now = self._clock()
-            item = self._match(uid, namespace, name) if now - self._begun < FRESH_S else None
+            item = pod_in(self._items, uid, namespace, name) if now - self._begun < FRESH_S else None
             rests = now < self._rest_until or now - self._asked.get(uid, _NEVER) < GAP_S
             if item is None and self._begun < came and not rests:
                 self._renew(uid, now)
             if self._failure:
                 raise KubeletError(self._failure)
-            item = item or self._match(uid, namespace, name)
+            item = item or pod_in(self._items, uid, namespace, name)
         return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
-
-    def _match(self, uid: str, namespace: str, name: str) -> Item | None:
-        return self._items.get((uid,)) or self._items.get((uid, namespace, name))
 
     def _renew(self, uid: str, now: float) -> None:
         self._asked = {u: at for u, at in self._asked.items() if now - at < GAP_S}
@@ -97,18 +95,28 @@ class PodList:
             self._rest_until = ended + min(PATIENCE * (ended - now), LONGEST_PAUSE_S)
 
 
-def _index(content: bytes) -> dict[tuple[str, ...], Item]:
-    """Read a list of pods: by uid, and by hash, namespace and name."""
-    found: dict[tuple[str, ...], Item] = {}
+def _index(content: bytes) -> PodIndex:
+    """Read a list of pods."""
     try:
-        for item in read_items(content, "PodList"):
-            _file(item, found)
+        return index_pods(read_items(content, "PodList"))
     except (ValueError, RecursionError) as error:
         raise KubeletError(f"cannot read kubelet's list of pods: {error}") from None
+
+
+def index_pods(items: Iterable[object]) -> PodIndex:
+    """Return pods without the fields that are not used here: by uid, and by hash, namespace and name."""
+    found: PodIndex = {}
+    for item in items:
+        _file(item, found)
     return found
 
 
-def _file(item: object, found: dict[tuple[str, ...], Item]) -> None:
+def pod_in(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
+    """Find a pod by what the CRI says of its sandbox; None where it is not there."""
+    return index.get((uid,)) or index.get((uid, namespace, name))
+
+
+def _file(item: object, found: PodIndex) -> None:
     """Index an item by its uid; an item without a uid is ignored."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     if not isinstance(item, dict) or not isinstance(metadata, dict):

@@ -1,0 +1,100 @@
+"""Requests of this node's pods, as the cluster agent has read them, in front of what kubelet can be asked.
+
+Theory. kubelet calls the runtime some time after the API server has bound a pod to the node, and the agent
+sees the binding when kubelet does. So the facts of a pod are mostly in the agent's file before its sandbox is
+requested, and reading them takes no request to another process: a ``stat``, and a read after a change. For a
+pod that is not there kubelet is asked, where that is configured; so it is for every pod while the file is not
+current. Of a pod only its resources may change while it runs, so an old file is still better than nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from proxy.backends.cluster.facts_file import FactsFile
+from proxy.backends.cluster.facts_format import FactsKind
+from proxy.backends.kubelet.pod_spec import pod_spec
+from proxy.backends.kubelet.pods import PodIndex, index_pods, pod_in
+from proxy.executor.ports import Kubelet
+from proxy.model.errors import InputError
+from proxy.model.idset import Mask
+from proxy.model.requests import PodRequests
+from proxy.model.workload import Near
+from proxy.telemetry.port import Report
+
+SOURCE = "the cluster agent"
+
+
+class ClusterPods(FactsFile[PodIndex]):
+    """This node's pods."""
+
+    def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
+        """Name the directory of the agent's files."""
+        super().__init__(directory, FactsKind.PODS, lambda facts: index_pods(facts.items), wall)
+
+
+class PodFactSources:
+    """Implements ``proxy.executor.ports.Kubelet``: from the agent's file first; safe for threads."""
+
+    def __init__(self, pods: ClusterPods, kubelet: Kubelet | None, complain: Report) -> None:
+        """Take the sources.
+
+        Args:
+            pods: What the agent has read.
+            kubelet: What else can be asked; None for nothing.
+            complain: Takes a message why a fact is not available.
+        """
+        self._pods = pods
+        self._kubelet = kubelet
+        self._complain = complain
+
+    @property
+    def knows_pods(self) -> bool:
+        """True: there is a file, or will be."""
+        return True
+
+    @property
+    def knows_devices(self) -> bool:
+        """True where kubelet can be asked for devices."""
+        return self._kubelet is not None and self._kubelet.knows_devices
+
+    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
+        """Find a pod's requests and limits; see ``proxy.executor.ports.Kubelet``."""
+        if not uid:
+            return None
+        index = self._pods.read()
+        found = self._found(index or {}, uid, namespace, name)
+        if found is not None and self._pods.is_current:
+            return found, SOURCE
+        kubelet = self._kubelet
+        answer = kubelet.asks(uid, namespace, name) if kubelet is not None and kubelet.knows_pods else None
+        if answer is None and found is not None:
+            return found, f"{SOURCE} (not confirmed since)"
+        return answer
+
+    def _found(self, index: PodIndex, uid: str, namespace: str, name: str) -> PodRequests | None:
+        item = pod_in(index, uid, namespace, name)
+        if item is None:
+            return None
+        try:
+            return replace(pod_spec(item, f"{namespace}/{name}", listed=True).ask, uid=uid)
+        except InputError as error:
+            self._complain("cannot use a fact of the cluster", pod=f"{namespace}/{name}", reason=str(error))
+            return None
+
+    def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+        """Ask kubelet which devices it assigned to a container; see ``proxy.executor.ports.Kubelet``."""
+        return None if self._kubelet is None else self._kubelet.devices(namespace, pod, container)
+
+    def allocatable(self) -> Mapping[str, Mapping[str, Mask | None]]:
+        """Ask kubelet for all devices; empty where kubelet cannot be asked."""
+        return {} if self._kubelet is None else self._kubelet.allocatable()
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._kubelet is not None:
+            self._kubelet.close()

@@ -1,0 +1,147 @@
+"""Pods from the files of the cluster agent, before kubelet is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.backends.cluster.facts_format import CURRENT_S, ClusterFacts, FactsKind, encode_facts
+from proxy.backends.cluster.pod_facts import SOURCE, ClusterPods, PodFactSources
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from tests.testkit.captured_log import report
+
+
+def pod(uid: str = "u1", cpu: str = "2", **metadata: Any) -> dict[str, Any]:
+    limits = {"limits": {"cpu": cpu, "memory": "1Gi"}}
+    return {
+        "metadata": {"namespace": "ns", "name": "web", "uid": uid, **metadata},
+        "spec": {
+            "initContainers": [{"name": "side", "restartPolicy": "Always", "resources": {}}],
+            "containers": [{"name": "main", "resources": limits}],
+            "resources": limits,
+        },
+        "status": {"qosClass": "Guaranteed"},
+    }
+
+
+class AskedKubelet:
+    """A kubelet that knows one pod."""
+
+    knows_pods = True
+    knows_devices = True
+
+    def __init__(self, answer: tuple[PodRequests, str] | None) -> None:
+        self.answer = answer
+        self.asked = 0
+        self.closed = False
+
+    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
+        self.asked += 1
+        return self.answer
+
+    def devices(self, namespace: str, pod: str, container: str) -> None:
+        return None
+
+    def allocatable(self) -> Mapping[str, Any]:
+        return {"gpu": {}}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+KUBELETS = (PodRequests("u1", (ContainerResources("other"),)), "kubelet")
+
+
+class World:
+    def __init__(self, directory: Path, kubelet: AskedKubelet | None) -> None:
+        directory.chmod(0o700)
+        self.now = 1000.0
+        self.lines: list[str] = []
+        self.pods = ClusterPods(directory, lambda: self.now)
+        self.sources = PodFactSources(self.pods, kubelet, report(self.lines))
+
+    def write(self, *items: dict[str, Any]) -> None:
+        data = encode_facts(ClusterFacts(FactsKind.PODS, "n1", self.now, "1", list(items)))
+        self.pods.path.write_bytes(data)
+        self.pods.path.chmod(0o600)
+        os.utime(self.pods.path, (self.now, self.now))
+
+    def asks(self, uid: str = "u1", name: str = "web") -> tuple[PodRequests, str] | None:
+        return self.sources.asks(uid, "ns", name)
+
+
+def test_the_exact_requests_of_a_pod(tmp_path: Path) -> None:
+    kubelet = AskedKubelet(KUBELETS)
+    w = World(tmp_path, kubelet)
+    w.write(pod())
+    found = w.asks()
+    assert found is not None
+    asks, source = found
+    assert source == SOURCE
+    assert [(c.name, c.kind) for c in asks.containers] == [
+        ("side", ContainerKind.SIDECAR),
+        ("main", ContainerKind.APP),
+    ]
+    assert asks.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
+    assert asks.own == {"cpu": 2000, "memory": 1 << 30}
+    assert asks.guaranteed
+    assert kubelet.asked == 0, "kubelet is not asked for what is there"
+
+
+def test_a_pod_that_is_not_there_is_asked_of_kubelet(tmp_path: Path) -> None:
+    w = World(tmp_path, AskedKubelet(KUBELETS))
+    assert w.asks() == KUBELETS, "there is no file yet"
+    w.write(pod("other"))
+    assert w.asks() == KUBELETS
+    assert w.asks("") is None
+
+
+def test_an_old_file_is_better_than_nothing_and_worse_than_kubelet(tmp_path: Path) -> None:
+    kubelet = AskedKubelet(KUBELETS)
+    w = World(tmp_path, kubelet)
+    w.write(pod())
+    w.now += CURRENT_S + 1
+    assert w.asks() == KUBELETS
+    kubelet.answer = None
+    found = w.asks()
+    assert found is not None
+    assert found[1] == f"{SOURCE} (not confirmed since)"
+    os.utime(w.pods.path, (w.now, w.now))
+    found = w.asks()
+    assert found is not None
+    assert found[1] == SOURCE
+
+
+def test_a_static_pod_is_found_by_its_hash_in_its_own_namespace_only(tmp_path: Path) -> None:
+    w = World(tmp_path, None)
+    w.write(pod("mirror", annotations={"kubernetes.io/config.hash": "abc"}))
+    assert w.asks("abc") is not None
+    assert w.asks("abc", "another") is None
+
+
+def test_a_pod_that_makes_no_sense_is_reported_and_left_out(tmp_path: Path) -> None:
+    kubelet = AskedKubelet(None)
+    w = World(tmp_path, kubelet)
+    w.write(pod(cpu="many"), pod("u2"))
+    assert w.asks() is None
+    assert kubelet.asked == 1
+    (line,) = w.lines
+    assert line.startswith("cannot use a fact of the cluster pod=ns/web reason=")
+    assert w.asks("u2") is not None, "the other pods count"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_devices_are_kubelets(tmp_path: Path, there: bool) -> None:
+    kubelet = AskedKubelet(KUBELETS)
+    w = World(tmp_path, kubelet if there else None)
+    assert w.sources.knows_pods
+    assert w.sources.knows_devices is there
+    assert w.sources.devices("ns", "web", "main") is None
+    assert w.sources.allocatable() == ({"gpu": {}} if there else {})
+    assert w.asks("gone") == (KUBELETS if there else None)
+    w.sources.close()
+    assert kubelet.closed is there

@@ -1,0 +1,161 @@
+"""A daemon that reads what the cluster agent has read: the Node object, labels of namespaces, and pods."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.admin.client import ask
+from proxy.atomic_write import write_file
+from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
+from proxy.demo.client import DemoPod
+from proxy.model.errors import InputError, RuntimeCallError
+from proxy.model.workload import KubeQos
+from tests.testkit.answers import check
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+
+RESERVATION = "node.koordinator.sh/reservation"
+SELECTOR = "admission: {namespaceSelector: {matchLabels: {cpus: exclusive}}}\n"
+
+
+class ClusterNode(DaemonNode):
+    """A node with an agent's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        (directory / "cluster").mkdir(mode=0o700)
+        self.settings = f"clusterFacts: {{directory: {directory}/cluster}}\nreconcilePeriod: 1h\n"
+
+    def read(self, kind: FactsKind, *items: dict[str, Any]) -> None:
+        data = encode_facts(ClusterFacts(kind, "n1", 5.0, "42", list(items)))
+        write_file(self.directory / "cluster" / kind.file_name, data)
+
+    async def ask(self, route: str, *, act: bool = False) -> Any:
+        answer: Any = await asyncio.to_thread(ask, self.directory / "admin.sock", route, 30, act=act)
+        check(answer)
+        return answer
+
+    async def refresh(self) -> Any:
+        return await self.ask("/cluster/refresh", act=True)
+
+
+@pytest.fixture
+def node() -> Iterator[ClusterNode]:
+    with temporary_node(ClusterNode) as node:
+        yield node
+
+
+def node_object(**annotations: str) -> dict[str, Any]:
+    return {"metadata": {"name": "n1", "annotations": annotations}}
+
+
+def namespace(name: str, **labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": labels}}
+
+
+def test_a_setting_of_the_node_object_takes_effect_with_the_refresh(node: ClusterNode) -> None:
+    node.read(FactsKind.NODE, node_object())
+
+    async def day() -> None:
+        container = await node.launch(DemoPod("ls", "LS"))
+        assert node.cpus(container) == "0-15"
+        node.read(FactsKind.NODE, node_object(**{RESERVATION: '{"reservedCPUs": "0-1"}'}))
+        answer = await node.refresh()
+        assert answer["files"][0]["name"] == "node"
+        assert answer["files"][0]["resourceVersion"] == "42"
+        status = await node.ask("/status")
+        assert status["pools"]["shared"] == "2-15"
+        assert status["nodePolicy"]["nodeObject"] == f"{node.directory}/cluster/node.json"
+        (node.directory / "cluster/node.json").write_bytes(b"{")
+        await node.refresh()
+        status = await node.ask("/status")
+        assert status["pools"]["shared"] == "2-15", "the last good object stays in effect"
+        (lack,) = [c["reason"] for c in status["checks"] if c["name"] == "cluster"]
+        assert "node.json: it is not a file of the cluster agent" in lack
+        assert "there is no such file" in lack, "of the other files"
+
+    run(node.daemon(), day)
+
+
+def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
+    async def refused() -> str:
+        with pytest.raises(RuntimeCallError) as caught:
+            await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
+        return str(caught.value)
+
+    async def day() -> None:
+        assert "admission.namespaceSelector" in await refused(), "nothing is known yet"
+        status = await node.ask("/status")
+        assert any("cannot read the labels of namespaces" in p["what"] for p in status["problems"])
+        node.read(FactsKind.NAMESPACES, namespace("demo", cpus="shared"), namespace("x", cpus="exclusive"))
+        await node.refresh()
+        assert "admission.namespaceSelector" in await refused()
+        node.read(FactsKind.NAMESPACES, namespace("demo", cpus="exclusive"))
+        await node.refresh()
+        container = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
+        assert node.cpus(container) == "2-3"
+        status = await node.ask("/status")
+        assert status["settings"]["admission"]["namespacesByLabel"] == ["demo"]
+        node.read(FactsKind.NAMESPACES)
+        await node.refresh()
+        assert node.cpus(container) == "2-3", "a running owner keeps its CPUs"
+
+    run(node.daemon(SELECTOR), day)
+
+
+def test_owners_keep_their_cpus_over_a_restart_without_the_agent(node: ClusterNode) -> None:
+    node.read(FactsKind.NAMESPACES, namespace("demo", cpus="exclusive"))
+    found: list[str] = []
+
+    async def first() -> None:
+        found.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        assert node.cpus(found[0]) == "2-3"
+        status = await node.ask("/status")
+        assert [owner["cpus"] for owner in status["exclusive"]] == ["2-3"]
+
+    run(node.daemon(SELECTOR), first)
+    run(node.daemon(SELECTOR), second)
+
+
+def test_what_a_pod_requests_is_known_without_kubelet(
+    node: ClusterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = uuid.uuid4()
+    monkeypatch.setattr("proxy.demo.client.uuid.uuid4", lambda: uid)
+    limits = {"limits": {"cpu": "2", "memory": "1Gi"}}
+    item = {
+        "metadata": {"namespace": "demo", "name": "web", "uid": str(uid)},
+        "spec": {"containers": [{"name": "main", "resources": limits}]},
+        "status": {"qosClass": "Guaranteed"},
+    }
+
+    async def day() -> None:
+        node.read(FactsKind.PODS, item)
+        container = await node.launch(DemoPod("web", kube_qos=KubeQos.GUARANTEED, cpus=2))
+        executor = daemon.executor
+        assert executor is not None
+        pod = executor.state.containers[container].pod
+        assert pod.source == "the cluster agent"
+        assert pod.asks is not None
+        assert pod.asks.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
+
+    daemon = node.daemon("cpuManagerPolicy: static\n")
+    run(daemon, day)
+
+
+def test_a_daemon_without_a_directory_refuses_to_refresh() -> None:
+    with temporary_node() as plain:
+
+        async def day() -> None:
+            with pytest.raises(InputError, match="clusterFacts"):
+                await asyncio.to_thread(ask, plain.directory / "admin.sock", "/cluster/refresh", 30, act=True)
+
+        run(plain.daemon(), day)
