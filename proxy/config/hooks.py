@@ -155,7 +155,7 @@ LABEL = SettingKind(
 
 @dataclass(frozen=True, slots=True)
 class HooksConfig:
-    """Programs of others that are asked in the way of a call.
+    """Plug-ins that are called while a CRI call is processed.
 
     Attributes:
         server_directory: None where no remote servers are looked for.
@@ -178,7 +178,7 @@ class HooksConfig:
         metadata=key(
             "vendorFolder",
             DIRECTORY,
-            "Where packages put hook files; a file of the same name in directory is taken instead.",
+            "Where packages put hook files; a file of the same name in folder is taken instead.",
             live=True,
         ),
     )

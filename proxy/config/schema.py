@@ -317,7 +317,7 @@ class Config:
     )
     hooks: HooksConfig = field(
         default=HooksConfig(),
-        metadata=section("hooks", "Programs of others that are asked in the way of a call."),
+        metadata=section("hooks", "Plug-ins that are called while a CRI call is processed."),
     )
     cluster: ClusterConfig = field(
         default=ClusterConfig(),

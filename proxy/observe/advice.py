@@ -80,7 +80,7 @@ def against(record: Explanation) -> tuple[str, ...]:
         return ()
     if merge.blame:
         return sentences(
-            [f"What stood against it: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"]
+            [f"Reason: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"]
         )
     single = merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
     short = [s for s in record.answers if s.nothing != "no preference" and not _could(s, single=single)]

@@ -317,7 +317,11 @@ KERNEL_WRITE_SECONDS = Histogram(
 
 INFO = Gauge("info", "The daemon: its version and mode.", ("version", "mode"))
 UPTIME_SECONDS = Gauge("uptime_seconds", "Seconds since the daemon started.")
-READY = Gauge("ready", "Whether the first reconcile is done, and kernel and ledger answer.")
+READY = Gauge(
+    "ready",
+    "Whether the daemon is ready: the runtime answers, the state has been compared with it, and kernel and"
+    " ledger workers are not stuck.",
+)
 RUNTIME_CONNECTED = Gauge("runtime_connected", "Whether the runtime answers.")
 SYSTEMD_CONNECTED = Gauge("systemd_connected", "Whether systemd answers, where containers are its scopes.")
 RUNTIME_EVENTS = Gauge("runtime_events", "Whether the runtime's events are received.")

@@ -113,7 +113,7 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
     assert first.sentences == (
         "db/wide/postgres was refused: Resources cannot be allocated with Topology locality.",
         (
-            "What stood against it: cpu has no single NUMA node that it prefers,"
+            "Reason: cpu has no single NUMA node that it prefers,"
             " the fewest it can have now are NUMA nodes 0-1."
         ),
     )
@@ -374,7 +374,7 @@ def test_what_a_provider_offered(said: ProviderAnswer, text: str) -> None:
             ),
             [
                 "Policy best-effort, for the container, chose nodes 0,2 (not preferred).",
-                "What stood against it: cpu needs two nodes; gpu too.",
+                "Reason: cpu needs two nodes; gpu too.",
             ],
         ),
     ],
