@@ -18,6 +18,7 @@ OWNERS = frozenset({"telemetry", "_telemetry", "log", "logs"})
 PASSED_ON = {
     "hooks/engine/log_capture.py": "the records are those of hooks",
     "hooks/remote/servers.py": "it passes a report on to the log",
+    "staging/problems.py": "its messages are constants of the part that makes it",
     "executor/rejections.py": "its messages are four constant texts, in a table for their ends",
 }
 
