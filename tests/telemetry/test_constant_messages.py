@@ -10,7 +10,7 @@ import proxy
 
 PACKAGE = Path(proxy.__file__).parent
 METHODS = frozenset(
-    {"event", "debug", "warning", "problem", "frequent", "resolved", "info", "error", "exception"}
+    {"event", "debug", "warning", "problem", "frequent", "resolved", "forget", "info", "error", "exception"}
 )
 PARTS = frozenset({"_complain", "_report", "_say", "tell"})
 """Names of such a method in parts that have only that one."""
