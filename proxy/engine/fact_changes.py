@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.engine import write_conflicts
-from proxy.engine.node_effects import NodeEffects, PutRecord
-from proxy.engine.node_events import FactsLearned
+from proxy.engine.hotplug import changed_losses
+from proxy.engine.node_effects import LossesChanged, NodeEffects, PutRecord
+from proxy.engine.node_events import FactsLearned, LossesDue, MemoryNodesCompared
 from proxy.engine.state import NodeState
 
 
@@ -19,6 +20,19 @@ def facts_learned(state: NodeState, event: FactsLearned) -> tuple[NodeState, Nod
     return after, tuple(
         PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
     )
+
+
+def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:
+    """Take in what memory nodes containers have."""
+    mems = structs.replace(state.facts.mems, held=event.right, wide=event.wide)
+    return structs.replace(state, facts=structs.replace(state.facts, mems=mems)), ()
+
+
+def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffects]:
+    """Compare what containers lack with what was reported."""
+    losses, changes = changed_losses(state.facts.losses, state)
+    after = structs.replace(state, facts=structs.replace(state.facts, losses=losses))
+    return after, (LossesChanged(tuple(changes)),)
 
 
 def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:

@@ -87,6 +87,10 @@ def _node_rules_changed(state: NodeState, event: node_events.NodeRulesChanged) -
 
 def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Handled:
     after = state.on(event.machine)
+    was, now = state.node.machine.memory_nodes, after.node.machine.memory_nodes
+    if was != now:
+        mems = after.facts.mems.changed(now - was)
+        after = structs.replace(after, facts=structs.replace(after.facts, mems=mems))
     return after, followed(state, after, "machine changed", Follow.ALL)
 
 
@@ -156,6 +160,10 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     write_conflicts.CpusetsRepaired: fact_changes.cpusets_written,
     write_conflicts.WritersFound: fact_changes.cpusets_written,
     write_conflicts.ConflictsDue: fact_changes.cpusets_written,
+    write_conflicts.WriterSeen: fact_changes.cpusets_written,
+    write_conflicts.CpusetsCompared: fact_changes.cpusets_written,
+    node_events.MemoryNodesCompared: fact_changes.memory_nodes_compared,
+    node_events.LossesDue: fact_changes.losses_due,
     node_events.ModeChanged: staging.mode_changed,
     node_events.EnforcementChanged: staging.enforcement_changed,
     node_events.EnforcementRead: staging.enforcement_read,

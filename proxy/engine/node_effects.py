@@ -250,6 +250,16 @@ class EnforcementStep(Struct, frozen=True):
     keys: tuple[str, ...]
 
 
+class LossesChanged(Struct, frozen=True):
+    """What some containers lack of what they were promised differs from what was reported.
+
+    Attributes:
+        changes: The containers, with what they lack in words; empty where that is over.
+    """
+
+    changes: tuple[tuple[Container, str], ...]
+
+
 Notice = (
     Change
     | NotifyCreated
@@ -275,6 +285,7 @@ NodeEffect = (
     | PodDecided
     | CallAnswer
     | EnforcementStep
+    | LossesChanged
     | DriftEffect
     | Notice
 )

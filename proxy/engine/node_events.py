@@ -58,7 +58,7 @@ from proxy.engine.pod_events import (
     SandboxStopped,
 )
 from proxy.engine.write_conflicts import DriftEvent
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
@@ -249,6 +249,22 @@ class LedgerRead(Struct, frozen=True):
     at: float
 
 
+class MemoryNodesCompared(Struct, frozen=True):
+    """The memory nodes of all running containers have been compared with the kernel.
+
+    Attributes:
+        right: Ids of containers that have what they should.
+        wide: Containers with more nodes than decided, as their memory is there: all that they have.
+    """
+
+    right: frozenset[str]
+    wide: Mapping[str, Mask]
+
+
+class LossesDue(Struct, frozen=True):
+    """What containers lack of what they were promised is to be reported; answered by ``LossesChanged``."""
+
+
 class FactsLearned(Struct, frozen=True):
     """A matter of the node has other facts.
 
@@ -303,6 +319,8 @@ NodeEvent = (
     | KubeletAssigned
     | DevicesChanged
     | BeLimited
+    | MemoryNodesCompared
+    | LossesDue
     | SavedCpusLearned
     | ContainersUnsettled
     | SettlingBegan

@@ -56,7 +56,9 @@ Handled = tuple[NodeState, NodeEffects]
 def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
     """Change the mode. A release concerns all pods at once, and so does its end; all else goes in steps."""
     if event.mode.is_leaving or state.mode.is_leaving:
-        return structs.replace(state, mode=event.mode), ()
+        # From here on, or until here, other programs may give containers other memory nodes.
+        facts = structs.replace(state.facts, mems=state.facts.mems.forgotten())
+        return structs.replace(state, mode=event.mode, facts=facts), ()
     return _retargeted(state, event.mode, state.enforcement)
 
 

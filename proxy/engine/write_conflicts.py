@@ -131,6 +131,25 @@ class ConflictsDue(Struct, frozen=True):
     at: float
 
 
+class WriterSeen(Struct, frozen=True):
+    """A program was seen that may write the cpusets of some containers; see ``likely_writer.ALL``."""
+
+    hint: WriterHint
+    ids: tuple[str, ...]
+
+
+class CpusetsCompared(Struct, frozen=True):
+    """All cpusets are about to be compared; only these containers are running.
+
+    Attributes:
+        at: When.
+        live: Their ids.
+    """
+
+    at: float
+    live: Collection[str]
+
+
 class FindWriters(Struct, frozen=True):
     """Find the likely writers of what the kernel held."""
 
@@ -165,7 +184,7 @@ class EndConflict(Struct, frozen=True):
     conflict: WriteConflict
 
 
-DriftEvent = CpusetsRepaired | WritersFound | ConflictsDue
+DriftEvent = CpusetsRepaired | WritersFound | ConflictsDue | WriterSeen | CpusetsCompared
 DriftEffect = FindWriters | CheckCpusets | ReportDrift | EndConflict
 DriftStep = tuple[WriteConflicts, tuple[DriftEffect, ...]]
 
@@ -182,6 +201,10 @@ def step(known: WriteConflicts, event: DriftEvent) -> DriftStep:
             return _found(known, writers)
         case ConflictsDue(at):
             return _check(known, at)
+        case WriterSeen(hint, ids):
+            return _seen(known, hint, ids), ()
+        case CpusetsCompared(at, live):
+            return _kept(known, live, at), ()
 
 
 def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:
@@ -239,15 +262,14 @@ def _check(known: WriteConflicts, at: float) -> DriftStep:
     return known, (*(EndConflict(i, one) for i, one in over.items()), check)
 
 
-def seen(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) -> WriteConflicts:
-    """A program was seen that may write the cpusets of some containers; see ``likely_writer.ALL``."""
+def _seen(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) -> WriteConflicts:
     hints = known.hints
     for container_id in ids:
         hints = hints.put(container_id, hint)
     return structs.replace(known, hints=hints)
 
 
-def keep(known: WriteConflicts, live: Collection[str], at: float) -> WriteConflicts:
+def _kept(known: WriteConflicts, live: Collection[str], at: float) -> WriteConflicts:
     """Forget all containers but these."""
     return structs.replace(
         known,

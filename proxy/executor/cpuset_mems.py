@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from proxy.engine.cpuset_mems import MemoryBindings, repair
 from proxy.engine.enforcement import applies_to
+from proxy.engine.node_events import MemoryNodesCompared
 from proxy.executor.context import NodeContext
 from proxy.executor.worker import Worker
 from proxy.model.errnos import GONE
@@ -90,7 +89,7 @@ class CpusetMems:
             context.telemetry.warning(
                 "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
             )
-        self._context.learn(mems=structs.replace(self.known, held=frozenset(looked.right), wide=looked.wide))
+        context.store.handle(MemoryNodesCompared(frozenset(looked.right), looked.wide))
 
     # -- in the worker ------------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class NodeStore:
             PodDecided: _answer,
             **dict.fromkeys(get_args(CallAnswer), _answer),
             to_do.EnforcementStep: _answer,
+            to_do.LossesChanged: _answer,
             **dict.fromkeys(get_args(DriftEffect), _answer),
         }
 

@@ -44,7 +44,6 @@ def enter(executor: NodeExecutor, mode: NodeMode) -> None:
     executor.store.handle(ModeChanged(mode))
     executor.enforcer.forget()
     executor.to_step.set()  # the steps of staged enforcement wait for the end of a release
-    executor.learn(mems=executor.mems.known.forgotten())
 
 
 class Release:

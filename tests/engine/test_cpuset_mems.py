@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.cpuset_mems import MemoryBindings, MemsRepair, repair
+from proxy.engine.handle import handle
 from proxy.engine.node import Node
+from proxy.engine.node_events import HardwareChanged, MemoryNodesCompared, ModeChanged
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -73,3 +76,22 @@ def test_what_calls_name() -> None:
     assert changed.renewed(STATE, one) == ZERO, "what the runtime has saved may name a node that is gone"
     gone = bound(Mask.parse("0,7"))
     assert known.renewed(STATE, gone) == ZERO
+
+
+def test_what_is_known_lasts_until_the_mode_or_the_machine_changes() -> None:
+    wide, right = {"x": BOTH}, frozenset({"y"})
+    compared, _ = handle(STATE, MemoryNodesCompared(right, wide))
+    assert compared.facts.mems == MemoryBindings(right, wide)
+    for mode in (NodeMode.RELEASING, NodeMode.RELEASED):
+        left, _ = handle(compared, ModeChanged(mode))
+        assert left.facts.mems == MemoryBindings()
+    again, _ = handle(handle(left, MemoryNodesCompared(right, wide))[0], ModeChanged(NodeMode.ENFORCE))
+    assert again.facts.mems == MemoryBindings()
+    assert handle(compared, ModeChanged(NodeMode.OBSERVE))[0].facts == compared.facts
+    nodes = tuple(changed_copy(n, mem_bytes=0 if n.id == 1 else n.mem_bytes) for n in MACHINE.nodes)
+    halved, _ = handle(compared, HardwareChanged(changed_copy(MACHINE, nodes=nodes)))
+    assert halved.facts.mems == MemoryBindings(is_changed=True)
+    whole, _ = handle(halved, HardwareChanged(MACHINE))
+    assert whole.facts.mems == MemoryBindings(returned=ONE, is_changed=True)
+    same, _ = handle(compared, HardwareChanged(changed_copy(MACHINE)))
+    assert same.facts == compared.facts

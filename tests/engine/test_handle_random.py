@@ -172,6 +172,8 @@ class Life:
                 node_events.CpusHeld("r", None, "released"),
                 node_events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
                 node_events.NodeRulesChanged(self.state.node, "rules"),
+                node_events.MemoryNodesCompared(frozenset((self.known(),)), {}),
+                node_events.LossesDue(),
             )
         )
 

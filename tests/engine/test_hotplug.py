@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.handle import handle
 from proxy.engine.hotplug import (
-    changed_losses,
     differences,
     losses,
     replacements_in_use,
@@ -14,6 +15,8 @@ from proxy.engine.hotplug import (
     with_replacement,
 )
 from proxy.engine.node import Node
+from proxy.engine.node_effects import LossesChanged
+from proxy.engine.node_events import LossesDue
 from proxy.engine.replacement_cpus import owners_missing_cpus
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
@@ -21,6 +24,7 @@ from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
+from tests.testkit.playbook import Playbook
 
 WHOLE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 POD = Pod("s", "p", "ns", "p")
@@ -72,17 +76,27 @@ def test_what_a_container_lacks(container: Container, gone: str, words: str) -> 
 
 def test_a_loss_is_reported_when_it_begins_changes_and_ends() -> None:
     whole = node(owner("2-3"))
-    reported, changes = changed_losses({}, whole)
-    assert (reported, changes) == ({}, [])
-    one = whole.on(without("3"))
-    reported, changes = changed_losses(reported, one)
-    assert [(c.id, words) for c, words in changes] == [("x", reported["x"])]
-    assert changed_losses(reported, one) == (reported, [])
-    both = whole.on(without("2-3"))
-    reported, changes = changed_losses(reported, both)
-    assert "CPUs 2-3 are offline" in changes[0][1]
-    assert changed_losses(reported, whole) == ({}, [(whole.containers["x"], "")])
-    assert changed_losses(reported, node()) == ({}, []), "it is gone"
+    container, nothing = whole.containers["x"], LossesChanged(())
+    one = "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised"
+    story = Playbook(whole, handle)
+    assert story >> LossesDue() << nothing
+    story.state = story.state.on(without("3"))
+    assert story >> LossesDue() << LossesChanged(((container, one),))
+    assert story >> LossesDue() << nothing
+    story.state = story.state.on(without("2-3"))
+    (changed,) = handle(story.state, LossesDue())[1]
+    assert isinstance(changed, LossesChanged)
+    assert "CPUs 2-3 are offline" in changed.changes[0][1]
+    story.state = story.state.on(WHOLE)
+    assert story >> LossesDue() << LossesChanged(((container, ""),))
+    assert story >> LossesDue() << nothing
+
+
+def test_a_loss_of_a_container_that_is_gone_is_over_without_a_word() -> None:
+    lost, _ = handle(node(owner("2-3")).on(without("3")), LossesDue())
+    gone = structs.replace(node(), facts=lost.facts)
+    after, effects = handle(gone, LossesDue())
+    assert (after.facts.losses, effects) == ({}, (LossesChanged(()),))
 
 
 def test_replacements_are_needed_as_long_as_cpus_are_away() -> None:

@@ -19,6 +19,7 @@ from proxy.engine.write_conflicts import (
     WINDOW_S,
     CheckCpusets,
     ConflictsDue,
+    CpusetsCompared,
     CpusetsRepaired,
     EndConflict,
     FindWriters,
@@ -26,9 +27,8 @@ from proxy.engine.write_conflicts import (
     UnattributedRepairs,
     WriteConflict,
     WriteConflicts,
+    WriterSeen,
     WritersFound,
-    keep,
-    seen,
     step,
 )
 from proxy.model.idset import CpuSet
@@ -161,8 +161,8 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
     for container in ("a", "b"):
         known = after(0, 1, 2, container=container, known=known)
         known = after(2, container=f"{container}-once", known=known)
-        known = seen(known, WriterHint(Author.RUNC, 2), (container, ALL))
-    known = keep(known, {"a", "a-once"}, 3)
+        known, _ = step(known, WriterSeen(WriterHint(Author.RUNC, 2), (container, ALL)))
+    known, _ = step(known, CpusetsCompared(3, {"a", "a-once"}))
     assert list(known.conflicts) == ["a"]
     assert sorted(known.hints) == [ALL, "a"]
     for container in ("a-once", "b-once"):
@@ -186,7 +186,7 @@ def test_a_conflict_needs_so_many_within_the_window(steps: list[tuple[float, boo
     for pause, ask in steps:
         now += pause
         if ask:
-            known = keep(known, {"c"}, now)
+            known, _ = step(known, CpusetsCompared(now, {"c"}))
         if "c" in known.conflicts:
             known = repaired(known, now)
             continue

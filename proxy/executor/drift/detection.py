@@ -114,7 +114,7 @@ class Drift:
         """Note a program that may write the cpusets of some containers now; see ``likely_writer.ALL``."""
         if author != UNKNOWN:
             hint = WriterHint(Author(author), self._context.clock())
-            self._context.learn(drift=conflicts.seen(self.known, hint, tuple(ids)))
+            self._context.store.handle(conflicts.WriterSeen(hint, tuple(ids)))
 
     async def _look(self) -> None:
         try:
@@ -199,7 +199,7 @@ class Drift:
         """Compare all containers with the kernel."""
         live = {c.id for c in self._live()}
         self.watch.keep(live)
-        self._context.learn(drift=conflicts.keep(self.known, live, self._context.clock()))
+        self._context.store.handle(conflicts.CpusetsCompared(self._context.clock(), live))
         return await self._context.kernel.run(self.enforce_all)
 
     def note(self, done: Enforced) -> None:

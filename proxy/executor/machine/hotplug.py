@@ -152,8 +152,7 @@ class Hotplug:
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
         """Have the memory nodes of containers sent to the runtime where they have changed."""
-        context, there = self._context, after.node.machine.memory_nodes
-        context.learn(mems=self._mems.known.changed(there - before.node.machine.memory_nodes))
+        context = self._context
         for container_id in with_other_memory(before, after):
             context.store.handle(SavedCpusLearned(container_id, None))
             context.settle_later(container_id)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 
-from proxy.engine.hotplug import changed_losses, loss_of, losses
+from proxy.engine.hotplug import loss_of, losses
+from proxy.engine.node_effects import LossesChanged
+from proxy.engine.node_events import LossesDue
 from proxy.executor.context import NodeContext
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
@@ -25,8 +27,8 @@ class Shortage:
     def report(self) -> None:
         """Report what has changed since the last time."""
         context, before = self._context, self._context.state.facts.losses
-        now, changes = changed_losses(before, context.state)
-        context.learn(losses=now)
+        effects = context.store.handle(LossesDue())
+        changes = next(effect.changes for effect in effects if type(effect) is LossesChanged)
         for container, words in changes:
             at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(context.wall()))
             back = f"at {at} all that it was promised was there again"
