@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.reconciler import Sync
     from proxy.frontends.cri.acceptor import Front
+    from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.hooks_setup import Hooking
     from proxy.observe.device_assignments import KubeletDevices
     from proxy.release.lazy import LazyRelease
@@ -53,6 +54,7 @@ class Pages:
         hooking: Hooking | None = None,
         reload: Reload | None = None,
         staging: LazyStaging | None = None,
+        device_plugins: DevicePluginService | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
@@ -65,6 +67,7 @@ class Pages:
         self._hooking = hooking
         self._reload = reload
         self._staging = staging
+        self._device_plugins = device_plugins
         self._started = time.time()
 
     @property
@@ -172,6 +175,8 @@ class Pages:
                 page.update(self._takeover.page())
             if self._leaving is not None:
                 page.update(self._leaving.page())
+        if self._device_plugins is not None:
+            page["devicePlugins"] = self._device_plugins.page()
         if self._hooking is not None and (hooks := self._hooking.page()):
             page["hooks"] = hooks
         return page

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from proxy.engine.suppression import SuppressionSettings
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.context import NodeContext
+    from proxy.executor.device_ports import DevicePlugins
     from proxy.executor.drift.ports import Writes
     from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         NodeObject,
     )
     from proxy.executor.systemd.ports import Fences, Units
+    from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.telemetry.port import Telemetry
 
@@ -160,6 +162,7 @@ def _ports(
         writes=_writes(context),
         partitions=partitions,
         partition_kind=kind,
+        device_plugins=_device_plugins(config, context),
     )
 
 
@@ -350,6 +353,25 @@ def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesServ
     path, kubelet = config.pod_resources.serve, config.kubelet.pod_resources
     assert path is not None
     return PodResourcesService(path, executor, SharedPodResources(str(kubelet)) if kubelet else None)
+
+
+def _device_plugins(config: Config, context: NodeContext) -> DevicePlugins | None:
+    """Make what device plug-ins register with; None where they are not served."""
+    if not config.device_plugins.enabled:
+        return None
+    from proxy.backends.device_plugins.registry import DevicePluginRegistry
+
+    return DevicePluginRegistry(context, config.device_plugins.timeout)
+
+
+def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginService:
+    """Make what serves device plug-ins."""
+    from proxy.backends.device_plugins.registry import DevicePluginRegistry
+    from proxy.frontends.device_registration.service import DevicePluginService
+
+    plugins = executor.device_plugins
+    assert isinstance(plugins, DevicePluginRegistry)
+    return DevicePluginService(config.device_plugins, executor, plugins)
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:

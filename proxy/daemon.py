@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from proxy.executor.start_update import StartUpdate
     from proxy.frontends.cri.acceptor import Front
     from proxy.frontends.cri.client_watch import ClientWatch
+    from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
@@ -109,6 +110,7 @@ class Daemon:
         self._flow: CallFlow | None = None
         self.hooking: Hooking | None = None
         self._pod_resources: PodResourcesService | None = None
+        self._device_plugins: DevicePluginService | None = None
         self.reload: Reload | None = None
         self._reload_wanted = asyncio.Event()
 
@@ -199,6 +201,8 @@ class Daemon:
             self._hook()
         if config.pod_resources.serve is not None:
             self._task(self._serve_pod_resources)
+        if config.device_plugins.enabled:
+            self._serve_device_plugins()
         return Front(
             str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=executor.broken
         )
@@ -211,6 +215,14 @@ class Daemon:
         if self._pod_resources is None:
             self._pod_resources = await asyncio.to_thread(pod_resources_of, self.config, self.executor)
         await self._pod_resources.run()
+
+    def _serve_device_plugins(self) -> None:
+        """Let device plug-ins register."""
+        from proxy.assembly import device_plugins_of
+
+        assert self.executor is not None
+        self._device_plugins = device_plugins_of(self.config, self.executor)
+        self._task(self._device_plugins.run)
 
     def _suppress(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
         """Begin to suppress BE pods, where the configuration wants it or an earlier run has."""
@@ -240,7 +252,13 @@ class Daemon:
 
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
         from proxy.reload.service import Reload
-        from proxy.reload.steps import common_steps, executor_steps, hooks_step, suppression_step
+        from proxy.reload.steps import (
+            common_steps,
+            device_plugins_step,
+            executor_steps,
+            hooks_step,
+            suppression_step,
+        )
 
         steps, executor = common_steps(), self.executor
         if executor is None:
@@ -248,6 +266,7 @@ class Daemon:
         steps += executor_steps(executor, self._hook)
         steps.append(suppression_step(lambda: self._suppression, self._suppress))
         steps.append(hooks_step(lambda: self.hooking))
+        steps.append(device_plugins_step(lambda: self._device_plugins))
         return Reload(self._config, steps, lambda: executor.state.node.machine, telemetry, self._notifier)
 
     def _client_watch(self, executor: NodeExecutor, front: Front) -> ClientWatch:
@@ -310,6 +329,7 @@ class Daemon:
             self.hooking,
             self.reload,
             staging=self._staging,
+            device_plugins=self._device_plugins,
         )
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
         actions = {**takeover.actions(), **leaving.actions()}
@@ -428,7 +448,13 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         await ending.step("end tasks", asyncio.gather(*self._tasks, return_exceptions=True))
-        for server in (self._admin, self._pod_resources, self._leaving, self.hooking):
+        for server in (
+            self._admin,
+            self._pod_resources,
+            self._device_plugins,
+            self._leaving,
+            self.hooking,
+        ):
             if server is not None:
                 most = HOOKS_S if server is self.hooking else SERVER_S
                 await ending.step(

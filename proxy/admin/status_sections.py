@@ -64,6 +64,23 @@ def _drift_seconds(value: object) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"  # half a second is not none
 
 
+def device_plugins(data: Mapping[str, object], width: int) -> Iterable[str]:
+    """Write the part; nothing where no device plug-in has registered.
+
+    Args:
+        data: What the status says under ``devicePlugins``.
+        width: Columns of the terminal; long lines are cut at it.
+    """
+    plugins = [as_map(entry) for entry in as_list(data.get("resources"))]
+    if not plugins:
+        return
+    keys = ("resource", "state", "devices", "healthy", "socket")
+    rows: list[tuple[str, ...]] = [("DEVICE PLUGIN OF", "STATE", "DEVICES", "HEALTHY", "SOCKET")]
+    rows += [tuple(one_line(plugin.get(key)) or "-" for key in keys) for plugin in plugins]
+    yield ""
+    yield from (cut(line, width) for line in table(rows))
+
+
 _WELL = frozenset({"running", "masked", "disabled", ""})
 _ASKED = {
     "failing": "fails",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from proxy.admin.status_sections import (
+    device_plugins,
     drift,
     hooks,
     kubelet,
@@ -53,6 +54,7 @@ def render(status: object, width: int = 100) -> str:
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
     lines += partitions(as_map(data.get("partitions")))
     lines += short([as_map(entry) for entry in as_list(data.get("shortfalls"))])
+    lines += device_plugins(as_map(data.get("devicePlugins")), width)
     lines += hooks(as_map(data.get("hooks")), width)
     lines += [*containers(data, width), *drift(as_map(data.get("drift")), width), *problems(data, width)]
     return "\n".join(line.rstrip() for line in lines) + "\n"

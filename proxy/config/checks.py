@@ -21,7 +21,13 @@ def check(config: Config) -> list[str]:
     Returns:
         One sentence a problem, each opening with the key; empty when all is well.
     """
-    return [*_sockets(config), *_cpus(config), *_memory(config), *_kubelet(config)]
+    return [
+        *_sockets(config),
+        *_device_plugins(config),
+        *_cpus(config),
+        *_memory(config),
+        *_kubelet(config),
+    ]
 
 
 def check_against(config: Config, machine: Machine) -> None:
@@ -119,6 +125,14 @@ def _sockets(config: Config) -> Iterator[str]:
         config.hooks.serve,
     }:
         yield f"podResources.serve: {serve} is in use for other calls already"
+
+
+def _device_plugins(config: Config) -> Iterator[str]:
+    if not config.device_plugins.enabled:
+        return
+    directory, kubelets = config.device_plugins.socket_directory, config.kubelet.plugin_directory
+    if kubelets == directory or kubelets in directory.parents:
+        yield f"devicePlugins.socketDirectory: {directory} is kubelet's own, and its sockets would be removed"
 
 
 def _cpus(config: Config) -> Iterator[str]:

@@ -33,6 +33,7 @@ from proxy.config.origin import Origin
 from proxy.config.sections import (
     ApplyConfig,
     BeSuppressConfig,
+    DevicePluginsConfig,
     KoordinatorConfig,
     KubeletConfig,
     LogConfig,
@@ -54,6 +55,7 @@ __all__ = [
     "ClusterFactsConfig",
     "Config",
     "CpuManagerPolicy",
+    "DevicePluginsConfig",
     "EnforceConfig",
     "FailurePolicy",
     "HooksConfig",
@@ -296,6 +298,10 @@ class Config:
     cluster_facts: ClusterFactsConfig = field(
         default=ClusterFactsConfig(),
         metadata=section("clusterFacts", "What the cluster agent reads for the daemon."),
+    )
+    device_plugins: DevicePluginsConfig = field(
+        default=DevicePluginsConfig(),
+        metadata=section("devicePlugins", "Being the device manager of device plug-ins; off by default."),
     )
     koordinator: KoordinatorConfig = field(
         default=KoordinatorConfig(),

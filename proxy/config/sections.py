@@ -127,6 +127,11 @@ class KubeletConfig:
         default=0.5, metadata=key("timeout", duration(0.01, 5), "Longest that one question to kubelet takes.")
     )
 
+    @property
+    def plugin_directory(self) -> Path:
+        """Where device plug-ins register with kubelet."""
+        return self.state_dir / "device-plugins"
+
 
 @dataclass(frozen=True, slots=True)
 class PodResourcesConfig:
@@ -142,6 +147,34 @@ class PodResourcesConfig:
             "serve",
             OPTIONAL_SOCKET,
             "Where monitoring agents may ask which CPUs, memory and devices containers have. Empty: nowhere.",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePluginsConfig:
+    """Being the device manager of device plug-ins that register here."""
+
+    enabled: bool = field(
+        default=False,
+        metadata=key("enabled", TRUTH, "Serve device plug-ins, and assign their devices to containers."),
+    )
+    socket_directory: Path = field(
+        default=Path("/var/lib/topoproxy/device-plugins"),
+        metadata=key(
+            "socketDirectory",
+            DIRECTORY,
+            "Where device plug-ins register (kubelet.sock) and have their sockets. Sockets that are there at "
+            "a start are removed.",
+        ),
+    )
+    timeout: float = field(
+        default=10.0,
+        metadata=key(
+            "timeout",
+            duration(0.1, 60),
+            "Longest that a device plug-in has for an answer; PreStartContainer has 30s.",
+            live=True,
         ),
     )
 

@@ -20,6 +20,7 @@ from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates
+from proxy.executor.device_ports import DevicePlugins
 from proxy.executor.drift.detection import Drift
 from proxy.executor.fact_lookup import FactLookup
 from proxy.executor.hook_overrides import HookOverrides
@@ -87,6 +88,7 @@ class Ports(Struct, frozen=True):
         writes: What the kernel reports about writes to cpusets.
         partitions: The kernel's partitions.
         partition_kind: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
+        device_plugins: The device plug-ins whose devices topoproxy assigns.
     """
 
     hardware: Callable[[Machine], Machine | None] = lambda known: None
@@ -108,6 +110,7 @@ class Ports(Struct, frozen=True):
     writes: Writes | None = None
     partitions: Partitions | None = None
     partition_kind: str = ""
+    device_plugins: DevicePlugins | None = None
 
 
 class NodeExecutor(NodeContext):
@@ -141,6 +144,7 @@ class NodeExecutor(NodeContext):
         super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall)
         others = ports(self)
         self.cluster = others.cluster
+        self.device_plugins = others.device_plugins
         subscribe = self.store.subscribe
         self.writes = writes = KernelWrites(self)
         subscribe(writes)

@@ -17,6 +17,7 @@ from proxy.reload.step import Commit, LiveStep
 if TYPE_CHECKING:
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.node_executor import NodeExecutor
+    from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.hooks_setup import Hooking
 
 PLACEMENT = (
@@ -127,6 +128,23 @@ def hooks_step(current: Callable[[], Hooking | None]) -> LiveStep:
         return change
 
     return LiveStep(("hooks",), prepare)
+
+
+def device_plugins_step(current: Callable[[], DevicePluginService | None]) -> LiveStep:
+    """Return the step of device plug-ins.
+
+    Args:
+        current: Returns what serves them; None where nothing does.
+    """
+
+    def prepare(before: Config, after: Config) -> Commit:
+        def change() -> None:
+            if (serving := current()) is not None:
+                serving.reconfigure(after.device_plugins)
+
+        return change
+
+    return LiveStep(("devicePlugins",), prepare)
 
 
 def _log(before: Config, after: Config) -> Commit:

@@ -34,6 +34,7 @@ class GrpcSocket:
         options: Sequence[tuple[str, int]] = (),
         stop_s: float,
         end_s: float,
+        announced: bool = False,
     ) -> None:
         """Prepare; nothing is opened before ``open``.
 
@@ -47,8 +48,9 @@ class GrpcSocket:
             options: Options of the gRPC server.
             stop_s: Seconds in which requests may end after ``close``.
             end_s: Seconds that ``close`` waits for the server to end.
+            announced: Whether the socket is to appear as a new file (``SocketPath``).
         """
-        self._place = SocketPath(path, purpose)
+        self._place = SocketPath(path, purpose, announced=announced)
         self._service, self._handlers, self._options = service, handlers, options
         self._threads, self._at_once = threads, at_once
         self._stop_s, self._end_s = stop_s, end_s

@@ -24,14 +24,17 @@ MODE = 0o600
 class SocketPath:
     """One path, taken and given back."""
 
-    def __init__(self, path: Path, purpose: str) -> None:
+    def __init__(self, path: Path, purpose: str, *, announced: bool = False) -> None:
         """Touch nothing yet.
 
         Args:
             path: Where to listen.
             purpose: What is done there, for messages: ``serve hooks``.
+            announced: Whether the path is to appear as a new file (IN_CREATE of inotify(7)), as where a
+                server binds it, and not as a file that is moved there. A dead socket is removed before.
         """
         self._path = path
+        self._announced = announced
         self._failed = f"cannot {purpose} on {path}"
         self._identity: tuple[int, int] | None = None
 
@@ -55,12 +58,19 @@ class SocketPath:
                 self._bind(bind, beside)
                 beside.chmod(MODE)
                 found = beside.stat()
-                beside.rename(path)
+                self._move(beside)
         except PermissionError as error:
             raise PermissionDeniedError(f"{self._failed}: {error.strerror}") from error
         except OSError as error:
             raise CannotCreateError(f"{self._failed}: {error.strerror}") from error
         self._identity = found.st_dev, found.st_ino
+
+    def _move(self, beside: Path) -> None:
+        if self._announced:
+            self._path.unlink(missing_ok=True)
+            self._path.hardlink_to(beside)
+        else:
+            beside.rename(self._path)
 
     def _bind(self, bind: Callable[[str], int], beside: Path) -> None:
         cause = ""

@@ -11,8 +11,8 @@ What repeats is recognised by its message and its keys, never by its rendered te
 cause of an error and does not count for that.
 
 Keys in use: ``pod`` (namespace/name), ``container`` (its name), ``containerID``, ``cpus``, ``mems`` (NUMA
-nodes), ``path`` (a file or a cgroup), ``method`` (of the CRI), ``hook``, ``worker``, ``reason`` (why it was
-decided so, or what is wrong in words), ``err`` (why it failed).
+nodes), ``path`` (a file or a cgroup), ``method`` (of the CRI), ``hook``, ``worker``, ``resource`` (of a
+device plug-in), ``reason`` (why it was decided so, or what is wrong in words), ``err`` (why it failed).
 """
 
 from __future__ import annotations

@@ -249,6 +249,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
         _without_a_daemon(found, node, RICH)
     with temporary_node(lambda path: AnsweringNode(path, 2)) as node:
         isolated = "apply: {partitions: isolated}\ntopologyManagerScope: pod\n"
+        isolated += f"devicePlugins: {{enabled: true, socketDirectory: {node.directory}/plugins}}\n"
         _daemon_answers(
             found, node, f"cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node\n{isolated}"
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proxy.api.kubelet import podresources_pb2, pods_pb2
+from proxy.api.kubelet import deviceplugin_pb2, podresources_pb2, pods_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
 def test_committed_classes_are_what_the_proto_files_say(tmp_path: Path) -> None:
     options = ["-I", "proto/kubelet", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
-    names = ("pods", "podresources")
+    names = ("deviceplugin", "pods", "podresources")
     protoc = [sys.executable, "-m", "grpc_tools.protoc", *options, *(f"{name}.proto" for name in names)]
     subprocess.run(protoc, cwd=ROOT, check=True)
     for file in (f"{name}_pb2.{end}" for name in names for end in ("py", "pyi")):
@@ -59,6 +59,33 @@ def test_committed_classes_are_what_the_proto_files_say(tmp_path: Path) -> None:
             {"cdi_devices": 1, "driver_name": 2, "pool_name": 3, "device_name": 4},
         ),
         (podresources_pb2.CDIDevice, {"name": 1}),
+        (deviceplugin_pb2.RegisterRequest, {"version": 1, "endpoint": 2, "resource_name": 3}),
+        (
+            deviceplugin_pb2.DevicePluginOptions,
+            {"pre_start_required": 1, "get_preferred_allocation_available": 2},
+        ),
+        (deviceplugin_pb2.ListAndWatchResponse, {"devices": 1}),
+        (deviceplugin_pb2.Device, {"ID": 1, "health": 2, "topology": 3}),
+        (deviceplugin_pb2.TopologyInfo, {"nodes": 1}),
+        (deviceplugin_pb2.NUMANode, {"ID": 1}),
+        (deviceplugin_pb2.PreferredAllocationRequest, {"container_requests": 1}),
+        (
+            deviceplugin_pb2.ContainerPreferredAllocationRequest,
+            {"available_deviceIDs": 1, "must_include_deviceIDs": 2, "allocation_size": 3},
+        ),
+        (deviceplugin_pb2.PreferredAllocationResponse, {"container_responses": 1}),
+        (deviceplugin_pb2.ContainerPreferredAllocationResponse, {"deviceIDs": 1}),
+        (deviceplugin_pb2.AllocateRequest, {"container_requests": 1}),
+        (deviceplugin_pb2.ContainerAllocateRequest, {"devices_ids": 1}),
+        (deviceplugin_pb2.AllocateResponse, {"container_responses": 1}),
+        (
+            deviceplugin_pb2.ContainerAllocateResponse,
+            {"envs": 1, "mounts": 2, "devices": 3, "annotations": 4, "cdi_devices": 5},
+        ),
+        (deviceplugin_pb2.Mount, {"container_path": 1, "host_path": 2, "read_only": 3}),
+        (deviceplugin_pb2.DeviceSpec, {"container_path": 1, "host_path": 2, "permissions": 3}),
+        (deviceplugin_pb2.CDIDevice, {"name": 1}),
+        (deviceplugin_pb2.PreStartContainerRequest, {"devices_ids": 1}),
     ],
 )
 def test_field_numbers(message: type[Message], numbers: dict[str, int]) -> None:

@@ -1,0 +1,275 @@
+"""One registered device plug-in: its device list, calls to it, and what becomes of it when it misbehaves.
+
+Theory of operation. A plug-in that has registered is asked for its options, then listened to. kubelet drops
+a plug-in whose list ends, and waits for it to register again (kubernetes v1.36
+pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient). Here its socket is dialled again, with
+growing pauses, until it registers again or its grace is over. States:
+
+- ``CONNECTING``: it has not listed its devices yet, and may take its time.
+- ``SERVING``: its devices can be given out.
+- ``DOWN``: its list has ended, or could not be used.
+- ``ISOLATED``: it lists its devices, but several calls in a row have had no usable answer. It is asked for
+  its options, with growing pauses, until it answers.
+
+An error that a plug-in answers with is its decision, and counts as an answer. A preference is a wish: where a
+plug-in does not give it in time, it is not asked for a while, and nothing else follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, TypeVar
+
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.backends.device_plugins import messages
+from proxy.backends.device_plugins.list_feed import ListFeed
+from proxy.backends.device_plugins.messages import PluginAnswerError
+from proxy.backends.device_plugins.plugin_channel import PluginCallError, PluginChannel
+from proxy.executor.worker import Worker
+from proxy.model.backoff import Backoff, RetryDelays, RetryTimes
+from proxy.model.devices import AllocateAnswer
+from proxy.telemetry import metrics
+from proxy.telemetry.port import Telemetry
+
+RECONNECT: Final = Backoff(0.2, 30.0, steady=60.0)
+"""Seconds before a plug-in whose list has ended is dialled again."""
+PROBE: Final = Backoff(1.0, 60.0, steady=300.0)
+"""Seconds before an isolated plug-in is asked whether it answers again."""
+PREFER: Final = Backoff(10.0, 300.0)
+"""Seconds for which a plug-in that did not give a usable preference is not asked for one."""
+FAILURES: Final = 3
+"""This many calls in a row without a usable answer isolate a plug-in."""
+PREFERENCE_S: Final = 2.0
+"""The longest that a preference is waited for."""
+PRE_START_S: Final = 30.0
+"""The deadline of PreStartContainer (k8s.io/kubelet v0.36 pkg/apis/deviceplugin/v1beta1/constants.go)."""
+LIST_GAP_S: Final = 0.1
+"""Seconds between two lists of a plug-in that are taken; of those between them, only the newest is."""
+
+T = TypeVar("T")
+
+
+class EndpointState(StrEnum):
+    """What can be expected of a plug-in; see the theory above."""
+
+    CONNECTING = "connecting"
+    SERVING = "serving"
+    DOWN = "down"
+    ISOLATED = "isolated"
+
+
+class PluginEndpoint:
+    """A plug-in that has registered; for the event loop.
+
+    Attributes:
+        resource: What it has registered.
+        path: Its socket.
+        state: What can be expected of it.
+        reason: Why it does not serve; empty where it does.
+        devices: Its newest list; None before the first.
+        has_preferences: Whether it answers GetPreferredAllocation.
+        needs_pre_start: Whether it wants PreStartContainer.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        path: Path,
+        decoder: Worker,
+        timeout: Callable[[], float],
+        telemetry: Telemetry,
+        changed: Callable[[PluginEndpoint], None],
+    ) -> None:
+        """Dial nothing yet.
+
+        Args:
+            resource: What it has registered.
+            path: Its socket.
+            decoder: The thread that decodes device lists.
+            timeout: Returns the deadline of a call, in seconds.
+            telemetry: Counts calls and lists.
+            changed: Called when its state or its devices have changed.
+        """
+        self.resource, self.path = resource, path
+        self.state = EndpointState.CONNECTING
+        self.reason = "it has not listed its devices yet"
+        self.devices: Mapping[str, RegisteredDevice] | None = None
+        self.has_preferences, self.needs_pre_start = False, False
+        self._decoder = decoder
+        self._timeout = timeout
+        self._telemetry = telemetry
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._channel = PluginChannel(path)
+        self._failures = 0
+        self._served_since = 0.0
+        self._probes = RetryDelays(PROBE)
+        self._preferences = RetryTimes[str](PREFER)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- its life -----------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Ask the plug-in for its options.
+
+        Raises:
+            PluginCallError: It does not answer.
+            PluginAnswerError: Its answer cannot be used.
+        """
+        content = await self._call("GetDevicePluginOptions", b"", self._timeout())
+        self.has_preferences, self.needs_pre_start = messages.read_options(content)
+
+    async def run(self) -> None:
+        """Follow the devices of the plug-in, until the task is cancelled."""
+        pauses, again = RetryDelays(RECONNECT), False
+        while True:
+            began = self._loop.time()
+            reason = await self._session(again=again)
+            self._cancel_tasks()
+            self._channel.close()
+            self._become(EndpointState.DOWN, reason)
+            await asyncio.sleep(pauses.next(self._loop.time() - began))
+            again = True
+
+    def close(self) -> None:
+        """End all calls; nothing changes any more."""
+        self._changed = lambda endpoint: None
+        self._cancel_tasks()
+        self._channel.close()
+
+    async def _session(self, *, again: bool) -> str:
+        """Connect, where that is not done yet, and follow the list; return why it has ended."""
+        try:
+            if again:
+                self._channel = PluginChannel(self.path)
+                await self.connect()
+            return await self._follow()
+        except (PluginCallError, PluginAnswerError) as error:
+            return str(error)
+
+    async def _follow(self) -> str:
+        feed = ListFeed()
+        self._channel.watch(feed.put, feed.end)
+        late, counted = self._loop.call_later(self._timeout(), self._listed_late), 0
+        try:
+            while (content := await feed.next()) is not None:
+                late.cancel()
+                received = feed.received
+                self._telemetry.count(metrics.DEVICE_LISTS, received - counted)
+                counted = received
+                self._listed(await self._decoder.run(messages.read_devices, content))
+                await feed.rest(LIST_GAP_S)
+            return feed.ended
+        finally:
+            late.cancel()
+
+    def _listed(self, devices: Mapping[str, RegisteredDevice]) -> None:
+        self.devices = devices
+        if self.state is EndpointState.ISOLATED:
+            self._changed(self)
+        else:
+            if self.state is not EndpointState.SERVING:
+                self._failures, self._served_since = 0, self._loop.time()
+            self._become(EndpointState.SERVING, "")
+
+    def _listed_late(self) -> None:
+        if self.state is EndpointState.CONNECTING:
+            self._become(self.state, f"it has listed no devices within {self._timeout():g} s")
+
+    def _become(self, state: EndpointState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        self._changed(self)
+
+    def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def preferred(
+        self, available: frozenset[str], must_include: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        """Ask for a preference; empty where the plug-in has none, or does not give it."""
+        now = self._loop.time()
+        if self.state is not EndpointState.SERVING or not self._preferences.due("", now):
+            return ()
+        request = messages.preference_request(available, must_include, size)
+        limit = min(self._timeout(), PREFERENCE_S)
+        try:
+            content = await self._call("GetPreferredAllocation", request, limit)
+            found = messages.read_preference(content, available, size)
+        except (PluginCallError, PluginAnswerError) as error:
+            self._preferences.failed("", self._loop.time())
+            self._telemetry.problem(
+                "cannot use the preference of a device plug-in", resource=self.resource, err=error
+            )
+            return ()
+        self._preferences.succeeded("")
+        return found
+
+    async def allocate(self, ids: tuple[str, ...]) -> AllocateAnswer:
+        """Ask what a container needs to use devices.
+
+        Raises:
+            PluginCallError, PluginAnswerError: There is no usable answer.
+        """
+        request = messages.allocate_request(ids)
+        return await self._served("Allocate", request, self._timeout(), messages.read_allocation)
+
+    async def pre_start(self, ids: tuple[str, ...]) -> None:
+        """Have devices prepared for a container.
+
+        Raises:
+            PluginCallError, PluginAnswerError: There is no usable answer.
+        """
+        request = messages.pre_start_request(ids)
+        await self._served("PreStartContainer", request, PRE_START_S, lambda content: None)
+
+    async def _served(self, method: str, request: bytes, limit: float, read: Callable[[bytes], T]) -> T:
+        if self.state is not EndpointState.SERVING:
+            raise PluginCallError(self.reason, answered=False)
+        try:
+            answer = read(await self._call(method, request, limit))
+        except PluginCallError as error:
+            self._failures = 0 if error.answered else self._failures + 1
+            self._isolate_if_due(f"{method}: {error}")
+            raise
+        except PluginAnswerError as error:
+            self._failures += 1
+            self._isolate_if_due(f"{method}: {error}")
+            raise
+        self._failures = 0
+        return answer
+
+    async def _call(self, method: str, request: bytes, limit: float) -> bytes:
+        self._telemetry.count(metrics.DEVICE_PLUGIN_CALLS, method=method)
+        try:
+            return await self._channel.call(method, request, limit)
+        except PluginCallError:
+            self._telemetry.count(metrics.DEVICE_PLUGIN_CALLS_FAILED, method=method)
+            raise
+
+    def _isolate_if_due(self, reason: str) -> None:
+        if self.state is not EndpointState.SERVING or self._failures < FAILURES:
+            return
+        self._telemetry.count(metrics.DEVICE_PLUGINS_ISOLATED)
+        self._become(EndpointState.ISOLATED, f"{FAILURES} calls in a row had no usable answer ({reason})")
+        self._tasks.append(self._loop.create_task(self._probe()))
+
+    async def _probe(self) -> None:
+        """Ask an isolated plug-in for its options until it answers."""
+        lasted = self._loop.time() - self._served_since
+        while True:
+            await asyncio.sleep(self._probes.next(lasted))
+            try:
+                await self.connect()
+            except (PluginCallError, PluginAnswerError):
+                lasted = 0.0
+                continue
+            break
+        self._failures, self._served_since = 0, self._loop.time()
+        self._become(EndpointState.SERVING, "")

@@ -1,0 +1,199 @@
+"""Messages of device plug-ins as values: read leniently where kubelet is lenient, and within limits.
+
+What a plug-in sends is input of another party. kubelet takes nearly everything (kubernetes v1.36
+pkg/kubelet/cm/devicemanager/manager.go); what it takes silently and what cannot be meant is refused here,
+with the reason: ids that contradict each other, answers for another number of containers, devices that were
+not offered, paths that are not absolute, and anything of a size that no honest plug-in needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.model.devices import AllocateAnswer, DeviceMount, DeviceNode
+from proxy.model.idset import Mask
+from proxy.model.quoting import quoted
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    M = TypeVar("M", bound=Message)
+
+MESSAGE_LIMIT: Final = 4 << 20
+"""Bytes of a message, as of kubelet's client (the default of grpc-go)."""
+ANSWER_LIMIT: Final = 256 << 10
+"""Bytes of an answer to Allocate: it becomes a part of a request, and is kept."""
+DEVICES_LIMIT: Final = 16_384
+"""Devices of a resource."""
+ID_LIMIT: Final = 256
+"""Characters of a device's id. The interface says 63, which kubelet does not check."""
+ENTRIES_LIMIT: Final = 1024
+"""Entries of one kind in an answer to Allocate."""
+_HEALTHY = "Healthy"
+_HIGHEST_NODE = 1023
+
+
+class PluginAnswerError(ValueError):
+    """A plug-in has sent what cannot be used; the text says what."""
+
+
+def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
+    """Read a list of ListAndWatch: device id to device.
+
+    Raises:
+        PluginAnswerError: The list cannot be used.
+    """
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    listed = _decoded(pb.ListAndWatchResponse, content).devices
+    if len(listed) > DEVICES_LIMIT:
+        raise PluginAnswerError(f"it lists {len(listed)} devices (the most is {DEVICES_LIMIT})")
+    found: dict[str, RegisteredDevice] = {}
+    for each in listed:
+        name = each.ID
+        if not 0 < len(name) <= ID_LIMIT:
+            raise PluginAnswerError(f"it lists a device whose id has {len(name)} characters")
+        device = RegisteredDevice(name, _nodes(each), each.health == _HEALTHY)
+        if found.setdefault(name, device) != device:
+            raise PluginAnswerError(f"it lists the device {quoted(name)} twice, with different values")
+    return found
+
+
+def _nodes(device: pb.Device) -> Mask | None:
+    """Return the NUMA nodes; None where there is no topology. -1, which sysfs says for none, is none."""
+    if not device.HasField("topology"):
+        return None
+    return Mask(node.ID for node in device.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)
+
+
+def read_options(content: bytes) -> tuple[bool, bool]:
+    """Read the options of a plug-in: whether it has preferences, and whether it is called before starts.
+
+    Raises:
+        PluginAnswerError: The answer cannot be decoded.
+    """
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    options = _decoded(pb.DevicePluginOptions, content)
+    return options.get_preferred_allocation_available, options.pre_start_required
+
+
+def preference_request(available: Collection[str], must_include: Collection[str], size: int) -> bytes:
+    """Write a request for the preference of a plug-in."""
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    asked = pb.ContainerPreferredAllocationRequest(
+        available_deviceIDs=sorted(available),
+        must_include_deviceIDs=sorted(must_include),
+        allocation_size=size,
+    )
+    return pb.PreferredAllocationRequest(container_requests=[asked]).SerializeToString()
+
+
+def read_preference(content: bytes, available: Collection[str], size: int) -> tuple[str, ...]:
+    """Read the preference of a plug-in; empty where it has none.
+
+    Raises:
+        PluginAnswerError: It names devices that were not offered, one twice, or too many.
+    """
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    answers = _decoded(pb.PreferredAllocationResponse, content).container_responses
+    if len(answers) > 1:
+        raise PluginAnswerError(f"it answers for {len(answers)} containers, and was asked for one")
+    ids = tuple(answers[0].deviceIDs) if answers else ()
+    if len(ids) > size:
+        raise PluginAnswerError(f"it prefers {len(ids)} devices, and was asked for {size}")
+    if len(set(ids)) < len(ids):
+        raise PluginAnswerError("it prefers a device twice")
+    if strange := next((name for name in ids if name not in available), None):
+        raise PluginAnswerError(f"it prefers {quoted(strange)}, which was not offered")
+    return ids
+
+
+def allocate_request(ids: Iterable[str]) -> bytes:
+    """Write a request for what one container needs to use devices."""
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    asked = pb.ContainerAllocateRequest(devices_ids=ids)
+    return pb.AllocateRequest(container_requests=[asked]).SerializeToString()
+
+
+def pre_start_request(ids: Iterable[str]) -> bytes:
+    """Write a request to prepare the devices of a container."""
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    return pb.PreStartContainerRequest(devices_ids=ids).SerializeToString()
+
+
+def read_allocation(content: bytes) -> AllocateAnswer:
+    """Read what a container needs to use its devices.
+
+    Raises:
+        PluginAnswerError: The answer is not for one container, is too large, or holds impossible values.
+    """
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    if len(content) > ANSWER_LIMIT:
+        raise PluginAnswerError(f"its answer has {len(content)} bytes (the most is {ANSWER_LIMIT})")
+    answers = _decoded(pb.AllocateResponse, content).container_responses
+    if len(answers) != 1:
+        raise PluginAnswerError(f"it answers for {len(answers)} containers, and was asked for one")
+    answer = answers[0]
+    for kind in ("envs", "annotations", "mounts", "devices", "cdi_devices"):
+        if (count := len(getattr(answer, kind))) > ENTRIES_LIMIT:
+            raise PluginAnswerError(f"its answer has {count} {kind} (the most is {ENTRIES_LIMIT})")
+    return AllocateAnswer(
+        envs=_pairs("environment variable", answer.envs, "="),
+        annotations=_pairs("annotation", answer.annotations),
+        mounts=tuple(
+            DeviceMount(_path("mount", m.host_path), _path("mount", m.container_path), m.read_only)
+            for m in answer.mounts
+        ),
+        devices=tuple(map(_device_file, answer.devices)),
+        cdi=tuple(_cdi_name(device.name) for device in answer.cdi_devices),
+    )
+
+
+def _pairs(what: str, pairs: Mapping[str, str], barred: str = "") -> dict[str, str]:
+    for name, value in pairs.items():
+        if not name or "\0" in name or "\0" in value or (barred and barred in name):
+            raise PluginAnswerError(f"its answer has an impossible {what}, {quoted(name)}")
+    return dict(pairs)
+
+
+def _path(what: str, path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise PluginAnswerError(f"its answer has a {what} at {quoted(path)}, which is not an absolute path")
+    return path
+
+
+def _device_file(device: pb.DeviceSpec) -> DeviceNode:
+    if not set(device.permissions) <= set("rwm"):
+        raise PluginAnswerError(f"its answer has the permissions {quoted(device.permissions)} (r, w and m)")
+    host, container = _path("device", device.host_path), _path("device", device.container_path)
+    return DeviceNode(host, container, device.permissions)
+
+
+def _cdi_name(name: str) -> str:
+    kind, _, device = name.partition("=")
+    if "/" not in kind or not device or "\0" in name:
+        raise PluginAnswerError(
+            f"its answer has the CDI name {quoted(name)}, not one as vendor.com/class=name"
+        )
+    return name
+
+
+def _decoded(kind: type[M], content: bytes) -> M:
+    from google.protobuf.message import DecodeError
+
+    message: Any = kind
+    try:
+        decoded: M = message.FromString(content)
+    except DecodeError:
+        raise PluginAnswerError(f"its message is no {kind.__name__}") from None
+    return decoded

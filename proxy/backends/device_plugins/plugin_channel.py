@@ -1,0 +1,154 @@
+"""Calls to one device plug-in on its socket: each with a deadline, none of them on a thread of the daemon.
+
+Calls begin on the event loop and end there: gRPC reports their end from a thread of its own. The stream of
+device lists is read by one thread for each plug-in, which hands over bytes and decodes nothing. It pauses
+after each message, so that a plug-in that sends without end costs little; gRPC's flow control makes the
+plug-in wait meanwhile.
+
+gRPC is imported with the first call, so the first one is made in a process that serves registrations, which
+has imported it in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from proxy.backends.device_plugins.messages import MESSAGE_LIMIT
+from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
+
+if TYPE_CHECKING:
+    import grpc
+
+SERVICE: Final = "/v1beta1.DevicePlugin"
+READ_GAP_S: Final = 0.005
+"""Seconds between two messages that are read from a plug-in."""
+MARGIN_S: Final = 1.0
+"""Seconds after its deadline in which gRPC reports the end of a call; after that it is given up here."""
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("SingleThreadedUnaryStream", 1),  # the caller's thread reads; where grpc does not know it, one more does
+)
+
+
+class PluginCallError(Exception):
+    """A call has failed.
+
+    Attributes:
+        answered: Whether the plug-in has answered with this error; else it is away, or does not answer.
+    """
+
+    def __init__(self, words: str, *, answered: bool) -> None:
+        super().__init__(words)
+        self.answered = answered
+
+
+class PluginChannel:
+    """A connection to one plug-in; for the event loop."""
+
+    def __init__(self, path: Path) -> None:
+        """Store the socket; nothing is dialled before the first call."""
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._opened: grpc.Channel | None = None
+        self._closed = False
+
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Make a call.
+
+        Args:
+            method: The name of the method.
+            request: The encoded request.
+            timeout_s: Deadline in seconds.
+
+        Raises:
+            PluginCallError: There is no answer in time, or it is an error.
+        """
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        try:
+            begin: Any = self._channel().unary_unary(f"{SERVICE}/{method}")
+            call = begin.future(request, timeout=timeout_s)
+        except ValueError:  # how grpc says that the channel is closed
+            raise PluginCallError("the connection is closed", answered=False) from None
+        call.add_done_callback(lambda done: self._soon(_settle, answer, done, timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s + MARGIN_S):
+                return await answer
+        except TimeoutError:
+            raise PluginCallError(f"no answer within {timeout_s:g} s", answered=False) from None
+        finally:
+            call.cancel()
+
+    def watch(self, arrived: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
+        """Begin to listen to the lists of devices (ListAndWatch), in a thread.
+
+        Args:
+            arrived: Called in that thread with each message.
+            ended: Called on the loop, once, with the cause.
+        """
+        name = f"device-plugin {self._path.name}"
+        threading.Thread(target=self._watch, args=(arrived, ended), name=name[:60], daemon=True).start()
+
+    def close(self) -> None:
+        """End all calls and the stream; calls after that fail."""
+        self._closed = True
+        channel, self._opened = self._opened, None
+        if channel is not None:
+            channel.close()
+
+    def _watch(self, arrived: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
+        import grpc
+
+        words = "it has ended the list of its devices"
+        try:
+            listen: Any = self._channel().unary_stream(f"{SERVICE}/ListAndWatch")
+            for message in listen(b""):
+                arrived(message)
+                time.sleep(READ_GAP_S)
+        except grpc.RpcError as error:
+            words = _words(error)
+        except ValueError:
+            words = "the connection is closed"
+        self._soon(ended, words)
+
+    def _channel(self) -> grpc.Channel:
+        import grpc
+
+        if self._closed:
+            raise ValueError
+        if self._opened is None:
+            self._opened = grpc.insecure_channel(f"unix:{quote(str(self._path))}", options=_OPTIONS)
+        return self._opened
+
+    def _soon(self, job: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(job, *args)
+
+
+def _settle(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> None:
+    """Pass the end of a call on to the coroutine that waits for it, if it still does."""
+    if answer.done():
+        return
+    code = call.code().value[0]
+    if code == GrpcStatus.OK:
+        answer.set_result(call.result())
+    elif code == GrpcStatus.DEADLINE_EXCEEDED:
+        answer.set_exception(PluginCallError(f"no answer within {timeout_s:g} s", answered=False))
+    else:
+        answer.set_exception(PluginCallError(_words(call), answered=code not in NO_ANSWER))
+
+
+def _words(error: Any) -> str:
+    details = " ".join((error.details() or "no reason given").split())
+    return f"{details} ({error.code().name})"

@@ -1,0 +1,279 @@
+"""The device plug-ins of the node, by resource: implements ``proxy.executor.device_ports.DevicePlugins``.
+
+Theory. As in kubelet's device manager (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go), a resource
+belongs to the plug-in that registered it last. When a plug-in does not serve, its devices are unhealthy at
+once (markResourceUnhealthy); when it has not served for five minutes, the resource is withdrawn
+(stopGracePeriodExpired). What containers hold is not touched by either.
+
+Unlike there, a plug-in is heard only as fast as is useful: one that registers again and again waits longer
+each time, and a device list that changes nothing is not passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
+
+from proxy.backends.device_plugins.endpoint import EndpointState, PluginEndpoint
+from proxy.backends.device_plugins.messages import PluginAnswerError
+from proxy.backends.device_plugins.plugin_channel import PluginCallError
+from proxy.engine.node_events import DevicesChanged
+from proxy.executor.device_ports import DevicePluginError
+from proxy.executor.tasks import tended
+from proxy.executor.worker import Worker
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    from proxy.allocation.devices.state import RegisteredDevice
+    from proxy.executor.context import NodeContext
+    from proxy.model.devices import AllocateAnswer
+
+GRACE_S: Final = 300.0
+"""kubelet's ``endpointStopGracePeriod`` (kubernetes v1.36 pkg/kubelet/cm/devicemanager/types.go)."""
+RESOURCES_LIMIT: Final = 128
+"""Resources that can be registered at a time; each has a connection and a thread."""
+REGISTER: Final = Backoff(0.5, 30.0, steady=60.0, tolerated=5)
+"""Seconds before a resource can be registered again: a plug-in that keeps restarting is slowed down."""
+DOWN: Final = "a device plug-in does not serve: its devices are unhealthy"
+
+
+@dataclass(slots=True)
+class ManagedResource:
+    """A resource and its plug-in.
+
+    Attributes:
+        endpoint: The plug-in that registered last.
+        task: What follows its devices.
+        reported: The devices as the node knows them.
+        since: When the plug-in last began to serve or ceased to, by the loop's clock.
+        registered: How often the resource was registered.
+        withdrawal: Withdraws the resource; None while the plug-in serves.
+    """
+
+    endpoint: PluginEndpoint
+    task: asyncio.Task[None]
+    reported: Mapping[str, RegisteredDevice] | None
+    since: float
+    registered: int = 1
+    withdrawal: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class RegisterPause:
+    """How soon a resource can be registered again."""
+
+    delays: RetryDelays = field(default_factory=lambda: RetryDelays(REGISTER))
+    last: float = float("-inf")
+    until: float = float("-inf")
+
+
+class DevicePluginRegistry:
+    """Knows the plug-ins and reports their devices; for the event loop."""
+
+    def __init__(self, context: NodeContext, timeout_s: float, grace_s: float = GRACE_S) -> None:
+        """Begin without plug-ins, on the running event loop.
+
+        Args:
+            context: The node that is notified of devices.
+            timeout_s: Deadline of calls, in seconds.
+            grace_s: Seconds after which a resource without a plug-in is withdrawn.
+        """
+        self._timeout_s = timeout_s
+        self._context = context
+        self._grace_s = grace_s
+        self._loop = asyncio.get_running_loop()
+        self._decoder = Worker("devices", context.broken)
+        self._resources: dict[str, ManagedResource] = {}
+        self._pauses: dict[str, RegisterPause] = {}
+        self._connecting: set[str] = set()
+
+    # -- registrations ------------------------------------------------------------------------------------
+
+    async def register(self, resource: str, path: Path) -> None:
+        """Make a plug-in the one of a resource, as soon as it has answered; the one before it is dropped.
+
+        Args:
+            resource: The resource; its name has been checked.
+            path: The socket of the plug-in.
+
+        Raises:
+            DevicePluginError: The plug-in does not answer, or registers too often, or there are too many.
+        """
+        self._admit(resource)
+        endpoint = PluginEndpoint(
+            resource, path, self._decoder, lambda: self._timeout_s, self._context.telemetry, self._changed
+        )
+        self._connecting.add(resource)
+        try:
+            await endpoint.connect()
+        except (PluginCallError, PluginAnswerError) as error:
+            endpoint.close()
+            raise _failed(resource, "register", path, error) from None
+        except BaseException:
+            endpoint.close()
+            raise
+        finally:
+            self._connecting.discard(resource)
+        self._take(resource, endpoint)
+
+    def _admit(self, resource: str) -> None:
+        now = self._loop.time()
+        pause = self._pauses.setdefault(resource, RegisterPause())
+        cause = ""
+        if resource in self._connecting:
+            cause = "a registration of this resource is under way"
+        elif now < pause.until:
+            cause = f"it was registered too often: again in {pause.until - now:.1f} s"
+        elif resource not in self._resources and len(self._resources) >= RESOURCES_LIMIT:
+            cause = f"there are {RESOURCES_LIMIT} resources already"
+        if cause:
+            raise DevicePluginError(resource, f"cannot register {resource}: {cause}")
+        pause.until = now + pause.delays.next(now - pause.last)
+        pause.last = now
+        if len(self._pauses) > 2 * RESOURCES_LIMIT:
+            self._pauses = {name: each for name, each in self._pauses.items() if name in self._resources}
+
+    def _take(self, resource: str, endpoint: PluginEndpoint) -> None:
+        task = self._loop.create_task(tended(endpoint.run, self._context.restarted))
+        before = self._resources.get(resource)
+        if before is None:
+            self._resources[resource] = ManagedResource(endpoint, task, None, self._loop.time())
+        else:
+            before.endpoint.close()
+            before.task.cancel()
+            before.endpoint, before.task = endpoint, task
+            before.registered += 1
+        self._context.telemetry.event("device plug-in registered", resource=resource, path=endpoint.path)
+
+    def change_timeout(self, seconds: float) -> None:
+        """Change the deadline of calls."""
+        self._timeout_s = seconds
+
+    def close(self) -> None:
+        """Drop all plug-ins; the node keeps what it knows."""
+        for each in self._resources.values():
+            each.endpoint.close()
+            each.task.cancel()
+            if each.withdrawal is not None:
+                each.withdrawal.cancel()
+        self._resources.clear()
+        self._decoder.close()
+
+    # -- devices ------------------------------------------------------------------------------------------
+
+    def _changed(self, endpoint: PluginEndpoint) -> None:
+        """Have the node follow the devices of a plug-in, or its state."""
+        managed = self._resources.get(endpoint.resource)
+        if managed is None or managed.endpoint is not endpoint:
+            return
+        telemetry = self._context.telemetry
+        if endpoint.state is EndpointState.SERVING:
+            if managed.withdrawal is not None:
+                managed.withdrawal.cancel()
+                managed.withdrawal, managed.since = None, self._loop.time()
+                telemetry.resolved(DOWN, resource=endpoint.resource)
+            self._report(managed, endpoint.devices)
+            return
+        telemetry.problem(DOWN, resource=endpoint.resource, path=endpoint.path, err=endpoint.reason)
+        if managed.withdrawal is None:
+            managed.since = self._loop.time()
+            managed.withdrawal = self._loop.call_later(self._grace_s, self._withdraw, endpoint.resource)
+        known = managed.reported if endpoint.devices is None else endpoint.devices
+        if managed.reported is not None and known is not None:
+            self._report(managed, {name: structs.replace(d, healthy=False) for name, d in known.items()})
+
+    def _report(self, managed: ManagedResource, devices: Mapping[str, RegisteredDevice] | None) -> None:
+        if devices != managed.reported:
+            managed.reported = devices
+            self._context.telemetry.count(metrics.DEVICE_CHANGES)
+            self._context.store.handle(DevicesChanged(managed.endpoint.resource, devices))
+
+    def _withdraw(self, resource: str) -> None:
+        """Forget a resource: its plug-in has not served for the whole grace. One that still lists is kept."""
+        managed = self._resources[resource]
+        self._report(managed, None)
+        if managed.endpoint.state is EndpointState.DOWN:
+            managed.endpoint.close()
+            managed.task.cancel()
+            del self._resources[resource]
+            self._context.telemetry.resolved(DOWN, resource=resource)
+            self._context.telemetry.event(
+                "device plug-in has gone: its resource is withdrawn", resource=resource
+            )
+
+    # -- calls: DevicePlugins -----------------------------------------------------------------------------
+
+    def offers_preference(self, resource: str) -> bool:
+        """Return whether the plug-in of a resource answers ``preferred``."""
+        managed = self._resources.get(resource)
+        return managed is not None and managed.endpoint.has_preferences
+
+    def needs_pre_start(self, resource: str) -> bool:
+        """Return whether the plug-in of a resource is to be called by ``pre_start`` before each create."""
+        managed = self._resources.get(resource)
+        return managed is not None and managed.endpoint.needs_pre_start
+
+    async def preferred(
+        self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        """Ask a plug-in which devices it prefers; see ``DevicePlugins``."""
+        managed = self._resources.get(resource)
+        if managed is None or not managed.endpoint.has_preferences:
+            return ()
+        return await managed.endpoint.preferred(available, must_include, size)
+
+    async def allocate(self, resource: str, ids: tuple[str, ...]) -> AllocateAnswer:
+        """Ask a plug-in what a container needs to use devices; see ``DevicePlugins``."""
+        endpoint = self._endpoint("allocate devices of", resource)
+        try:
+            return await endpoint.allocate(ids)
+        except (PluginCallError, PluginAnswerError) as error:
+            raise _failed(resource, "allocate devices of", endpoint.path, error) from None
+
+    async def pre_start(self, resource: str, ids: tuple[str, ...]) -> None:
+        """Have a plug-in prepare the devices of a container; see ``DevicePlugins``."""
+        endpoint = self._endpoint("prepare devices of", resource)
+        try:
+            await endpoint.pre_start(ids)
+        except (PluginCallError, PluginAnswerError) as error:
+            raise _failed(resource, "prepare devices of", endpoint.path, error) from None
+
+    def _endpoint(self, what: str, resource: str) -> PluginEndpoint:
+        managed = self._resources.get(resource)
+        if managed is None:
+            raise DevicePluginError(
+                resource, f"cannot {what} {resource}: no device plug-in has registered it"
+            )
+        return managed.endpoint
+
+    # -- the status ---------------------------------------------------------------------------------------
+
+    def page(self) -> list[dict[str, object]]:
+        """Return the resources as plain data."""
+        return [self._row(name, each) for name, each in sorted(self._resources.items())]
+
+    def _row(self, resource: str, managed: ManagedResource) -> dict[str, object]:
+        endpoint, devices = managed.endpoint, managed.reported or {}
+        return {
+            "resource": resource,
+            "socket": str(endpoint.path),
+            "state": endpoint.state.value,
+            "reason": endpoint.reason,
+            "since_s": round(self._loop.time() - managed.since, 1),
+            "devices": len(devices),
+            "healthy": sum(device.healthy for device in devices.values()),
+            "withdrawn": managed.reported is None and endpoint.devices is not None,
+            "preference": endpoint.has_preferences,
+            "preStart": endpoint.needs_pre_start,
+            "registered": managed.registered,
+        }
+
+
+def _failed(resource: str, what: str, path: Path, error: Exception) -> DevicePluginError:
+    return DevicePluginError(resource, f"cannot {what} {resource}: the device plug-in at {path}: {error}")

@@ -1,0 +1,1 @@
+"""Being the registration server of kubelet's device manager: where device plug-ins register."""

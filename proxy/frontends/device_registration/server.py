@@ -1,0 +1,164 @@
+"""The registration server of device plug-ins, v1beta1: checks what is registered, and hands it on.
+
+As kubelet's (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go), ``Register`` is
+answered when the plug-in has been reached and has given its options: a plug-in serves before it registers.
+A few threads of gRPC take requests; the event loop does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from proxy.executor.device_ports import DevicePluginError
+from proxy.frontends.device_registration.plugin_directory import SOCKET_NAME, prepare, socket_of
+from proxy.model.errors import InputError, TopoproxyError
+from proxy.model.extended_resource import is_extended_resource
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.quoting import message, quoted
+from proxy.sockets.grpc_socket import GrpcSocket
+from proxy.sockets.unix_socket import refuse_living
+from proxy.telemetry import metrics
+
+if TYPE_CHECKING:
+    import grpc
+
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+    from proxy.telemetry.port import Telemetry
+
+SERVICE: Final = "v1beta1.Registration"
+VERSION: Final = "v1beta1"
+"""The one version that kubelet accepts (k8s.io/kubelet v0.36 pkg/apis/deviceplugin/v1beta1/constants.go)."""
+THREADS, AT_ONCE = 4, 32
+"""Requests that are answered at a time, and those that may wait with them; others are refused."""
+REQUEST_LIMIT: Final = 16 << 10
+"""Bytes of a request."""
+WAIT_S: Final = 30.0
+"""The longest that a registration takes."""
+STOP_S: Final = 0.5
+
+Register = Callable[[str, Path], Awaitable[None]]
+"""Takes a resource and the socket of its plug-in; may raise ``DevicePluginError``."""
+
+
+class RegistrationServer:
+    """Serves registrations in one directory; make it on the event loop."""
+
+    def __init__(self, directory: Path, register: Register, telemetry: Telemetry) -> None:
+        """Prepare; nothing is opened before ``open``.
+
+        Args:
+            directory: Where the sockets are.
+            register: Called on the loop for each registration that is in order.
+            telemetry: Counts registrations and reports those that are refused.
+        """
+        self._directory = directory
+        self._register = register
+        self._telemetry = telemetry
+        self._loop = asyncio.get_running_loop()
+        self._socket = GrpcSocket(
+            directory / SOCKET_NAME,
+            "serve registrations of device plug-ins",
+            SERVICE,
+            self._handlers,
+            threads=THREADS,
+            at_once=AT_ONCE,
+            options=(("grpc.max_receive_message_length", REQUEST_LIMIT),),
+            stop_s=STOP_S,
+            end_s=2 * STOP_S,
+            announced=True,
+        )
+
+    def open(self) -> None:
+        """Remove the sockets of plug-ins, so that they register again, and listen; runs in a thread.
+
+        Raises:
+            TopoproxyError: The directory or the socket cannot be made, or another process serves there.
+        """
+        refuse_living(self._directory / SOCKET_NAME)
+        prepare(self._directory)
+        self._socket.open()
+
+    def close(self) -> None:
+        """Stop listening, for good; runs in a thread."""
+        self._socket.wanted = False
+        self._socket.close()
+
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        import grpc
+
+        return {"Register": grpc.unary_unary_rpc_method_handler(self._answer)}
+
+    # -- one registration ---------------------------------------------------------------------------------
+
+    def _answer(self, content: bytes, context: grpc.ServicerContext) -> bytes:
+        """Answer a request, in a thread: nothing but an empty message, or a status."""
+        asked = _decoded(content)
+        try:
+            if asked is None:
+                raise InputError("cannot read the registration: RegisterRequest expected")
+            path = self._checked(asked)
+            self._wait(asked.resource_name, path, context)
+        except (TopoproxyError, DevicePluginError) as error:
+            self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="refused")
+            self._telemetry.problem("cannot register a device plug-in", path=self._directory, err=error)
+            invalid = isinstance(error, InputError)
+            _refuse(context, GrpcStatus.INVALID_ARGUMENT if invalid else GrpcStatus.UNAVAILABLE, str(error))
+        return b""
+
+    def _checked(self, asked: pb.RegisterRequest) -> Path:
+        """Return the socket of the plug-in, or raise InputError."""
+        if asked.version != VERSION:
+            version = f"{quoted(asked.version)} (supported: {VERSION})"
+            raise InputError(f"cannot register a device plug-in with API version {version}")
+        if not is_extended_resource(asked.resource_name):
+            name = quoted(asked.resource_name)
+            raise InputError(f"cannot register {name}: it is not the name of an extended resource")
+        return socket_of(self._directory, asked.endpoint)
+
+    def _wait(self, resource: str, path: Path, context: grpc.ServicerContext) -> None:
+        """Have the loop register the plug-in."""
+
+        async def registering() -> None:
+            async with asyncio.timeout(WAIT_S):
+                await self._register(resource, path)
+
+        work = registering()
+        try:
+            job = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise DevicePluginError(resource, f"cannot register {resource}: the daemon stops") from None
+        context.add_callback(lambda: _give_up(job))
+        try:
+            job.result(WAIT_S + STOP_S)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            job.cancel()
+            words = f"cannot register {resource}: not done within {WAIT_S:g} s, or the plug-in has left"
+            raise DevicePluginError(resource, words) from None
+
+
+def _give_up(job: concurrent.futures.Future[None]) -> None:
+    job.cancel()
+
+
+def _decoded(content: bytes) -> pb.RegisterRequest | None:
+    from google.protobuf.message import DecodeError
+
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    try:
+        return pb.RegisterRequest.FromString(content)
+    except DecodeError:
+        return None
+
+
+def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
+    """Answer with a status; raises."""
+    import grpc
+
+    codes = {status.value[0]: status for status in grpc.StatusCode}
+    context.abort(codes[code], message(words))

@@ -1,0 +1,94 @@
+"""The directory of device plug-ins: what is removed at a start, and which sockets plug-ins may name."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.frontends.device_registration.plugin_directory import prepare, socket_of
+from proxy.model.errors import CannotCreateError, InputError
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tp-") as made:
+        yield Path(made) / "plugins"
+
+
+def bound(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def test_a_directory_that_is_missing_is_made(directory: Path) -> None:
+    below = directory / "below"
+    prepare(below)
+    assert stat.S_IMODE(below.stat().st_mode) == 0o750
+    prepare(below)
+
+
+def test_sockets_are_removed_and_all_else_stays(directory: Path) -> None:
+    prepare(directory)
+    for name in ("a.sock", "b", "kubelet.sock"):
+        bound(directory / name)
+    bound(directory.parent / "elsewhere")
+    (directory / "link").symlink_to(directory.parent / "elsewhere")
+    (directory / "dangling").symlink_to(directory / "nowhere")
+    (directory / "DEPRECATION").touch()
+    (directory / "below").mkdir()
+    prepare(directory)
+    assert sorted(entry.name for entry in directory.iterdir()) == [
+        "DEPRECATION",
+        "below",
+        "dangling",
+        "kubelet.sock",
+    ]
+    assert (directory.parent / "elsewhere").exists()
+
+
+def test_a_directory_that_cannot_be_made(directory: Path) -> None:
+    directory.touch()
+    with pytest.raises(CannotCreateError, match="cannot prepare the directory"):
+        prepare(directory)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name"),
+    [("a.sock", "a.sock"), ("/a.sock", "a.sock"), ("below/a.sock", "below/a.sock"), ("below/../a", "a")],
+)
+def test_endpoints_in_the_directory(directory: Path, endpoint: str, name: str) -> None:
+    prepare(directory)
+    (directory / "below").mkdir()
+    assert socket_of(directory, endpoint) == directory / name
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        ("", "not the name"),
+        (".", "not the name"),
+        ("below/..", "not the name"),
+        ("kubelet.sock", "not the name"),
+        ("./kubelet.sock", "not the name"),
+        ("a\0b", "not the name"),
+        ("..", "leads out"),
+        ("../a.sock", "leads out"),
+        ("/../../run/a.sock", "leads out"),
+        ("below/../../a.sock", "leads out"),
+        ("out/a.sock", "leads out"),
+        ("link", "symbolic link"),
+        ("x" * 200, "longer than"),
+    ],
+)
+def test_endpoints_that_are_refused(directory: Path, endpoint: str, words: str) -> None:
+    prepare(directory)
+    (directory / "below").mkdir()
+    (directory / "out").symlink_to(directory.parent)
+    (directory / "link").symlink_to(directory.parent / "a.sock")
+    with pytest.raises(InputError, match=words):
+        socket_of(directory, endpoint)
