@@ -172,7 +172,7 @@ class DevicePluginsConfig:
         default=10.0,
         metadata=key(
             "timeout",
-            duration(0.1, 60),
+            duration(0.01, 60),
             "Longest that a device plug-in has for an answer; PreStartContainer has 30s.",
             live=True,
         ),
