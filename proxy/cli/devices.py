@@ -24,6 +24,7 @@ UNKNOWN = "unknown"
 _COLUMNS = ("DEVICE", "KIND", "NAMES", "NUMA", "L3", "MANAGER", "CONTAINER", "HEALTH")
 _MOST_CACHES, _MOST_NAMES = 2, 30
 """Caches and characters of names in the table; the details of a device show all."""
+_MOST_CONFLICTS = 5
 
 
 @click.command("devices")
@@ -137,7 +138,8 @@ def _details(device: Mapping[str, object]) -> Iterable[str]:
     yield f"  names       {_names(device) or '-'}"
     yield f"  NUMA        {_numa(device)} ({one_line(device.get('numaSource')) or 'no source'})"
     yield f"  L3          {_caches(device, 1024)}"
-    yield f"  manager     {_managers(device)}"
+    twice = " (conflict: only one of them may assign it)" if _is_managed_twice(device) else ""
+    yield f"  manager     {_managers(device)}{twice}"
     for claim in map(as_map, as_list(device.get("claims"))):
         of = "/".join(one_line(claim[key]) for key in ("driver", "pool", "device") if claim.get(key))
         yield f"  claim       {one_line(claim.get('claim'))}: {of}"
@@ -170,6 +172,10 @@ def _managers(device: Mapping[str, object]) -> str:
     return ",".join(map(one_line, as_list(device.get("managers")))) or UNKNOWN
 
 
+def _is_managed_twice(device: Mapping[str, object]) -> bool:
+    return len(as_list(device.get("managers"))) > 1
+
+
 def _holders(device: Mapping[str, object]) -> str:
     containers = ",".join(map(one_line, as_list(device.get("containers"))))
     return containers or ("none" if device.get("containersKnown") is True else UNKNOWN)
@@ -183,6 +189,11 @@ def _time(seconds: object) -> str:
 def _notes(answer: Mapping[str, object]) -> Iterable[str]:
     """Say which sources are missing."""
     daemon, kubelet = as_map(answer.get("daemon")), as_map(answer.get("kubelet"))
+    twice = [each for each in map(as_map, as_list(answer.get("devices"))) if _is_managed_twice(each)]
+    if twice:
+        names = ", ".join(one_line(each.get("name")) for each in twice[:_MOST_CONFLICTS])
+        more = f" and {len(twice) - _MOST_CONFLICTS} more" if len(twice) > _MOST_CONFLICTS else ""
+        yield f"\nSeveral managers have: {names}{more}. Only one of them may assign a device"
     if daemon.get("problem"):
         yield f"\nOnly the machine is shown: {one_line(daemon['problem'])}"
     elif not kubelet.get("asked"):

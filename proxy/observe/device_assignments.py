@@ -1,7 +1,8 @@
 """Which container has which device, as far as the daemon can know: the page for ``topoproxy devices``.
 
-Three sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned (healthy
-ones), and all containers with their devices and claims. The requests of containers name device files and CDI
+Four sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned (healthy
+ones), and all containers with their devices and claims. The state has the devices of plug-ins that registered
+with topoproxy, and their containers. The requests of containers name device files and CDI
 devices; they are looked at where that can change a decision, so these are only some. The history has the same
 for containers of the past.
 """
@@ -57,6 +58,7 @@ def assignments_page(
         "allocatable": list(_devices(kubelet.allocatable.devices)) if kubelet.allocatable else [],
         "assigned": list(_assigned(kubelet.pods)) if kubelet.pods else [],
         "claims": list(_claims(kubelet.pods)) if kubelet.pods else [],
+        "managed": list(_managed(state)) if state is not None else [],
         "requested": list(_requested(state)) if state is not None else [],
         "history": [
             {"time": each.when, "container": each.explanation.ref, "device": device, "exists": each.there}
@@ -101,6 +103,28 @@ def _claims(pods: pb.ListPodResourcesResponse) -> Iterator[dict[str, object]]:
                     "device": device.device_name,
                     "cdi": [name.name for name in device.cdi_devices],
                 }
+
+
+def _managed(state: NodeState) -> Iterator[dict[str, object]]:
+    """Give the devices that topoproxy assigns; one that is held is listed after its plug-in has gone, too."""
+    refs = {pod.key: pod.ref for pod in state.pods.values()}
+    holders: dict[tuple[str, str], list[str]] = {}
+    for uid, containers in state.devices.held.items():
+        for name, resources in containers.items():
+            for resource, ids in resources.items():
+                for device in ids:
+                    holders.setdefault((resource, device), []).append(f"{refs.get(uid, uid)}/{name}")
+    registered = state.devices.registered
+    known = {(resource, device) for resource, devices in registered.items() for device in devices}
+    for resource, device in sorted(known | holders.keys()):
+        found = registered.get(resource, {}).get(device)
+        yield {
+            "resource": resource,
+            "id": device,
+            "numa": list(found.nodes) if found is not None and found.nodes else None,
+            "healthy": found is not None and found.healthy,
+            "containers": sorted(holders.get((resource, device), ())),
+        }
 
 
 def _requested(state: NodeState) -> Iterator[dict[str, object]]:

@@ -3,8 +3,8 @@
 Names lead from one source to another, and each step is a fact: a CDI spec names device files, which sysfs
 leads to PCI functions; plugins of network cards use PCI addresses as ids; NVIDIA's driver lists the UUIDs
 that its plugin uses. What cannot be led to a PCI function is an entry of its own. Nothing is concluded from
-what is absent, with one exception: kubelet lists the containers of all devices that its plugins have, so such
-a device without a container is free.
+what is absent, with one exception: a manager lists the containers of all devices that its plugins have, so
+such a device without a container is free.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from proxy.observe.json_access import as_list, as_map
 from proxy.topology.device_location import DeviceLocation
 from proxy.topology.pci import PciFunction
 
-KUBELET, DRA = "kubelet", "DRA"
-HEALTHY, NOT_ALLOCATABLE = "healthy", "not allocatable"
+KUBELET, DRA, TOPOPROXY = "kubelet", "DRA", "topoproxy"
+HEALTHY, UNHEALTHY, NOT_ALLOCATABLE = "healthy", "unhealthy", "not allocatable"
 UNCORE = 3
 """Cache level from which on a cache is shared by several cores."""
 
@@ -120,6 +120,10 @@ class DeviceList:
             entry = self._plugged(each)
             entry.containers.add(str(each.get("container")))
             entry.health, entry.containers_known = entry.health or NOT_ALLOCATABLE, True
+        for each in _parts(page, "managed"):
+            entry = self._plugged(each, TOPOPROXY, "topoproxy's device plug-ins")
+            entry.containers.update(str(name) for name in as_list(each.get("containers")))
+            entry.health, entry.containers_known = HEALTHY if each.get("healthy") is True else UNHEALTHY, True
         for each in _parts(page, "claims"):
             self._add_claim(each)
         for each in _parts(page, "requested"):
@@ -153,8 +157,13 @@ class DeviceList:
 
     # -- entries ------------------------------------------------------------------------------------------
 
-    def _plugged(self, device: Mapping[str, object]) -> DeviceEntry:
-        """Return the entry of a device that kubelet lists, with its resource."""
+    def _plugged(
+        self,
+        device: Mapping[str, object],
+        manager: str = KUBELET,
+        source: str = "kubelet's pod-resources API",
+    ) -> DeviceEntry:
+        """Return the entry of a device that a manager lists, with its resource."""
         resource, name = str(device.get("resource")), str(device.get("id"))
         key, nodes = f"{resource}={name}", _mask(device.get("numa"))
         address = self._ids.get(name, name.lower())
@@ -163,8 +172,8 @@ class DeviceList:
         if known is None:
             self._plugs[key] = entry
             entry.resources.append({"resource": resource, "id": name, "numa": nodes and list(nodes)})
-        entry.place(nodes, "kubelet's pod-resources API")
-        entry.managers.add(KUBELET)
+        entry.place(nodes, source)
+        entry.managers.add(manager)
         entry.is_referred_to = True
         return entry
 

@@ -14,11 +14,14 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
+from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.cli import devices as command
 from proxy.cli.main import cli
 from proxy.demo.client import DemoPod
+from proxy.engine.node_events import DevicesChanged
 from proxy.model.errors import InputError
+from proxy.model.idset import Mask
 from proxy.model.workload import KubeQos
 from proxy.topology.sysfs_tree import write_sysfs
 from tests.testkit.answers import check
@@ -242,6 +245,28 @@ def test_in_other_modes_kubelets_assignments_are_shown_too(
         assert found["0000:3b:00.0"]["containers"] == ["demo/train/main"]
 
     run(daemon, scenario)
+
+
+def test_devices_that_topoproxy_manages_are_shown_and_those_of_two_managers_are_named(
+    node: DaemonNode, kubelet: Kubelet
+) -> None:
+    daemon: Any = node.daemon()
+    disk, fast = "0000:81:00.0", VFS[1]
+    devices = {
+        disk: RegisteredDevice(disk, Mask([1])),
+        fast: RegisteredDevice(fast, Mask([0]), healthy=False),
+    }
+
+    def then() -> None:
+        daemon.executor.store.handle(DevicesChanged("example.com/fast", devices))
+        found = listed(node)
+        assert (found[fast]["managers"], found[fast]["health"]) == (["topoproxy"], "unhealthy")
+        assert found[disk]["managers"] == ["DRA", "topoproxy"]
+        text = typed(node).stdout
+        assert f"Several managers have: {disk}. Only one of them may assign a device" in text
+        assert "manager     DRA,topoproxy (conflict: only one" in typed(node, disk).stdout
+
+    lived(daemon, node, then)
 
 
 def test_a_device_is_found_by_each_of_its_names(node: DaemonNode) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -91,4 +92,28 @@ def test_the_history_has_containers_that_came_with_devices_and_none_that_were_re
         {"time": 1.0, "container": "shop/db/gone", "device": "x/a=1", "exists": False},
         {"time": 3.0, "container": "shop/db/observed", "device": "x/a=1", "exists": True},
         {"time": 3.0, "container": "shop/db/observed", "device": "x/a=2", "exists": True},
+    ]
+
+
+def test_devices_that_topoproxy_assigns_have_their_holders_also_without_a_plugin() -> None:
+    devices = (
+        DeviceState()
+        .register("x/vf", [RegisteredDevice("a", Mask([1])), RegisteredDevice("b", healthy=False)])
+        .give("u", "main", "x/vf", frozenset("a"))
+        .give("u", "init", "x/vf", frozenset("a"))
+        .give("other", "main", "x/gone", frozenset("z"))
+    )
+    state = structs.replace(NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), [POD], []), devices=devices)
+    page = assignments_page(NOT_ASKED, state, ())
+    check(page)
+    assert page["managed"] == [
+        {"resource": "x/gone", "id": "z", "numa": None, "healthy": False, "containers": ["other/main"]},
+        {
+            "resource": "x/vf",
+            "id": "a",
+            "numa": [1],
+            "healthy": True,
+            "containers": ["shop/db/init", "shop/db/main"],
+        },
+        {"resource": "x/vf", "id": "b", "numa": None, "healthy": False, "containers": []},
     ]

@@ -193,3 +193,24 @@ def test_what_requests_name_and_the_history() -> None:
 def test_answers_of_another_version_are_read_as_far_as_they_go() -> None:
     page = {"allocatable": [{"resource": "x/a", "id": "1", "numa": "odd"}, 7], "claims": {}, "history": None}
     assert listed(page)["x/a=1"]["numa"] is None
+
+
+def test_devices_of_topoproxy_have_health_and_containers_of_its_own() -> None:
+    managed = [
+        {**plug("x/vf", VF, [1]), "healthy": True, "containers": ["shop/db/main"]},
+        {**plug("x/npu", "n", [0]), "healthy": False, "containers": []},
+    ]
+    found = listed({"managed": managed})
+    vf, npu = found[VF], found["x/npu=n"]
+    assert (vf["managers"], vf["containers"], vf["health"]) == (["topoproxy"], ["shop/db/main"], "healthy")
+    assert (npu["containers"], npu["containersKnown"], npu["health"]) == ([], True, "unhealthy")
+    assert npu["numaSource"] == "topoproxy's device plug-ins"
+
+
+def test_a_device_of_two_managers_is_shown_with_both() -> None:
+    claim = {"claim": "ml/c", "driver": "gpu.d", "pool": "p", "device": "d", "cdi": ["nvidia.com/gpu=0"]}
+    page = {
+        "managed": [{**plug("x/gpu", GPU, [0]), "healthy": True, "containers": []}],
+        "claims": [{**claim, "container": "ml/train/main"}],
+    }
+    assert listed(page)[GPU]["managers"] == ["DRA", "topoproxy"]

@@ -1,0 +1,66 @@
+"""What kubelet's device manager and DRA drivers have, by kubelet's pod-resources API.
+
+``GetAllocatableResources`` lists the resources of kubelet's device plug-ins with their healthy devices; a
+plug-in that has ended has none (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
+GetAllocatableDevices). ``List`` has the devices of claims as CDI names, whose specs lead to device files, and
+these to PCI functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.executor.device_claims import ManagedElsewhere
+from proxy.telemetry.port import Telemetry
+
+if TYPE_CHECKING:
+    from proxy.api.kubelet import podresources_pb2 as pb
+    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+
+PROBLEM = "cannot compare our devices with those of kubelet"
+Functions = Callable[[str], Iterable[str]]
+"""Returns the addresses of the PCI functions behind a CDI name."""
+
+
+class OtherManagersReader:
+    """Asks kubelet what it manages; call it in a thread."""
+
+    def __init__(self, kubelet: SharedPodResources, functions: Functions, telemetry: Telemetry) -> None:
+        """Ask nothing yet.
+
+        Args:
+            kubelet: kubelet's lists.
+            functions: Finds the PCI functions of a CDI device.
+            telemetry: Takes the problem that kubelet does not answer.
+        """
+        self._kubelet = kubelet
+        self._functions = functions
+        self._telemetry = telemetry
+
+    def read(self) -> ManagedElsewhere:
+        """Return what kubelet says; nothing where it does not answer."""
+        try:
+            devices, pods = self._kubelet.devices(), self._kubelet.pods()
+        except KubeletError as error:
+            self._telemetry.problem(PROBLEM, err=error)
+            return ManagedElsewhere()
+        self._telemetry.resolved(PROBLEM)
+        plugged: dict[str, set[str]] = {}
+        for group in devices.devices:
+            plugged.setdefault(group.resource_name, set()).update(group.device_ids)
+        return ManagedElsewhere({name: ids for name, ids in plugged.items() if ids}, self._claimed(pods))
+
+    def _claimed(self, pods: pb.ListPodResourcesResponse) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for pod in pods.pod_resources:
+            for container in pod.containers:
+                for claim in container.dynamic_resources:
+                    for device in claim.claim_resources:
+                        words = (
+                            f"claim {claim.claim_namespace}/{claim.claim_name}, driver {device.driver_name}"
+                        )
+                        for name in device.cdi_devices:
+                            found.update((f.lower(), words) for f in self._functions(name.name))
+        return found

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.api.kubelet import podresources_pb2 as pb
+from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.managed_elsewhere import PROBLEM, OtherManagersReader
+from proxy.executor.device_claims import ManagedElsewhere
+from proxy.logs import telemetry
+from proxy.telemetry.port import Telemetry
+
+FUNCTIONS = {"gpu.example.com/gpu=0": ("0000:3B:00.0",), "gpu.example.com/gpu=both": ("a", "b")}
+
+
+class Kubelet:
+    """kubelet's lists."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+        self.allocatable = pb.AllocatableResourcesResponse(
+            devices=[
+                pb.ContainerDevices(resource_name="example.com/vf", device_ids=["a"]),
+                pb.ContainerDevices(resource_name="example.com/vf", device_ids=["a", "b"]),
+                pb.ContainerDevices(resource_name="example.com/empty"),
+            ]
+        )
+        claimed = pb.ClaimResource(
+            driver_name="gpu.example.com",
+            cdi_devices=[pb.CDIDevice(name=name) for name in (*FUNCTIONS, "gpu.example.com/gpu=lost")],
+        )
+        claim = pb.DynamicResource(claim_name="train", claim_namespace="ml", claim_resources=[claimed])
+        container = pb.ContainerResources(
+            name="main",
+            devices=[pb.ContainerDevices(resource_name="example.com/gone", device_ids=["z"])],
+            dynamic_resources=[claim],
+        )
+        pod = pb.PodResources(name="train", namespace="ml", containers=[container])
+        self.listed = pb.ListPodResourcesResponse(pod_resources=[pod])
+
+    def devices(self) -> pb.AllocatableResourcesResponse:
+        if self.refuses:
+            raise KubeletError("kubelet does not answer")
+        return self.allocatable
+
+    def pods(self) -> pb.ListPodResourcesResponse:
+        return self.listed
+
+
+def reader(kubelet: Kubelet, said: Telemetry) -> OtherManagersReader:
+    lists: Any = kubelet
+    return OtherManagersReader(lists, lambda name: FUNCTIONS.get(name, ()), said)
+
+
+def test_what_kubelet_can_assign_and_what_claims_have_is_managed_elsewhere() -> None:
+    words = "claim ml/train, driver gpu.example.com"
+    assert reader(Kubelet(), telemetry()).read() == ManagedElsewhere(
+        {"example.com/vf": {"a", "b"}}, {"0000:3b:00.0": words, "a": words, "b": words}
+    )
+
+
+def test_a_kubelet_that_does_not_answer_is_a_problem_and_no_conflict() -> None:
+    kubelet, said = Kubelet(), telemetry()
+    kubelet.refuses = True
+    asking = reader(kubelet, said)
+    assert asking.read() == ManagedElsewhere()
+    assert [each["message"] for each in said.problems()] == [PROBLEM]
+    kubelet.refuses = False
+    assert asking.read().plugged
+    assert said.problems() == []

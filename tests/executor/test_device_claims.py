@@ -1,0 +1,110 @@
+"""A resource that has another manager is refused, and withdrawn when that is found later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.engine.node_events import DevicesChanged
+from proxy.executor.device_claims import PROBLEM, ManagedElsewhere, OtherManagers, conflict_of
+
+VF, GPU = "example.com/vf", "example.com/gpu"
+FUNCTION = "0000:5e:00.2"
+CLAIM = "claim ml/train, driver gpu.example.com"
+
+
+def test_a_resource_of_kubelet_is_refused_with_the_cause_and_what_to_do() -> None:
+    words = conflict_of(VF, (), ManagedElsewhere({VF: {"a", "b"}}))
+    assert words == (
+        f"cannot manage {VF}: kubelet's device manager manages it too (2 devices); "
+        "let its plug-in register with one of the two"
+    )
+
+
+def test_a_device_of_a_claim_is_found_by_its_pci_address() -> None:
+    elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
+    assert conflict_of(VF, ["other", FUNCTION.upper()], elsewhere) == (
+        f"cannot manage {VF}: its device {FUNCTION.upper()} is also managed by DRA ({CLAIM})"
+    )
+
+
+names = st.sampled_from([VF, GPU, "example.com/fpga"])
+ids = st.sets(st.sampled_from(["a", "b", FUNCTION]))
+
+
+@given(names, ids, st.dictionaries(names, ids))
+def test_resources_of_other_names_are_not_in_conflict(
+    resource: str, devices: set[str], plugged: dict[str, set[str]]
+) -> None:
+    assert bool(conflict_of(resource, devices, ManagedElsewhere(plugged))) == (resource in plugged)
+
+
+class Others:
+    """Other managers, and what was withdrawn here because of them."""
+
+    def __init__(self, w: Any) -> None:
+        self.elsewhere = ManagedElsewhere()
+        self.withdrawn: list[tuple[str, str]] = []
+        self.telemetry = w.executor.telemetry
+        self._store = w.executor.store
+        self.managers = OtherManagers(w.executor, lambda: self.elsewhere, self._withdraw)
+
+    def register(self, resource: str, *devices: str) -> None:
+        self._store.handle(DevicesChanged(resource, {name: RegisteredDevice(name) for name in devices}))
+
+    async def _withdraw(self, resource: str, reason: str) -> None:
+        self.withdrawn.append((resource, reason))
+        self._store.handle(DevicesChanged(resource, None))
+
+    def problems(self) -> list[Any]:
+        return [each["keys"] for each in self.telemetry.problems() if each["message"] == PROBLEM]
+
+
+def test_a_registration_is_refused_until_the_other_manager_has_given_the_resource_up(live: Any) -> None:
+    async def day(w: Any) -> None:
+        others = Others(w)
+        assert await others.managers.conflict(VF) == ""
+        others.elsewhere = ManagedElsewhere({VF: {"a"}})
+        assert "kubelet's device manager" in await others.managers.conflict(VF)
+        assert await others.managers.conflict(GPU) == ""
+        assert [each["resource"] for each in others.problems()] == [VF]
+        others.elsewhere = ManagedElsewhere()
+        assert await others.managers.conflict(VF) == ""
+        assert others.problems() == []
+
+    live(day)
+
+
+def test_a_resource_that_kubelet_has_later_is_withdrawn_once(live: Any) -> None:
+    async def day(w: Any) -> None:
+        others = Others(w)
+        others.register(VF, "a")
+        others.register(GPU, "g")
+        await others.managers.look()
+        assert others.withdrawn == []
+        others.elsewhere = ManagedElsewhere({VF: {"a"}})
+        for _ in range(3):
+            await others.managers.look()
+        assert [resource for resource, _ in others.withdrawn] == [VF]
+        assert w.executor.state.devices.registered.keys() == {GPU}
+        (problem,) = others.problems()
+        assert (problem["resource"], problem["reason"]) == (VF, others.withdrawn[0][1])
+
+    live(day)
+
+
+def test_a_problem_ends_without_another_registration(live: Any) -> None:
+    async def day(w: Any) -> None:
+        others = Others(w)
+        others.register(VF, FUNCTION)
+        others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
+        await others.managers.look()
+        assert CLAIM in others.problems()[0]["reason"]
+        others.elsewhere = ManagedElsewhere()
+        await others.managers.look()
+        assert others.problems() == []
+
+    live(day)
