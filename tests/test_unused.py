@@ -36,7 +36,6 @@ UNDER_WAY: tuple[str, ...] = (
     "proxy.executor.device_claims",
     *(f"proxy.observe.device_capacity.{name}" for name in ("Patch", "healthy_devices", "node_status_patch")),
     "proxy.observe.device_capacity._escaped",
-    "proxy.backends.cluster.facts_format.encode_facts",
 )
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")

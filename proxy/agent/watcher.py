@@ -90,6 +90,11 @@ class Watcher(Generic[T]):
             return None
         return 0.0 if self._contact < 0 else asyncio.get_running_loop().time() - self._contact
 
+    @property
+    def version(self) -> str:
+        """The resource version of the copy; empty where the collection has to be listed."""
+        return self._version
+
     async def run(self) -> None:
         """Follow the collection until cancelled."""
         loop, pauses = asyncio.get_running_loop(), RetryDelays(PAUSES)

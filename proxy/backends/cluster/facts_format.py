@@ -12,7 +12,7 @@ long ago the objects were read, and since when they may be outdated.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,7 +46,7 @@ class ClusterFacts(Struct, frozen=True, rename="camel"):
         node: The node whose agent has read it.
         read_at: When the objects were read, in seconds since the epoch.
         resource_version: Of the list or of the last event; empty where it is not known.
-        items: The objects.
+        items: The objects; where they are encoded, they may be JSON already (``msgspec.Raw``).
         schema: The version of the form.
     """
 
@@ -54,7 +54,7 @@ class ClusterFacts(Struct, frozen=True, rename="camel"):
     node: str
     read_at: float
     resource_version: str
-    items: list[dict[str, Any]]
+    items: Sequence[Any]
     schema: str = SCHEMA
 
 
@@ -96,7 +96,7 @@ def namespace_labels(facts: ClusterFacts) -> dict[str, Mapping[str, str]]:
     """Return the labels of each namespace; a namespace without a readable name is left out."""
     found: dict[str, Mapping[str, str]] = {}
     for item in facts.items:
-        metadata = item.get("metadata")
+        metadata = item.get("metadata") if isinstance(item, dict) else None
         name = metadata.get("name") if isinstance(metadata, dict) else None
         if isinstance(metadata, dict) and isinstance(name, str) and name:
             labels = metadata.get("labels")

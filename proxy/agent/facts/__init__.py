@@ -1,0 +1,1 @@
+"""What the daemon is to know from the API server: read by watches, left in files."""

@@ -1,0 +1,146 @@
+"""The part of the agent that reads the Node object, labels of namespaces and this node's pods for the daemon.
+
+Theory. Three watches keep three small copies. When one changes, its file is replaced as a whole; changes that
+come together are one write. While a watch is open and nothing changes, only the file's modification time is
+set, so the daemon knows that the contents are current. Where the API server does not answer, or does not
+permit the watch, nothing is written: the last copy stays, and gets older.
+
+The Node object and namespaces change what is in effect on the node, so the daemon is asked to read them at
+once. Pods need no notice: the daemon looks at the file when it needs one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Raw
+
+from proxy.agent.api_client import JsonObject
+from proxy.agent.facts.kept_fields import namespace_fields, node_fields, pod_fields
+from proxy.agent.session import AgentSession
+from proxy.agent.watcher import Watcher
+from proxy.atomic_write import write_file
+from proxy.backends.cluster.facts_format import CURRENT_S, ClusterFacts, FactsKind, encode_facts
+from proxy.model.errors import TopoproxyError
+
+TOGETHER_S = 0.05
+"""Seconds in which changes become one write."""
+CONFIRM_S = CURRENT_S / 3
+RETRY_S = 0.5
+"""Seconds before a file that could not be written is tried again."""
+_CANNOT = "cannot write what was read from the cluster"
+
+
+async def read_facts(session: AgentSession) -> None:
+    """Follow what the daemon is to know, until cancelled; ends at once where no directory is configured."""
+    directory = session.config.cluster_facts.directory
+    if directory is None:
+        return
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = [
+        WatchedFile(session, directory, FactsKind.NODE, "/api/v1/nodes", node_fields, "metadata.name"),
+        WatchedFile(session, directory, FactsKind.PODS, "/api/v1/pods", pod_fields, "spec.nodeName"),
+    ]
+    if not session.config.admission.namespace_selector.all:
+        path = "/api/v1/namespaces"
+        files.append(WatchedFile(session, directory, FactsKind.NAMESPACES, path, namespace_fields))
+    async with asyncio.TaskGroup() as tasks:
+        for file in files:
+            tasks.create_task(file.watcher.run())
+            tasks.create_task(file.run())
+
+
+class WatchedFile:
+    """A file that follows a collection of the API server.
+
+    Attributes:
+        watcher: Follows the collection.
+    """
+
+    def __init__(
+        self,
+        session: AgentSession,
+        directory: Path,
+        kind: FactsKind,
+        collection: str,
+        fields: Callable[[JsonObject], bytes],
+        by_node: str = "",
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare to follow; nothing is asked for yet.
+
+        Args:
+            session: What all parts of the agent share.
+            directory: Where the file is.
+            kind: What it has.
+            collection: The path of the collection.
+            fields: From an object to the JSON that is kept of it.
+            by_node: The field that selects the objects of this node; empty for all objects.
+            wall: Seconds since the epoch, as the file system has them.
+        """
+        self._session = session
+        self._kind = kind
+        self._path = directory / kind.file_name
+        self._wall = wall
+        self._changed = asyncio.Event()
+        selectors = {"fieldSelector": f"{by_node}={session.node}"} if by_node else {}
+        self.watcher: Watcher[bytes] = session.watcher(
+            collection, fields, selectors=selectors, changed=lambda key, value: self._changed.set()
+        )
+
+    async def run(self) -> None:
+        """Write the file whenever the copy changes, and confirm it while it does not."""
+        await self.watcher.listed.wait()
+        due = True
+        while True:
+            if due:
+                await asyncio.sleep(TOGETHER_S)
+                self._changed.clear()
+            if not self._current():
+                due = due or self._changed.is_set()
+            elif due:
+                due = not await self._write()
+            else:
+                due = not await asyncio.to_thread(self._confirm)
+            try:
+                async with asyncio.timeout(RETRY_S if due else CONFIRM_S):
+                    await self._changed.wait()
+                due = True
+            except TimeoutError:
+                pass
+
+    def _current(self) -> bool:
+        """Return whether the copy is what the API server has; a Node object that is gone does not count."""
+        there = bool(self.watcher.values) or self._kind is not FactsKind.NODE
+        return self.watcher.present and self.watcher.age == 0.0 and there
+
+    async def _write(self) -> bool:
+        """Write the file; returns whether that has succeeded."""
+        telemetry, watcher = self._session.telemetry, self.watcher
+        items = [Raw(watcher.values[key]) for key in sorted(watcher.values)]
+        facts = ClusterFacts(self._kind, self._session.node, self._wall(), watcher.version, items)
+        try:
+            await asyncio.to_thread(write_file, self._path, encode_facts(facts))
+        except (OSError, ValueError) as error:
+            telemetry.problem(_CANNOT, path=self._path, err=error)
+            return False
+        telemetry.resolved(_CANNOT, path=self._path)
+        if self._kind is not FactsKind.PODS:
+            try:
+                await self._session.daemon.ask("/cluster/refresh", act=True)
+            except TopoproxyError as error:  # it reads the file at its next start or comparison
+                telemetry.debug("the daemon was not asked to read a file", path=self._path, err=error)
+        return True
+
+    def _confirm(self) -> bool:
+        """Record that the file is current; returns whether it is there."""
+        now = self._wall()
+        try:
+            os.utime(self._path, (now, now))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,236 @@
+"""Files follow the API server while it answers, and stay as they are while it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.agent.facts import reading
+from proxy.agent.facts.reading import read_facts
+from proxy.agent.session import AgentSession
+from proxy.backends.cluster.files import AgentFiles
+from proxy.config.cluster_facts import ClusterFactsConfig
+from proxy.config.load import parse
+from proxy.config.schema import Config
+from proxy.model.errors import UnavailableError
+from tests.agent.fake_api import FakeApi
+from tests.testkit.captured_log import telemetry
+
+NODES, PODS, NAMESPACES = "/api/v1/nodes", "/api/v1/pods", "/api/v1/namespaces"
+SELECTING = parse("admission: {namespaceSelector: {matchLabels: {a: b}}}", "test").admission
+SPEC = {"containers": [{"name": "main", "resources": {"limits": {"cpu": "2", "memory": "1Gi"}}}]}
+
+
+class AskedDaemon:
+    """Counts what the daemon is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.down = False
+
+    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+        self.asked.append(route)
+        if self.down:
+            raise UnavailableError("it is down")
+        return {}
+
+
+class World:
+    def __init__(self, directory: Path, *, selecting: bool = True) -> None:
+        self.directory = directory / "cluster"
+        self.api = FakeApi(NODES, PODS, NAMESPACES)
+        self.daemon = AskedDaemon()
+        self.lines: list[str] = []
+        config = Config(cluster_facts=ClusterFactsConfig(self.directory))
+        self.config = replace(config, admission=SELECTING) if selecting else config
+        self.files = AgentFiles(self.directory)
+
+    def pages(self) -> dict[str, dict[str, Any]]:
+        for file in (self.files.node, self.files.namespaces, self.files.pods):
+            file.read()
+        return {str(page["name"]): page for page in self.files.page()}
+
+    def pod(self, uid: str) -> bool:
+        index = self.files.pods.read()
+        return index is not None and (uid,) in index
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        session = AgentSession(
+            self.config, "n1", self.daemon, self.api.client(), telemetry(self.lines)  # type: ignore[arg-type]
+        )  # fmt: skip
+        task = asyncio.ensure_future(read_facts(session))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await session.api.close()
+
+
+async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(reading, "CONFIRM_S", 0.2)
+    w = World(tmp_path)
+    w.api.put(NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}})
+    w.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
+    w.api.put(PODS, "team/web", metadata={"uid": "u1"}, spec=SPEC)
+    return w
+
+
+def live(world: World, day: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with world.reading():
+            await until(lambda: all(page["read_s"] is not None for page in world.pages().values()))
+            await day()
+
+    asyncio.run(whole())
+
+
+def test_files_follow_the_objects(world: World) -> None:
+    async def day() -> None:
+        meta = world.files.node.read()
+        assert meta is not None
+        assert meta.labels == {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}
+        assert world.files.namespaces.read() == {"team": {"a": "b"}}
+        assert world.pod("u1")
+        assert world.pages()["pods"]["node"] == "n1"
+        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: world.pod("u2"), 1.0)
+        assert world.pages()["pods"]["resourceVersion"] == str(world.api.version)
+        world.api.remove(PODS, "team/web")
+        await until(lambda: not world.pod("u1"), 1.0)
+        world.api.put(NAMESPACES, "team", metadata={"labels": {}})
+        await until(lambda: world.files.namespaces.read() == {"team": {}}, 1.0)
+
+    live(world, day)
+    selectors = {(r.url.path, r.url.params.get("fieldSelector")) for r in world.api.seen}
+    assert selectors == {(NODES, "metadata.name=n1"), (PODS, "spec.nodeName=n1"), (NAMESPACES, None)}
+
+
+def test_the_daemon_is_asked_to_read_what_changes_the_node_and_not_for_pods(world: World) -> None:
+    async def day() -> None:
+        await until(lambda: len(world.daemon.asked) == 2)
+        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: world.pod("u2"))
+        assert world.daemon.asked == ["/cluster/refresh"] * 2
+        world.daemon.down = True
+        world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "c"}})
+        await until(lambda: len(world.daemon.asked) == 3)
+        world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "d"}})
+        await until(lambda: world.files.namespaces.read() == {"team": {"a": "d"}})
+
+    live(world, day)
+
+
+def test_a_heartbeat_of_a_node_writes_nothing(world: World) -> None:
+    async def day() -> None:
+        path = world.directory / "node.json"
+        before = path.stat().st_ino
+        world.api.put(
+            NODES,
+            "n1",
+            metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly", "other": "x"}},
+            status={"conditions": [{"lastHeartbeatTime": "now"}]},
+        )
+        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: world.pod("u2"))
+        assert path.stat().st_ino == before
+
+    live(world, day)
+
+
+def test_an_outage_leaves_the_files_and_they_get_older(world: World) -> None:
+    async def day() -> None:
+        await until(lambda: world.pages()["pods"]["confirmed_s"] < 0.15)
+        world.api.crash()
+        await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.5)
+        assert world.pod("u1")
+        world.api.down = False
+        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: world.pod("u2"), 5.0)
+        await until(lambda: world.pages()["namespaces"]["confirmed_s"] < 0.15)
+
+    live(world, day)
+
+
+@pytest.mark.parametrize("code", [401, 403, 404])
+def test_revoked_permissions_do_not_empty_the_files(world: World, code: int) -> None:
+    async def day() -> None:
+        for path in (NODES, PODS, NAMESPACES):
+            world.api.answers[path] += [code] * 50
+        world.api.end_watches()
+        await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.6)
+        assert world.pod("u1")
+        assert world.files.namespaces.read() == {"team": {"a": "b"}}
+        assert world.files.node.read() is not None
+
+    live(world, day)
+
+
+def test_a_node_object_that_is_deleted_leaves_the_last_one(world: World) -> None:
+    async def day() -> None:
+        world.api.remove(NODES, "n1")
+        await until(lambda: world.pages()["node"]["confirmed_s"] > 0.5)
+        assert world.files.node.read() is not None
+        assert world.pages()["pods"]["confirmed_s"] < 0.5, "the others are current"
+
+    live(world, day)
+
+
+def test_a_file_that_someone_removed_is_written_again(world: World) -> None:
+    async def day() -> None:
+        (world.directory / "pods.json").unlink()
+        await until((world.directory / "pods.json").exists)
+
+    live(world, day)
+
+
+def test_a_directory_that_cannot_be_written_is_reported_and_tried_again(world: World) -> None:
+    async def day() -> None:
+        world.directory.rename(world.directory.with_name("away"))
+        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(
+            lambda: any("cannot write what was read from the cluster" in line for line in world.lines)
+        )
+        world.directory.with_name("away").rename(world.directory)
+        await until(lambda: world.pod("u2"))
+
+    live(world, day)
+
+
+def test_without_a_selector_namespaces_are_not_watched(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    world = World(tmp_path, selecting=False)
+
+    async def day() -> None:
+        async with world.reading():
+            await until(lambda: world.pages()["pods"]["read_s"] is not None)
+
+    asyncio.run(day())
+    assert world.api.count("GET", NAMESPACES) == 0
+    assert not (world.directory / "namespaces.json").exists()
+    assert json.loads((world.directory / "pods.json").read_bytes())["items"] == []
+    assert (world.directory.stat().st_mode & 0o777) == 0o700
+
+
+def test_without_a_directory_nothing_is_done(tmp_path: Path) -> None:
+    api = FakeApi(NODES)
+    session = AgentSession(Config(), "n1", AskedDaemon(), api.client(), telemetry())  # type: ignore[arg-type]
+    done: Awaitable[None] = read_facts(session)
+    asyncio.run(asyncio.wait_for(done, 5))
+    assert not api.requests
