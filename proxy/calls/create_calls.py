@@ -6,22 +6,30 @@ from msgspec import structs
 
 from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
+from proxy.engine.admission_context import asks_for_devices
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import (
+    AllocateFirst,
     CallAnswer,
     Forward,
     ForwardUnchanged,
     Refuse,
     ReserveFirst,
+    unallocated_verdict,
     unreserved_verdict,
 )
-from proxy.engine.container_events import CreateNotReserved, CreateResumed
+from proxy.engine.container_events import CreateNotReserved, CreateResumed, CreateWithoutDevices
 from proxy.engine.effects import AbortReason
+from proxy.engine.enforcement import applies_to
+from proxy.engine.node_effects import PlanDecided
 from proxy.engine.pod_events import PodLearned
+from proxy.executor.device_grants import DeviceGrants
+from proxy.executor.device_ports import DevicePluginError
 from proxy.executor.exited_siblings import holders, see_ended
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.ports import DeviceFacts
 from proxy.executor.reservations import CreateClient
+from proxy.model.errors import DeviceConflictError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool
 
@@ -45,9 +53,9 @@ class CreateCalls:
             pod = self._renewed(pod, asked)
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
-        node, fact_lookup = executor.state.node, executor.fact_lookup
-        given = asked.devices() if fact_lookup.devices_matter(node, pod) else NO_DEVICES
-        asks = fact_lookup.pod_matters(node, pod) or (
+        state, fact_lookup = executor.state, executor.fact_lookup
+        given = asked.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
+        asks = fact_lookup.pod_matters(state, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
         if asks or holders(executor.state, pod) or executor.kubelet_cpus.matters(pod, asked.resources):
@@ -79,8 +87,8 @@ class CreateCalls:
 
     async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
         """Ask for what the call does not carry, then decide."""
-        executor, node = self.executor, self.executor.state.node
-        if executor.fact_lookup.pod_matters(node, pod):
+        executor = self.executor
+        if executor.fact_lookup.pod_matters(executor.state, pod):
             found = await executor.fact_lookup.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = executor.state.pods.get(pod.sandbox_id) or pod
@@ -102,16 +110,64 @@ class CreateCalls:
             call.release()
             return
         self.executor.sandboxes.moved_on(pod, asked.name)
-        decided = self.executor.creates.place(pod, asked.name, asked.attempt, asked.resources)
+        grants, state = self.executor.device_grants, self.executor.state
+        if grants is not None and asks_for_devices(state, pod, asked.name) and applies_to(state, pod):
+            self._hold(call, self._decide_devices(call, pod, asked, grants))
+        else:
+            decided = self.executor.creates.place(pod, asked.name, asked.attempt, asked.resources)
+            self._decided(call, decided)
+
+    async def _decide_devices(
+        self, call: HeldCall, pod: Pod, asked: CreateRequest, grants: DeviceGrants
+    ) -> None:
+        """Decide a create that device plug-ins may have a preference for."""
+        decided = await grants.place(pod, asked.name, asked.attempt, asked.resources)
+        container = decided.plan.container
+        if not call.done:
+            self._decided(call, decided)
+        elif container is not None:
+            self.executor.lifecycle.failed(container.id)  # it never left for the runtime
+
+    def _decided(self, call: HeldCall, decided: PlanDecided) -> None:
         container, answer = decided.plan.container, decided.answer
         if container is None:
             send(call, answer)
             return
         call.state = Trip(target=container.id)
-        if "pre_create_container" in self.hooked.points and type(answer) is not ForwardUnchanged:
+        if type(answer) is AllocateFirst:
+            self._hold(call, self._allocate(call, container))
+        elif "pre_create_container" in self.hooked.points and type(answer) is not ForwardUnchanged:
             self.hooked.create(call, container, self._resume)
         else:
             self._go_create(call, container, answer)
+
+    async def _allocate(self, call: HeldCall, container: Container) -> None:
+        """Have device plug-ins prepare a container's devices, and add what they answer to the request."""
+        grants, trip = self.executor.device_grants, call.state
+        assert grants is not None, "there are no devices without plug-ins"
+        try:
+            answers = await grants.prepare(container)
+            if call.done or not isinstance(trip, Trip):
+                return  # the end of the call has taken the container out
+            trip.device_fields = call.add_devices(answers)
+        except (DevicePluginError, DeviceConflictError) as error:
+            if not call.done:
+                self._without_devices(call, container, str(error))
+            return
+        if "pre_create_container" in self.hooked.points:
+            self.hooked.create(call, container, self._resume)
+        else:
+            self._resume(call, container)
+
+    def _without_devices(self, call: HeldCall, container: Container, cause: str) -> None:
+        """Refuse a create that cannot use its devices; that of a pod which is observed by now goes on."""
+        executor = self.executor
+        answer = executor.store.answer(CreateWithoutDevices(container, cause))
+        if type(answer) is Refuse:
+            verdict = unallocated_verdict(container, cause)
+            executor.history.refused(container.id, verdict)
+            executor.rejections.rejected(container.pod, container.name, verdict)
+        send(call, answer)
 
     def _resume(self, call: HeldCall, container: Container) -> None:
         """Go on with a create after hooks have answered."""

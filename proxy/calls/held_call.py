@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from proxy.engine.call_answers import CallAnswer, Forward, Refuse
 from proxy.engine.call_events import UpdateRequested
 from proxy.executor.ports import DeviceFacts
+from proxy.model.devices import AllocateAnswer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
@@ -100,6 +101,16 @@ class HeldCall(Protocol):
     def set_cgroup_parent(self, parent: str) -> None:
         """Have the message name another cgroup of the pod; for a CreateContainer."""
 
+    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
+        """Have a CreateContainer contain what device plug-ins answered, by resource.
+
+        Returns:
+            The fields that they have set, and the plug-in that has set each.
+
+        Raises:
+            DeviceConflictError: It contradicts the request or itself, or cannot be added.
+        """
+
     def release(self) -> None:
         """Let the call go on with its message; once it is decided nothing happens."""
 
@@ -128,6 +139,7 @@ class Trip:
         flight: Set while the call may write the container's cpuset.
         named: Set once the runtime has named what was created.
         body: A create's message before hooks have changed it; None where no hook was called.
+        device_fields: Fields of a create's message that device plug-ins have set, and the plug-in.
     """
 
     target: str = ""
@@ -137,6 +149,7 @@ class Trip:
     flight: InflightCall | None = None
     named: bool = False
     body: Any = None
+    device_fields: Mapping[str, str] | None = None
 
 
 def send(call: HeldCall, answer: CallAnswer) -> None:

@@ -47,8 +47,8 @@ class PodCalls:
             self._go_run_pod(call, pod)
 
     def _go_run_pod(self, call: HeldCall, pod: Pod) -> None:
-        executor, node = self.executor, self.executor.state.node
-        if decides_pod(node, pod) or executor.fact_lookup.pod_matters(node, pod):
+        executor, state = self.executor, self.executor.state
+        if decides_pod(state.node, pod) or executor.fact_lookup.pod_matters(state, pod):
             self._hold(call, self._admit(call, pod))
         else:
             call.state = Trip(pod=pod)
@@ -57,7 +57,7 @@ class PodCalls:
     async def _admit(self, call: HeldCall, pod: Pod) -> None:
         """Ask for what the call does not carry, then decide about the pod as a whole."""
         executor, node, total = self.executor, self.executor.state.node, call.sandbox_total()
-        if executor.fact_lookup.pod_matters(node, pod):
+        if executor.fact_lookup.pod_matters(executor.state, pod):
             pod = await executor.fact_lookup.pod(pod)
         if decides_pod(node, pod):
             total = await executor.fact_lookup.pod_devices(pod, total)
@@ -68,7 +68,10 @@ class PodCalls:
             call.state = Trip(pod=pod)
             call.release()
             return
-        decided = executor.sandboxes.admit(pod, total)
+        if executor.device_grants is not None and pod.asks is not None and applies_to(executor.state, pod):
+            decided = await executor.device_grants.admit(pod, total)
+        else:
+            decided = executor.sandboxes.admit(pod, total)
         if type(decided.answer) is not Refuse:
             # From here on the end of the call frees what was set aside, or gives it to the sandbox.
             pod = decided.admission.pod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU, MILLI
+from proxy.allocation.providers.devices import DeviceProvider
 from proxy.allocation.providers.provider import ProviderRequest
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
@@ -33,6 +34,19 @@ def pod_requests(pod: Pod, name: str, request: Request, cpus: int) -> PodRequest
     )
 
 
+def asks_for_devices(state: NodeState, pod: Pod, name: str) -> bool:
+    """Return whether a container asks for devices that topoproxy assigns, or holds some."""
+    devices = state.devices
+    if not devices.registered and not devices.held:
+        return False
+    if pod.asks is None:
+        return False
+    if devices.held.get(pod.key, {}).get(name):
+        return True
+    limits = next((ask.limits for ask in pod.asks.containers if ask.name == name), {})
+    return any(resource in devices.registered for resource in limits)
+
+
 def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContext:
     """Prepare every provider for a request.
 
@@ -40,6 +54,8 @@ def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContex
         AllocationRefusedError: The request contradicts the settings of the node, such as its bind policy.
     """
     providers = tuple(provider.prepare(state, request) for provider in state.providers)
+    if state.devices.registered or state.devices.held:
+        providers = (DeviceProvider(state.node.nodes, state.devices), *providers)
     return AdmissionContext(state.node, request, providers)
 
 

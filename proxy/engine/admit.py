@@ -21,7 +21,8 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from proxy.allocation.cpu_request import MILLI, container_cpus, pod_cpus
-from proxy.allocation.providers.provider import ProviderRequest
+from proxy.allocation.providers.devices import DeviceProvider
+from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admission import (
     owning_problem,
@@ -31,6 +32,7 @@ from proxy.engine.admission import (
     sharing_problem,
 )
 from proxy.engine.admission_context import build_context, container_request, pod_requests
+from proxy.engine.enforcement import applies_to
 from proxy.engine.explain_record import explain
 from proxy.engine.limits import exceeded_limit, floor_cpus
 from proxy.engine.node import Node
@@ -55,7 +57,6 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.phrases import listed
-from proxy.model.requests import PodRequests
 from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
 from proxy.pools.claims import may_own, whole_cpus
 
@@ -82,13 +83,19 @@ class PodAdmission(Struct, frozen=True):
     limit: AdmissionRule | None = None
 
 
-def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
+def admit(
+    state: NodeState, pod: Pod, total: Request, preferred: Preferences = NO_PREFERENCES
+) -> PodAdmission:
     """Decide about a pod before its sandbox is created.
 
     Args:
         state: The node as it is.
         pod: The pod; ``sandbox_id`` is a provisional id until the runtime has assigned one.
         total: What the CRI says of the pod as a whole, and the devices of all its containers.
+        preferred: What device plug-ins prefer.
+
+    Raises:
+        PreferenceMissing: A device plug-in has to be asked first.
     """
     if not decides_pod(state.node, pod):
         return PodAdmission(Verdict(), pod, state)
@@ -98,7 +105,7 @@ def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
         why = explain(EVENT, pod, "", pod.attempt, total, verdict)
         return PodAdmission(verdict, pod, state, why, limit=breach.rule)
     if counts is not pod:
-        return _admit_permitted(state, pod, counts, total, breach)
+        return _admit_permitted(state, pod, counts, total, breach, preferred)
     before = next(
         (p for p in state.pods.values() if p.key == pod.key and p.reserved_for_pod is not None), None
     )
@@ -112,23 +119,31 @@ def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
             )
             return PodAdmission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
         count = pod_cpu_count(pod, total)
-        return _decide(
-            state, pod, total, pod_as_one_container(pod, total, count), count, owns=True, whole=True
-        )
+        one = pod_as_one_container(pod, total, count)
+        request = ProviderRequest(pod, one, "", total, Scope.POD, cpus=count)
+        return _decide(state, request, whole=True)
     if not state.node.decides_pods and not wants_alignment(pod):
         return PodAdmission(Verdict(), pod, state)
     owns = state.node.static and may_own(pod) and pod.cpuset is None
     asks = pod_requests(pod, "", total, whole_cpus(total) if owns else 0)
     wanted = pod_cpus(asks) if owns else 0
     owns = owns and (wanted > 0 or any(container_cpus(asks, ask) for ask in asks.containers))
-    return _decide(state, pod, total, asks, wanted, owns=owns, whole=False)
+    request = ProviderRequest(
+        pod, asks, "", total, Scope.POD, exclusive=owns, cpus=wanted, preferred=preferred
+    )
+    return _decide(state, request, whole=False)
 
 
 def _admit_permitted(
-    state: NodeState, pod: Pod, counts: Pod, total: Request, breach: Breach | None
+    state: NodeState,
+    pod: Pod,
+    counts: Pod,
+    total: Request,
+    breach: Breach | None,
+    preferred: Preferences,
 ) -> PodAdmission:
     """Decide about a pod by its permitted claim; the recorded pod keeps what its author wrote."""
-    done = admit(state, counts, total)
+    done = admit(state, counts, total, preferred)
     problem, limit = done.problem, done.limit
     if breach is not None:
         problem, limit = problem or sharing_problem(breach), limit or breach.rule
@@ -163,11 +178,9 @@ def decides_pod(node: Node, pod: Pod) -> bool:
     return node.decides_pods or owns_cpus_as_pod(node, pod) or wants_alignment(pod)
 
 
-def _decide(
-    state: NodeState, pod: Pod, total: Request, asks: PodRequests, count: int, *, owns: bool, whole: bool
-) -> PodAdmission:
+def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAdmission:
     """Ask the providers about a pod, and set aside what they grant within the limits of the node."""
-    request = ProviderRequest(pod, asks, "", total, Scope.POD, exclusive=owns, cpus=count)
+    pod = request.pod
     done = _decide_once(state, request, together=whole)
     if done.limit is AdmissionRule.SHARED_FLOOR:
         spared = structs.replace(request, avoid=floor_cpus(state, pod))
@@ -205,7 +218,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     if not decision.verdict.admitted:
         return _refuse(state, request, decision, context)
     promised = _pod_with_grants(state, request, decision, aligned=aligns, together=together)
-    after = state.with_pod(promised)
+    after = _with_devices(state.with_pod(promised), pod, decision)
     what = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.aside():
         words = f"cannot {what}: the shared pool would be left empty"
@@ -217,6 +230,14 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
         return structs.replace(_refuse(state, request, decision, context), limit=breach.rule)
     why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
     return PodAdmission(Verdict(), promised, after, why, unmet or "")
+
+
+def _with_devices(state: NodeState, pod: Pod, decision: TopologyDecision) -> NodeState:
+    """Return the state in which the containers of a pod hold the devices that were set aside for them."""
+    granted = next((each.state for each in decision.providers if type(each) is DeviceProvider), None)
+    if granted is None or granted is state.devices or not applies_to(state, pod):
+        return state
+    return structs.replace(state, devices=granted)
 
 
 def _pod_with_grants(
@@ -291,6 +312,7 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
     decision = structs.replace(decision, granted=Grants(cpus), steps=tuple(steps))
     if len(granted) == 1 and not granted[0][0]:
         return structs.replace(decision, granted=granted[0][1])
+    decision = structs.replace(decision, providers=context.providers)
     parts = (_part(name, _held_in_the_end(context, name, each)) for name, each in granted)
     return structs.replace(decision, parts=tuple(parts))
 

@@ -72,7 +72,10 @@ def adopt(
     mems = named_memory_nodes(state, request)
     asked = structs.replace(request, cpuset_mems=str(mems)) if live else request
     has = parse_cpus(request.cpuset_cpus) if live else None
-    plan = place(state, pod, name, attempt, asked, container_id, state.node.machine.present, has)
+    # What a plug-in was never asked for cannot be given to a container that exists.
+    held = structs.replace(state, devices=structs.replace(state.devices, registered={}))
+    plan = place(held, pod, name, attempt, asked, container_id, state.node.machine.present, has)
+    plan = structs.replace(plan, state=structs.replace(plan.state, devices=state.devices))
     if plan.container is None:
         limit, problem = plan.limit, plan.problem or plan.verdict.operator_message
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from proxy.allocation.devices.allocate import PreferenceMissing
+from proxy.allocation.refusal import UNEXPECTED
+from proxy.engine.device_book import holds_all
 from proxy.engine.effects import AbortReason
 from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import carried_quota
@@ -73,6 +76,39 @@ class ReserveFirst(Struct, frozen=True):
     container: Container
 
 
+class AskPreference(Struct, frozen=True):
+    """First ask a device plug-in which devices it prefers, then ask again with its answer.
+
+    Attributes:
+        container: The name of the container that they are for.
+        resource: The resource.
+        available: Ids to choose from, with those of ``must_include``.
+        must_include: Ids that the container has already.
+        size: How many ids are wanted in all.
+    """
+
+    container: str
+    resource: str
+    available: frozenset[str]
+    must_include: frozenset[str]
+    size: int
+
+    @classmethod
+    def of(cls, asked: PreferenceMissing) -> AskPreference:
+        """Return the question that ended an allocation."""
+        return cls(asked.container, asked.resource, asked.available, asked.must_include, asked.size)
+
+
+class AllocateFirst(Struct, frozen=True):
+    """First ask device plug-ins what a container needs to use its devices, and add that, then ask again.
+
+    Attributes:
+        container: The container as it is placed.
+    """
+
+    container: Container
+
+
 class RecordFirst(Struct, frozen=True):
     """Send a call on as it came, once the ledger has what was set aside for its pod."""
 
@@ -87,7 +123,17 @@ class PrepareStart(Struct, frozen=True):
     container_id: str
 
 
-CallAnswer = Forward | ForwardUnchanged | ForwardStart | Refuse | ReserveFirst | RecordFirst | PrepareStart
+CallAnswer = (
+    Forward
+    | ForwardUnchanged
+    | ForwardStart
+    | Refuse
+    | AskPreference
+    | AllocateFirst
+    | ReserveFirst
+    | RecordFirst
+    | PrepareStart
+)
 _UNCHANGED, _RECORD_FIRST = ForwardUnchanged(), RecordFirst()
 
 
@@ -98,6 +144,7 @@ def create_answer(
     verdict: Verdict | None = None,
     *,
     is_reserved: bool = False,
+    has_devices: bool = False,
 ) -> CallAnswer:
     """Return what becomes of a CreateContainer.
 
@@ -107,12 +154,19 @@ def create_answer(
         container: The container as it is placed; None where it is not.
         verdict: Why it is not placed; None where it has been placed and has gone since.
         is_reserved: Whether its reservation has been carried out.
+        has_devices: Whether its devices have been added to the request.
     """
     if not applies_to(state, pod):
         return _UNCHANGED
     if container is None:
         return _UNCHANGED if verdict is None else Refuse(verdict.code, verdict.message)
     placement = container.placement
+    if placement.devices:
+        if not has_devices:
+            return AllocateFirst(container)
+        if not holds_all(state, container):  # its sandbox was stopped meanwhile
+            verdict = unallocated_verdict(container, "they were released with its sandbox")
+            return Refuse(verdict.code, verdict.message)
     owns = placement.pool is Pool.OWN
     if not is_reserved and (owns or placement.hook_cpus is not None):
         return ReserveFirst(container)
@@ -127,6 +181,15 @@ def unreserved_verdict(state: NodeState, container: Container, reason: AbortReas
     words = public_reason(state, reason)
     message = f"cannot free CPUs for {container.ref}: {words}"
     return Verdict(GrpcStatus.FAILED_PRECONDITION, "CPUsNotFreed", message)
+
+
+def unallocated_verdict(container: Container, cause: str) -> Verdict:
+    """Return the verdict on a create whose devices cannot be used, in kubelet's words.
+
+    Source: kubernetes v1.36, pkg/kubelet/cm/admission/errors.go ``GetPodAdmitResult``.
+    """
+    message = f"{UNEXPECTED}: Allocate failed due to {cause}, which is unexpected ({container.ref})"
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, UNEXPECTED, message)
 
 
 def public_reason(state: NodeState, reason: AbortReason) -> str:

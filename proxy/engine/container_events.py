@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
+from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
 from proxy.engine.effects import AbortReason
+from proxy.model.devices import AllocateAnswer
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Request
 
@@ -124,6 +128,8 @@ class CreateRequested(Struct, frozen=True):
         attempt: Its attempt.
         request: What it asks for.
         token: Its id until the runtime has assigned one.
+        preferred: What device plug-ins prefer, by container and resource; None where the plug-in has a
+            preference and has not been asked.
     """
 
     pod: Pod
@@ -131,10 +137,11 @@ class CreateRequested(Struct, frozen=True):
     attempt: int
     request: Request
     token: str
+    preferred: Preferences = NO_PREFERENCES
 
 
 class CreateResumed(Struct, frozen=True):
-    """Hooks have been asked about a container that is to be created, or its reservation was carried out.
+    """Something that a container waited for before its create is done: devices, hooks or a reservation.
 
     Attributes:
         container: The container as it was placed.
@@ -143,6 +150,44 @@ class CreateResumed(Struct, frozen=True):
 
     container: Container
     is_reserved: bool = False
+
+
+class CreateWithoutDevices(Struct, frozen=True):
+    """A container that is to be created cannot use its devices, and is not created.
+
+    Attributes:
+        container: The container as it was placed.
+        cause: Why.
+    """
+
+    container: Container
+    cause: str
+
+
+class DevicesAllocated(Struct, frozen=True):
+    """Device plug-ins have answered to Allocate.
+
+    Attributes:
+        pod_key: The pod.
+        name: The container.
+        answers: What they answered, by resource.
+    """
+
+    pod_key: str
+    name: str
+    answers: Mapping[str, AllocateAnswer]
+
+
+class AllocateFailed(Struct, frozen=True):
+    """A device plug-in has refused Allocate, or not answered it: what was reserved is free again.
+
+    Attributes:
+        pod_key: The pod.
+        name: The container.
+    """
+
+    pod_key: str
+    name: str
 
 
 class CreateDelegated(Struct, frozen=True):

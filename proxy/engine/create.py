@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from proxy.allocation.cpu_request import container_cpus
-from proxy.allocation.providers.provider import ProviderRequest
+from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admission import (
     RESTRICTED_CLASSES,
@@ -21,8 +21,9 @@ from proxy.engine.admission import (
     sharing_problem,
     sum_requests,
 )
-from proxy.engine.admission_context import build_context, pod_requests
+from proxy.engine.admission_context import asks_for_devices, build_context, pod_requests
 from proxy.engine.admit import detailed_verdict
+from proxy.engine.device_book import granted
 from proxy.engine.explain_record import explain, moved_containers
 from proxy.engine.limits import exceeded_limit, floor_cpus
 from proxy.engine.memory_nodes import (
@@ -92,6 +93,7 @@ def place(
     token: str,
     there: CpuSet | None = None,
     has: CpuSet | None = None,
+    preferred: Preferences = NO_PREFERENCES,
 ) -> Plan:
     """Decide the placement of a container.
 
@@ -104,8 +106,12 @@ def place(
         token: Its id until the runtime has assigned one.
         there: CPUs that may be named; the online ones if None.
         has: CPUs that it runs on already; None for none. Exactly these it may own beyond all limits.
+        preferred: What device plug-ins prefer.
+
+    Raises:
+        PreferenceMissing: A device plug-in has to be asked first.
     """
-    placement = _pooled_at_once(state, pod, request)
+    placement = _pooled_at_once(state, pod, name, request)
     if placement is not None:
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
@@ -133,7 +139,7 @@ def place(
 
     if breach is not None and rejects_claims(state.node):
         return no(rejection_verdict(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
-    draft = ContainerDraft(state, pod, counts, name, request, token, attempt, has or CpuSet())
+    draft = ContainerDraft(state, pod, counts, name, request, token, attempt, has or CpuSet(), preferred)
     try:
         drafted = _within_limits(draft, claimed)
     except PlacementRefusedError as refusal:
@@ -183,6 +189,7 @@ class ContainerDraft(Struct, frozen=True):
         counts: The pod with its permitted claim.
         name, request, token, attempt: As in ``place``.
         has: CPUs that it runs on already.
+        preferred: What device plug-ins prefer.
     """
 
     state: NodeState
@@ -193,6 +200,7 @@ class ContainerDraft(Struct, frozen=True):
     token: str
     attempt: int
     has: CpuSet
+    preferred: Preferences
 
     def of(self, found: FoundPlacement, limit: AdmissionRule | None = None) -> DraftedContainer:
         """Return the container with a placement, and the state with it."""
@@ -209,7 +217,8 @@ class ContainerDraft(Struct, frozen=True):
             self.attempt,
             found.owner,
         )
-        return DraftedContainer(found, container, self.state.changed(put=(container,)), limit)
+        after = granted(self.state.changed(put=(container,)), container)
+        return DraftedContainer(found, container, after, limit)
 
     def breach(self, drafted: DraftedContainer) -> Breach | None:
         """Return the limit that a placement exceeds."""
@@ -220,7 +229,7 @@ class ContainerDraft(Struct, frozen=True):
 
     def find(self, claimed: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
         """Find a placement for a claim."""
-        return _find_placement(self.state, self.counts, self.name, self.request, claimed, avoid)
+        return _find_placement(self, claimed, avoid)
 
 
 class DraftedContainer(Struct, frozen=True):
@@ -288,7 +297,7 @@ def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
     return Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
 
 
-def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
+def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> Placement | None:
     """Return the placement of a container that can only go to a pool; None where more has to be decided.
 
     Most containers are like that, and for them only the class matters. The answer is the same as that of the
@@ -306,6 +315,8 @@ def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement |
         return None
     if pod.reserved_for_pod is not None:
         return None  # what is set aside for it may be used here
+    if asks_for_devices(state, pod, name):
+        return None
     if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
         return None
     if pod.kube_qos is KubeQos.GUARANTEED and (
@@ -322,16 +333,15 @@ def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement |
     return known
 
 
-def _find_placement(
-    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, avoid: CpuSet | None = None
-) -> FoundPlacement:
+def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
+    state, pod, name, request = draft.state, draft.counts, draft.name, draft.request
     ref = f"{pod.ref}/{name}"
     if claimed.fatal:
         raise PlacementRefusedError(
             Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {claimed.problem}")
         )
     if claimed.pool is Pool.OWN and claimed.cpus is not None:
-        given = place_on_named_cpus(state, pod, name, request, claimed, claimed.cpus)
+        given = place_on_named_cpus(state, pod, name, request, claimed, claimed.cpus, draft.preferred)
         if isinstance(given, FoundPlacement):
             return given
         claimed = given
@@ -341,7 +351,7 @@ def _find_placement(
         words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
         raise PlacementRefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words))
     try:
-        context = _context(state, pod, name, request, claimed, avoid)
+        context = _context(draft, claimed, avoid)
     except AllocationRefusedError as conflict:
         verdict = refusal_verdict(conflict)
         raise PlacementRefusedError(
@@ -356,7 +366,7 @@ def _find_placement(
         # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
         instead, _ = pool_of(pod)
         why = f"{claimed.why}; there are not enough: it runs on the {instead} pool"
-        return _find_placement(state, pod, name, request, Claim(instead, why, problem=claimed.problem))
+        return _find_placement(draft, Claim(instead, why, problem=claimed.problem))
     if not decision.verdict.admitted:
         missing = shortfall(state, context, decision.verdict.reason)
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
@@ -365,16 +375,23 @@ def _find_placement(
     return FoundPlacement(placement, owner, claimed.problem or unmet_wish or nowhere, decision)
 
 
-def _context(
-    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, avoid: CpuSet | None
-) -> AdmissionContext | None:
+def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> AdmissionContext | None:
     """Return what the topology manager decides about a container; None where no provider has to be asked."""
+    state, pod, name, request = draft.state, draft.counts, draft.name, draft.request
     wanted = claimed.count
-    if not wanted and not request.devices and not state.node.serves(pod):
+    is_asked = wanted or request.devices or state.node.serves(pod)
+    if not is_asked and not asks_for_devices(state, pod, name):
         return None
     asks = pod_requests(pod, name, request, wanted)
     asked = ProviderRequest(
-        pod, asks, name, request, exclusive=wanted > 0, cpus=wanted, avoid=avoid or CpuSet()
+        pod,
+        asks,
+        name,
+        request,
+        exclusive=wanted > 0,
+        cpus=wanted,
+        avoid=avoid or CpuSet(),
+        preferred=draft.preferred,
     )
     return build_context(state, asked)
 

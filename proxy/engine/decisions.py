@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.engine.adoption import adopt
-from proxy.engine.call_answers import create_answer, start_answer, unreserved_verdict, update_answer
+from proxy.engine.call_answers import (
+    AskPreference,
+    create_answer,
+    start_answer,
+    unallocated_verdict,
+    unreserved_verdict,
+    update_answer,
+)
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.container_events import (
     ContainerFound,
@@ -20,9 +28,11 @@ from proxy.engine.container_events import (
     CreateNotReserved,
     CreateRequested,
     CreateResumed,
+    CreateWithoutDevices,
 )
 from proxy.engine.create import place
 from proxy.engine.delegated_creates import DelegatedCreate, clients_request
+from proxy.engine.device_grants import devices_recorded
 from proxy.engine.elsewhere import place_elsewhere
 from proxy.engine.enforcement import applies_to
 from proxy.engine.fact_changes import facts_learned
@@ -33,15 +43,31 @@ from proxy.engine.quotas import requested_quota
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase, Pool
 
+_NOTHING: NodeEffects = ()
+
 
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
-    """Place a container, or refuse it; an earlier decision about the same create is withdrawn."""
-    first: NodeEffects = ()
-    withdrawn = ""
+    """Place a container, or refuse it; an earlier decision about the same create is withdrawn.
+
+    Where a device plug-in has to be asked first, nothing changes, and the answer is the question.
+    """
+    before, first, withdrawn = state, _NOTHING, ""
     if state.runtime.delegated:
         state, event, withdrawn, first = _withdrawn(state, event)
-    plan = place(state, *structs.astuple(event))
+    try:
+        plan = place(
+            state,
+            event.pod,
+            event.name,
+            event.attempt,
+            event.request,
+            event.token,
+            preferred=event.preferred,
+        )
+    except PreferenceMissing as question:
+        return before, (AskPreference.of(question),)
     after, container = plan.state, plan.container
+    first = (*first, *devices_recorded(state, after, event.pod.key))
     answer = create_answer(after, event.pod, container, plan.verdict)
     decided = PlanDecided(plan, answer, withdrawn)
     if container is None:
@@ -87,8 +113,18 @@ def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeStat
 def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:
     """Go on with a create, with its container as it is now."""
     container = state.containers.get(event.container.id)
-    answer = create_answer(state, event.container.pod, container, is_reserved=event.is_reserved)
+    answer = create_answer(
+        state, event.container.pod, container, is_reserved=event.is_reserved, has_devices=True
+    )
     return state, (answer,)
+
+
+def create_without_devices(state: NodeState, event: CreateWithoutDevices) -> tuple[NodeState, NodeEffects]:
+    """Refuse a create that cannot use its devices; its container goes."""
+    container = event.container
+    verdict = unallocated_verdict(container, event.cause)
+    after, effects = create_failed(state, CreateFailed(container.id))
+    return after, (*effects, create_answer(state, container.pod, None, verdict))
 
 
 def create_not_reserved(state: NodeState, event: CreateNotReserved) -> tuple[NodeState, NodeEffects]:

@@ -3,21 +3,76 @@
 A device plug-in registers a resource and reports its devices, again and again. The state holds the newest
 list (``NodeState.devices``) beside the containers that hold devices. A device that becomes unhealthy or is no
 longer reported is not given out; a container that holds it keeps it.
+
+A create reserves devices when it is decided (``proxy.engine.create``). Then the plug-in is asked what the
+container needs to use them (Allocate); its answer is kept with them, since a container that starts again gets
+the same. Where the plug-in refuses, the reservation ends.
 """
 
 from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.engine.node_effects import NodeEffects
+from proxy.allocation.devices.state import DeviceState
+from proxy.engine.container_events import AllocateFailed, DevicesAllocated
+from proxy.engine.device_book import PODS, RESOURCES, record_of
+from proxy.engine.node_effects import NodeEffects, PutRecord
 from proxy.engine.node_events import DevicesChanged
 from proxy.engine.state import NodeState
 
+Handled = tuple[NodeState, NodeEffects]
 
-def devices_changed(state: NodeState, event: DevicesChanged) -> tuple[NodeState, NodeEffects]:
+
+def devices_changed(state: NodeState, event: DevicesChanged) -> Handled:
     """Take in the devices of one resource."""
+    resource, known = event.resource, event.resource in state.devices.registered
+    key = f"{RESOURCES}{resource}"
     if event.devices is None:
-        devices = state.devices.withdraw(event.resource)
-    else:
-        devices = state.devices.register(event.resource, event.devices.values())
-    return (state if devices is state.devices else structs.replace(state, devices=devices)), ()
+        record = (PutRecord(key, None),) if known else ()
+        return _with(state, state.devices.withdraw(resource)), record
+    devices = state.devices.register(resource, event.devices.values())
+    return _with(state, devices), () if known else (PutRecord(key, {}),)
+
+
+def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
+    """Keep what plug-ins have answered for devices that a container still holds."""
+    key, name = event.pod_key, event.name
+    waiting = state.devices.unanswered(key, name)
+    answers = {resource: answer for resource, answer in event.answers.items() if resource in waiting}
+    if not answers:
+        return state, ()
+    return _recorded(state, state.devices.answered(key, name, answers), key)
+
+
+def allocate_failed(state: NodeState, event: AllocateFailed) -> Handled:
+    """Free what was only reserved for a container."""
+    return _recorded(state, state.devices.release_unanswered(event.pod_key, event.name), event.pod_key)
+
+
+def devices_of_unknown_pods(state: NodeState) -> Handled:
+    """Free the devices of pods that the ledger has and the runtime has not."""
+    effects: NodeEffects = ()
+    if not state.devices.held:
+        return state, effects
+    known = {pod.key for pod in state.pods.values()}
+    for key in state.devices.held.keys() - known:
+        state, more = _recorded(state, state.devices.release_pod(key), key)
+        effects = (*effects, *more)
+    return state, effects
+
+
+def devices_recorded(before: NodeState, after: NodeState, pod_key: str) -> NodeEffects:
+    """Return the record of a pod's devices where they have changed."""
+    if before.devices is after.devices:
+        return ()
+    old, new = record_of(before.devices, pod_key), record_of(after.devices, pod_key)
+    return () if old == new else (PutRecord(f"{PODS}{pod_key}", new),)
+
+
+def _with(state: NodeState, devices: DeviceState) -> NodeState:
+    return state if devices is state.devices else structs.replace(state, devices=devices)
+
+
+def _recorded(state: NodeState, devices: DeviceState, pod_key: str) -> Handled:
+    after = _with(state, devices)
+    return after, devices_recorded(state, after, pod_key)

@@ -25,6 +25,7 @@ from proxy.engine import (
     write_conflicts,
 )
 from proxy.engine.adoption import with_unrecorded_grants
+from proxy.engine.device_book import restored
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.state import NodeState
@@ -68,14 +69,15 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
         inflight=state.inflight,
         facts=state.facts,
         enforcement=state.enforcement,
-        devices=state.devices,
+        devices=restored(state.devices, event.devices, event.resources),
     )
     after = with_unrecorded_grants(found)
     return after, followed(state, after, "ledger read")
 
 
 def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handled:
-    return state, (NotifyListed(*structs.astuple(event)),)
+    after, effects = device_grants.devices_of_unknown_pods(state)
+    return after, (*effects, NotifyListed(*structs.astuple(event)))
 
 
 def _node_rules_changed(state: NodeState, event: node_events.NodeRulesChanged) -> Handled:
@@ -126,6 +128,9 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     container_events.CreateResumed: decisions.create_resumed,
     container_events.CreateDelegated: decisions.create_delegated,
     container_events.CreateNotReserved: decisions.create_not_reserved,
+    container_events.CreateWithoutDevices: decisions.create_without_devices,
+    container_events.DevicesAllocated: device_grants.devices_allocated,
+    container_events.AllocateFailed: device_grants.allocate_failed,
     call_events.StartRequested: decisions.start_requested,
     call_events.UpdateRequested: decisions.update_requested,
     container_events.CpusNotFreed: decisions.cpus_not_freed,

@@ -20,12 +20,13 @@ def violations(state: NodeState) -> list[str]:
     its own runs on owned CPUs (BE may run on those of LSR, and a container on those that a hook was allowed
     to give it); an LSE or LSR pod that owns CPUs owns exactly those that were named or chosen for it; owners
     and pools, which a state carries along, follow from its containers; nothing is known of containers that
-    are gone. A node of a thousand containers takes milliseconds.
+    are gone; no device is held by two pods. A node of a thousand containers takes milliseconds.
     """
     live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
     return [
         *_shared_exclusive_cpus(state),
         *_stale_books(state),
+        *_shared_devices(state),
         *_stale_knowledge(state),
         *itertools.chain.from_iterable(_of(state, live)),
     ]
@@ -41,6 +42,21 @@ def _shared_exclusive_cpus(state: NodeState) -> list[str]:
         for key, other in itertools.combinations(sorted(owners), 2)
         if (both := owners[key].cpus & owners[other].cpus)
     ]
+
+
+def _shared_devices(state: NodeState) -> list[str]:
+    """Return devices that two pods hold, and those of pods without a sandbox."""
+    found, holders = list[str](), dict[tuple[str, str], str]()
+    known = {pod.key for pod in state.pods.values()} if state.devices.held else set()
+    for key, containers in state.devices.held.items():
+        if key not in known:
+            found.append(f"pod {key} holds devices and has no sandbox")
+        mine = {(resource, i) for held in containers.values() for resource, ids in held.items() for i in ids}
+        for resource, i in mine:
+            other = holders.setdefault((resource, i), key)
+            if other != key:
+                found.append(f"{resource} {i} is held by pods {other} and {key}")
+    return found
 
 
 def _stale_books(state: NodeState) -> list[str]:

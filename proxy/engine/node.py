@@ -13,12 +13,12 @@ from msgspec import structs
 
 from proxy.allocation.cpu_policy import CpuPolicy
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.devices.state import RegisteredDevice
 from proxy.allocation.distance import Distances
 from proxy.allocation.koordinator.selection import NodeBinding
 from proxy.allocation.memory.state import MemoryState, Reserved, initial, node_memory
 from proxy.allocation.providers.cpu import CpuProvider
-from proxy.allocation.providers.devices import AssignedDevices, DeviceProvider
+from proxy.allocation.providers.devices import AssignedDevices
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider, Serves
 from proxy.model.admission import AdmissionRules
@@ -34,10 +34,6 @@ ProviderFactory = Callable[["Node"], Provider | None]
 """Returns the provider of a node with nothing granted; None where the node does not use it."""
 
 
-def _devices(node: Node) -> Provider | None:
-    return DeviceProvider(node.nodes, DeviceState(node.devices)) if node.devices else None
-
-
 def _assigned_devices(node: Node) -> Provider:
     return AssignedDevices(node.nodes)
 
@@ -51,8 +47,11 @@ def _memory(node: Node) -> Provider | None:
     return None if node.memory is None else MemoryProvider(node.machine, node.memory, node.follow_mems)
 
 
-PROVIDERS: tuple[ProviderFactory, ...] = (_devices, _assigned_devices, _cpus, _memory)
+PROVIDERS: tuple[ProviderFactory, ...] = (_assigned_devices, _cpus, _memory)
 """The providers of every node, in the order in which they are asked and allocate.
+
+That of the devices which topoproxy assigns itself comes before them where there are any: its content is part
+of the state (``proxy.engine.admission_context.build_context``).
 
 kubelet has the same order: device manager, CPU manager, memory manager (kubernetes v1.36,
 pkg/kubelet/cm/container_manager_linux.go ``NewContainerManager``).
@@ -73,7 +72,7 @@ class Node:
         options: How CPUs are chosen.
         closest: kubelet's ``prefer-closest-numa-nodes``.
         reserved_memory: ``reservedMemory`` where memory is counted by node; None where it is not.
-        devices: Devices that topoproxy assigns itself, as in a simulation; resource to id to device.
+        devices: Devices of a simulation, resource to id to device; those of plug-ins are in the state.
         reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
         system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
         system_alone: Whether no other container uses them.

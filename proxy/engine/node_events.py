@@ -28,6 +28,7 @@ from proxy.engine.call_events import (
     UpdateRequested,
 )
 from proxy.engine.container_events import (
+    AllocateFailed,
     ContainerCreated,
     ContainerFound,
     ContainerIsBack,
@@ -42,8 +43,11 @@ from proxy.engine.container_events import (
     CreateNotReserved,
     CreateRequested,
     CreateResumed,
+    CreateWithoutDevices,
+    DevicesAllocated,
     PhaseChanged,
 )
+from proxy.engine.device_book import PodDevices
 from proxy.engine.enforcement_state import Enforcement
 from proxy.engine.facts import MatterFacts
 from proxy.engine.node import Node
@@ -240,6 +244,8 @@ class LedgerRead(Struct, frozen=True):
         holds: What reservations of that run held, by reservation.
         lost: Tokens of the containers whose creates were in flight.
         at: When it was read.
+        devices: The devices that pods held, by key of the pod.
+        resources: The resources of device plug-ins that were registered.
     """
 
     pods: tuple[Pod, ...]
@@ -247,6 +253,8 @@ class LedgerRead(Struct, frozen=True):
     holds: Mapping[str, CpuHold]
     lost: tuple[str, ...]
     at: float
+    devices: Mapping[str, PodDevices] = {}
+    resources: tuple[str, ...] = ()
 
 
 class MemoryNodesCompared(Struct, frozen=True):
@@ -292,6 +300,9 @@ NodeEvent = (
     | CreateResumed
     | CreateDelegated
     | CreateNotReserved
+    | CreateWithoutDevices
+    | DevicesAllocated
+    | AllocateFailed
     | StartRequested
     | UpdateRequested
     | CpusNotFreed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
 from proxy.model.workload import Pod, Request
 
 
@@ -13,10 +14,12 @@ class SandboxRequested(Struct, frozen=True):
     Attributes:
         pod: Its pod; ``sandbox_id`` is a token until the runtime has named it.
         total: What the pod asks for as a whole.
+        preferred: What device plug-ins prefer, as in ``CreateRequested``.
     """
 
     pod: Pod
     total: Request
+    preferred: Preferences = NO_PREFERENCES
 
 
 class PodLearned(Struct, frozen=True):

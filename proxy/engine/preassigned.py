@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from proxy.allocation.cpu_request import CPU
-from proxy.allocation.providers.provider import ProviderRequest
-from proxy.engine.admission_context import build_context, pod_requests
+from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
+from proxy.engine.admission_context import asks_for_devices, build_context, pod_requests
 from proxy.engine.admit import detailed_verdict
 from proxy.engine.cpu_holders import holders_of
 from proxy.engine.memory_nodes import counted_nodes, owner_memory_nodes
@@ -55,7 +55,13 @@ class FoundPlacement(Struct, frozen=True):
 
 
 def place_on_named_cpus(
-    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, cpus: CpuSet
+    state: NodeState,
+    pod: Pod,
+    name: str,
+    request: Request,
+    claimed: Claim,
+    cpus: CpuSet,
+    preferred: Preferences = NO_PREFERENCES,
 ) -> FoundPlacement | Claim:
     """Place a container on the CPUs that the scheduler or kubelet chose for it.
 
@@ -64,6 +70,7 @@ def place_on_named_cpus(
 
     Raises:
         PlacementRefusedError: It cannot have them and must not run without, or another resource is missing.
+        PreferenceMissing: A device plug-in has to be asked first.
     """
     owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
@@ -75,7 +82,7 @@ def place_on_named_cpus(
     conflict = _conflict(state, cpus, others, owner)
     if conflict is not None:
         return _fall_back(state, pod, claimed, conflict, ref)
-    decision = _grant_others(state, pod, name, request, cpus)
+    decision = _grant_others(state, pod, name, request, cpus, preferred)
     if decision is not None and not decision.verdict.admitted:
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision)
     granted = decision.granted if decision else Grants()
@@ -96,14 +103,15 @@ def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
 
 
 def _grant_others(
-    state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet
+    state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet, preferred: Preferences
 ) -> TopologyDecision | None:
     """Grant the other resources to a container whose CPUs are named, near to them where possible."""
     node = state.node
-    if not node.serves(pod):
+    if not node.serves(pod) and not asks_for_devices(state, pod, name):
         return None
     asks = pod_requests(pod, name, request, 0)
-    context = build_context(state, ProviderRequest(pod, asks, name, request, exclusive=False))
+    asked = ProviderRequest(pod, asks, name, request, exclusive=False, preferred=preferred)
+    context = build_context(state, asked)
     homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
     near = allocate(context, TopologyHint(homes or None, preferred=False))
     return near if near.verdict.admitted else allocate(context, TopologyHint(None, preferred=False))

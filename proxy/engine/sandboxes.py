@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.engine.admit import admit
-from proxy.engine.call_answers import pod_answer
+from proxy.engine.call_answers import AskPreference, pod_answer
 from proxy.engine.container_events import ContainersRemoved, PhaseChanged
+from proxy.engine.device_grants import devices_recorded
 from proxy.engine.lifecycle import NOTHING, containers_removed, phase_changed
 from proxy.engine.node_effects import (
     NodeEffect,
@@ -25,19 +27,25 @@ from proxy.engine.pod_events import (
 )
 from proxy.engine.staging import labels_learned
 from proxy.engine.state import NodeState
-from proxy.model.workload import Phase
+from proxy.model.workload import Phase, Pod
 
 
 def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
-    """Decide a pod before its sandbox is made; what is set aside for it is taken at once."""
-    admission = admit(state, event.pod, event.total)
+    """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
+
+    Where a device plug-in has to be asked first, nothing changes, and the answer is the question.
+    """
+    try:
+        admission = admit(state, event.pod, event.total, event.preferred)
+    except PreferenceMissing as question:
+        return state, (AskPreference.of(question),)
     decided = PodDecided(admission, pod_answer(state, admission.pod, admission.verdict))
     if not admission.verdict.admitted or admission.pod.reserved_for_pod is None:
         return state, (decided,)
     token, after = event.pod.sandbox_id, admission.state
     after = after.knowing(after.runtime.admitting(token))
-    record = PutRecord(f"p/{token}", admission.pod)
-    return after, (record, *followed(state, after, "pod admitted"), decided)
+    records = (PutRecord(f"p/{token}", admission.pod), *devices_recorded(state, after, event.pod.key))
+    return after, (*records, *followed(state, after, "pod admitted"), decided)
 
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
@@ -54,7 +62,7 @@ def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEff
 def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
     """Take in a sandbox, in place of the token that it was admitted under."""
     pod, effects = event.pod, list[NodeEffect]()
-    state = _arrived(state, event.token, "sandbox named", effects)
+    state = _arrived(state, event.token, "sandbox named", effects)  # its devices stay with the pod
     for container in state.containers.values():
         is_pods = container.pod.uid == pod.uid != "" and container.pod.sandbox_id != pod.sandbox_id
         if is_pods and container.pod.attempt < pod.attempt and container.phase is not Phase.CREATING:
@@ -66,8 +74,9 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
 
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:
     """Give back what was set aside."""
-    effects = list[NodeEffect]()
-    return _arrived(state, event.token, "sandbox failed", effects), tuple(effects)
+    effects, pod = list[NodeEffect](), state.pods.get(event.token)
+    state = _arrived(state, event.token, "sandbox failed", effects)
+    return _without_devices(state, pod, effects), tuple(effects)
 
 
 def sandbox_stopped(state: NodeState, event: SandboxStopped) -> tuple[NodeState, NodeEffects]:
@@ -104,8 +113,18 @@ def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeS
     pod = state.pods.get(sandbox_id)
     if pod is not None:
         state = _dropped(state, sandbox_id, "sandbox gone", effects)
+        state = _without_devices(state, pod, effects)
         effects.append(NotifyPodStopped(pod))
     return state
+
+
+def _without_devices(state: NodeState, pod: Pod | None, effects: list[NodeEffect]) -> NodeState:
+    """Free the devices of a pod that has no sandbox any more."""
+    if pod is None:
+        return state
+    after = state.without_devices(pod.key)
+    effects += devices_recorded(state, after, pod.key)
+    return after
 
 
 def _dropped(state: NodeState, sandbox_id: str, reason: str, effects: list[NodeEffect]) -> NodeState:

@@ -81,7 +81,9 @@ class NodeState(Struct, frozen=True):
     @classmethod
     def empty(cls, node: Node) -> NodeState:
         """The state of a node with nothing on it."""
-        return cls(node, PersistentMap(), PersistentMap(), {}, _pools(node, {}), node.providers)
+        devices = DeviceState(node.devices) if node.devices else _NO_DEVICES
+        pools = _pools(node, {})
+        return cls(node, PersistentMap(), PersistentMap(), {}, pools, node.providers, devices=devices)
 
     @classmethod
     def of(
@@ -443,6 +445,12 @@ class NodeState(Struct, frozen=True):
             return held.cpus
         ended = [c for c in self.containers.values() if c.owner == owner]
         return max(ended, key=lambda c: c.attempt).placement.exclusive if ended else CpuSet()
+
+    def without_devices(self, pod_key: str) -> NodeState:
+        """Return the state after a pod is gone: its containers hold no devices, unless it has a sandbox."""
+        if pod_key not in self.devices.held or any(pod.key == pod_key for pod in self.pods.values()):
+            return self
+        return structs.replace(self, devices=self.devices.release_pod(pod_key))
 
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
         """Return the containers of a sandbox."""

@@ -21,6 +21,8 @@ import time
 
 from msgspec import structs
 
+from proxy.allocation.providers.provider import Preferences
+from proxy.engine.call_answers import AskPreference
 from proxy.engine.container_events import CreateRequested
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
@@ -41,11 +43,28 @@ class Creates:
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
         """Decide a create and take the CPUs; a reservation must follow where the answer is one."""
-        context = self._context
         began = time.perf_counter()
-        decided = context.store.decide(CreateRequested(pod, name, attempt, request, context.token("call")))
+        token = self._context.token("call")
+        decided = self._context.store.decide(CreateRequested(pod, name, attempt, request, token))
         assert decided is not None
-        plan = decided.plan
+        return self._decided(decided, pod, name, began)
+
+    def place_or_ask(
+        self, pod: Pod, name: str, attempt: int, request: Request, preferred: Preferences
+    ) -> PlanDecided | AskPreference:
+        """Decide as ``place`` does, or give the question that a device plug-in has to answer first."""
+        began = time.perf_counter()
+        token = self._context.token("call")
+        requested = CreateRequested(pod, name, attempt, request, token, preferred)
+        decided = self._context.store.handle(requested)[-1]
+        if type(decided) is AskPreference:
+            return decided
+        assert type(decided) is PlanDecided
+        return self._decided(decided, pod, name, began)
+
+    def _decided(self, decided: PlanDecided, pod: Pod, name: str, began: float) -> PlanDecided:
+        """Count, record and log a decision."""
+        context, plan = self._context, decided.plan
         if decided.withdrawn:
             context.history.gone(decided.withdrawn)
         context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)

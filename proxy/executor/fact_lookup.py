@@ -18,6 +18,7 @@ from msgspec import structs
 from proxy.allocation.devices.hints import family
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.executor.ports import DeviceFacts, Hardware, Kubelet
 from proxy.executor.worker import Worker
 from proxy.model.idset import Mask
@@ -46,11 +47,13 @@ class FactLookup:
         self._failed = failed
         self.worker = Worker("scout", failed, THREADS)
 
-    def pod_matters(self, node: Node, pod: Pod) -> bool:
+    def pod_matters(self, state: NodeState, pod: Pod) -> bool:
         """Report whether to query kubelet for what a pod's containers request."""
-        kubelet = self._kubelet
+        kubelet, node = self._kubelet, state.node
         if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
             return False
+        if state.devices.registered:
+            return True  # devices are in the pod's limits and nowhere in the CRI
         if node.decides_pods and kubelet.knows_devices:
             return True  # the containers' names are needed to ask for their devices
         counts = node.static or node.memory is not None

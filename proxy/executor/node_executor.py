@@ -20,6 +20,7 @@ from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates
+from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePlugins
 from proxy.executor.drift.detection import Drift
 from proxy.executor.fact_lookup import FactLookup
@@ -72,6 +73,7 @@ class Ports(Struct, frozen=True):
         hardware: Returns the machine where it differs from the known one; called in a thread.
         kubelet: What kubelet knows of pods and devices.
         devices: Where devices are, from sysfs.
+        device_plugins: The device plug-ins that are registered here.
         kubelet_cpu_manager: The settings and assignments of kubelet's CPU manager.
         node_object: The Node object.
         namespaces: The labels of namespaces.
@@ -94,6 +96,7 @@ class Ports(Struct, frozen=True):
     hardware: Callable[[Machine], Machine | None] = lambda known: None
     kubelet: Kubelet | None = None
     devices: Hardware | None = None
+    device_plugins: DevicePlugins | None = None
     kubelet_cpu_manager: KubeletCpuManager | None = None
     node_object: NodeObject | None = None
     namespaces: NamespaceLabels | None = None
@@ -155,7 +158,9 @@ class NodeExecutor(NodeContext):
         self.fact_lookup = FactLookup(others.kubelet, others.devices, self.broken)
         self.health.watch(self.fact_lookup.worker)
         self.creates = creates = Creates(self)
-        self.sandboxes = Sandboxes(self, lifecycle, writes)
+        self.sandboxes = sandboxes = Sandboxes(self, lifecycle, writes)
+        plugins = others.device_plugins
+        self.device_grants = None if plugins is None else DeviceGrants(self, plugins, creates, sandboxes)
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
         self.node_policy = NodePolicySync(
             self, kubelet_cpus, node, others.node_object, others.topology_options, others.namespaces
@@ -211,6 +216,7 @@ class NodeExecutor(NodeContext):
                 unit_properties,
                 self.owner_moves,
                 self.partitions,
+                self.device_grants,
             ),
         )
 
@@ -229,6 +235,8 @@ class NodeExecutor(NodeContext):
         ending = Ending(limit, self.telemetry.warning)
         await ending.step("stop listening to the runtime", self.runtime_events.close(), JOIN_S)
         self.hotplug.close()
+        if self.device_grants is not None:
+            self.device_grants.close()
         await ending.step("end tasks", self.end_tasks())
         await ending.step("write the ledger", self.journal.close(), limit, least=1.0)
         await ending.step("take fences away", self.unit_properties.close())

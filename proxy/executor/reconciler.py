@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 
 from proxy.engine.adoption import overcommitted_memory
 from proxy.engine.container_events import ContainerIsBack
+from proxy.engine.device_book import PODS, RESOURCES, PodDevices, load_record
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.node_events import EnforcementRead, LedgerRead, RuntimeListed
@@ -31,6 +32,7 @@ from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates
+from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.drift.detection import Drift
 from proxy.executor.enforce import Enforced
 from proxy.executor.kernel_writes import KernelWrites
@@ -96,6 +98,7 @@ class Compared(Struct, frozen=True):
     unit_properties: UnitProperties
     owner_moves: OwnerMoves
     partitions: PartitionSync | None = None
+    device_grants: DeviceGrants | None = None
 
 
 class Sync:
@@ -148,7 +151,10 @@ class Sync:
         pods, containers, lost = list[Pod](), list[Container](), list[str]()
         yield from self._recorded(entries, pods, containers, lost)
         holds = self._parts.owner_moves.recover(entries, containers)
-        read = LedgerRead(tuple(pods), tuple(containers), holds, tuple(lost), context.clock())
+        devices, resources = self._recorded_devices(entries)
+        read = LedgerRead(
+            tuple(pods), tuple(containers), holds, tuple(lost), context.clock(), devices, resources
+        )
         context.store.handle(read)
         self._recall_enforcement(entries.get(KEY))
         yield
@@ -165,6 +171,25 @@ class Sync:
             context.history.note_simple(context.wall(), container, cpus, applied=applied)
             yield
         self._parts.cgroup_locator.recall()
+
+    def _recorded_devices(
+        self, entries: Mapping[str, Mapping[str, object]]
+    ) -> tuple[dict[str, PodDevices], tuple[str, ...]]:
+        """Return the devices that pods held, and the resources that were registered."""
+        found, resources = dict[str, PodDevices](), list[str]()
+        if self._parts.device_grants is None:
+            return found, ()  # without device plug-ins nothing could use them
+        for key, value in entries.items():
+            if key.startswith(RESOURCES):
+                resources.append(key.removeprefix(RESOURCES))
+            elif key.startswith(PODS):
+                try:
+                    found[key.removeprefix(PODS)] = load_record(value)
+                except ValueError:
+                    self._context.telemetry.problem(
+                        "cannot use a record of the ledger", record=key, err=UNREADABLE
+                    )
+        return found, tuple(resources)
 
     def _recall_enforcement(self, record: Mapping[str, object] | None) -> None:
         """Go on with applying the plan where the last daemon ended."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from proxy.allocation.memory.accounts import inits_before
+from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
+from proxy.engine.call_answers import AskPreference
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PodDecided
 from proxy.engine.pod_events import (
@@ -42,11 +44,20 @@ class Sandboxes:
         Returns:
             The decision, with the pod under a token. ``running`` or ``failed`` must be called later.
         """
+        decided = self.admit_or_ask(pod, total, NO_PREFERENCES)
+        assert type(decided) is PodDecided
+        return decided
+
+    def admit_or_ask(self, pod: Pod, total: Request, preferred: Preferences) -> PodDecided | AskPreference:
+        """Decide as ``admit`` does, or give the question that a device plug-in has to answer first."""
         context = self._context
         token = context.token("pod")
         context.bad_input.see(pod)
-        requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total)
-        decided = context.store.admit(requested)
+        requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total, preferred)
+        decided = context.store.handle(requested)[-1]
+        if type(decided) is AskPreference:
+            return decided
+        assert type(decided) is PodDecided
         admission = decided.admission
         admitted, applied = admission.verdict.admitted, applies_to(context.state, pod)
         if admission.explanation is not None:

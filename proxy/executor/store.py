@@ -34,6 +34,7 @@ from proxy.engine.container_events import (
     CreateNotReserved,
     CreateRequested,
     CreateResumed,
+    CreateWithoutDevices,
 )
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.handle import handle
@@ -47,7 +48,6 @@ from proxy.engine.node_effects import (
     PutRecord,
 )
 from proxy.engine.node_events import NodeEvent
-from proxy.engine.pod_events import SandboxRequested
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import DriftEffect
 from proxy.executor.inflight import CallWaits
@@ -149,14 +149,9 @@ class NodeStore:
         decided = effects[-1] if effects else None
         return decided if type(decided) is PlanDecided else None
 
-    def admit(self, event: SandboxRequested) -> PodDecided:
-        """Have the engine decide about a pod."""
-        decided = self.handle(event)[-1]
-        assert type(decided) is PodDecided
-        return decided
-
     def answer(
-        self, event: CreateResumed | CreateNotReserved | StartRequested | UpdateRequested
+        self,
+        event: CreateResumed | CreateNotReserved | CreateWithoutDevices | StartRequested | UpdateRequested,
     ) -> CallAnswer:
         """Have the engine decide what becomes of a call."""
         return cast("CallAnswer", self.handle(event)[-1])  # as the rules of these events end

@@ -98,3 +98,7 @@ class RuntimeCallError(TopoproxyError):
 
 class HookError(TopoproxyError):
     """A hook cannot be loaded, or did what it may not do."""
+
+
+class DeviceConflictError(TopoproxyError):
+    """What a device plug-in adds to a container's request contradicts the request or another plug-in."""

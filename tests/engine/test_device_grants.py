@@ -2,32 +2,343 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from msgspec import structs
+
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
+from proxy.engine.call_answers import AllocateFirst, AskPreference, Forward, Refuse, ReserveFirst
+from proxy.engine.container_events import (
+    AllocateFailed,
+    ContainerFound,
+    CreateRequested,
+    CreateResumed,
+    CreateWithoutDevices,
+    DevicesAllocated,
+)
+from proxy.engine.device_book import load_record, record_of
 from proxy.engine.handle import handle
+from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.node_events import DevicesChanged, NodeRulesChanged
+from proxy.engine.node_effects import NodeEffects, NotifyFailed, PlanDecided, PodDecided, PutRecord
+from proxy.engine.node_events import (
+    DevicesChanged,
+    EnforcementChanged,
+    LedgerRead,
+    ModeChanged,
+    NodeEvent,
+    NodeRulesChanged,
+    RuntimeListed,
+)
+from proxy.engine.pod_events import (
+    PodLearned,
+    SandboxFailed,
+    SandboxRemoved,
+    SandboxRequested,
+    SandboxRunning,
+    SandboxStopped,
+)
 from proxy.engine.state import NodeState
-from proxy.model.idset import Mask
+from proxy.model.devices import AllocateAnswer, DeviceNode
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
+from proxy.model.options import Scope, TopologyPolicy
+from proxy.model.pod_selection import PodSelection
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
-from tests.testkit.playbook import Playbook
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
-NIC = "example.com/nic"
+NIC, GPU = "example.com/nic", "example.com/gpu"
 NICS = {f"nic{i}": RegisteredDevice(f"nic{i}", Mask((i // 2,))) for i in range(4)}
+ANSWER = AllocateAnswer(envs={"NIC": "nic0"}, devices=(DeviceNode("/dev/nic0", "/dev/nic0", "rw"),))
+
+
+class Story:
+    """A node with NICs, and what happens to it."""
+
+    def __init__(self, node: Node = NODE, **devices: Any) -> None:
+        self.state = NodeState.empty(node)
+        self.play(DevicesChanged(NIC, devices or NICS))
+
+    def play(self, event: NodeEvent) -> NodeEffects:
+        self.state, effects = handle(self.state, event)
+        assert violations(self.state) == []
+        return effects
+
+    def pod(self, uid: str, *asks: ContainerResources, kube: KubeQos = KubeQos.BURSTABLE) -> Pod:
+        pod = Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, asks=PodRequests(uid, asks))
+        self.play(PodLearned(pod, "sandbox running"))
+        return pod
+
+    def create(self, pod: Pod, name: str = "c", request: Request | None = None, **more: Any) -> Any:
+        """Decide a create; gives the answer."""
+        last = self.play(CreateRequested(pod, name, 0, request or Request(), f"{pod.uid}/{name}", **more))[-1]
+        return last.answer if type(last) is PlanDecided else last
+
+    def given(self, pod: Pod, name: str = "c", answer: AllocateAnswer = ANSWER) -> Any:
+        """Have plug-ins answer for a create; gives what becomes of it."""
+        waiting = self.state.devices.unanswered(pod.key, name)
+        self.play(DevicesAllocated(pod.key, name, dict.fromkeys(waiting, answer)))
+        return self.play(CreateResumed(self.state.containers[f"{pod.uid}/{name}"]))[-1]
+
+    def held(self, pod: Pod, name: str = "c", resource: str = NIC) -> set[str]:
+        return set(self.state.devices.of_container(pod.key, name, resource))
+
+
+def ask(
+    count: int = 1, name: str = "c", kind: ContainerKind = ContainerKind.APP, **more: int
+) -> ContainerResources:
+    limits = {NIC: count} if count else {}
+    return ContainerResources(name, kind, dict(more), {**more, **limits})
+
+
+def records(effects: NodeEffects) -> dict[str, object]:
+    return {effect.key: effect.record for effect in effects if type(effect) is PutRecord}
 
 
 def test_the_newest_list_of_a_resource_counts() -> None:
-    play = Playbook(NodeState.empty(NODE), handle)
-    assert play >> DevicesChanged(NIC, NICS)
-    assert play.state.devices.available(NIC) == NICS.keys()
+    story = Story()
+    assert story.state.devices.available(NIC) == NICS.keys()
     ill = RegisteredDevice("nic0", Mask((0,)), healthy=False)
-    assert play >> DevicesChanged(NIC, {"nic0": ill, "nic1": NICS["nic1"]})
-    assert play.state.devices.available(NIC) == {"nic1"}
-    other, _ = handle(play.state, NodeRulesChanged(changed_copy(NODE, static=False), "rules"))
-    assert other.devices.available(NIC) == {"nic1"}, "other rules leave the devices"
-    assert play >> DevicesChanged(NIC, None)
-    assert play.state.devices.registered == {}
-    assert play >> DevicesChanged(NIC, None), "withdrawn twice"
+    assert story.play(DevicesChanged(NIC, {"nic0": ill, "nic1": NICS["nic1"]})) == (), "it is known already"
+    assert story.state.devices.available(NIC) == {"nic1"}
+    story.play(NodeRulesChanged(changed_copy(NODE, static=False), "rules"))
+    assert story.state.devices.available(NIC) == {"nic1"}, "other rules leave the devices"
+    assert records(story.play(DevicesChanged(NIC, None))) == {f"dr/{NIC}": None}
+    assert story.state.devices.registered == {}
+    assert story.play(DevicesChanged(NIC, None)) == (), "withdrawn twice"
+
+
+def test_a_create_reserves_devices_and_goes_on_with_the_answers() -> None:
+    story = Story()
+    pod = story.pod("a", ask(2))
+    effects = story.play(CreateRequested(pod, "c", 0, Request(), "a/c"))
+    container = story.state.containers["a/c"]
+    assert effects[-1].answer == AllocateFirst(container)  # type: ignore[union-attr]
+    assert container.placement.devices == ((NIC, ("nic0", "nic1")),)
+    assert container.placement.pool is Pool.SHARED, "it owns no CPUs"
+    assert records(effects) == {"d/a": {"c": {NIC: {"ids": ("nic0", "nic1"), "answer": None}}}}
+    done = story.play(DevicesAllocated("a", "c", {NIC: ANSWER, GPU: ANSWER}))
+    assert load_record(records(done)["d/a"])["c"][NIC].answer == ANSWER  # type: ignore[arg-type]
+    assert story.state.devices.answers_of("a", "c") == {NIC: ANSWER}, "of what it holds"
+    assert isinstance(story.play(CreateResumed(container))[-1], Forward)
+
+
+def test_two_creates_at_the_same_time_get_different_devices() -> None:
+    story = Story()
+    one, two, three = (story.pod(uid, ask(2)) for uid in "abc")
+    assert isinstance(story.create(one), AllocateFirst)
+    assert isinstance(story.create(two), AllocateFirst), "while Allocate of the first is in flight"
+    assert story.held(one) | story.held(two) == NICS.keys()
+    refusal = story.create(three)
+    assert isinstance(refusal, Refuse)
+    assert refusal.message == (
+        f"UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for {NIC}."
+        " Requested: 2, Available: 0, which is unexpected (ns/c/c)"
+    )
+
+
+def test_a_failed_allocate_gives_back_what_was_reserved() -> None:
+    story = Story()
+    pod = story.pod("a", ask(3))
+    story.create(pod)
+    assert records(story.play(AllocateFailed("a", "c"))) == {"d/a": None}
+    refused = story.play(CreateWithoutDevices(story.state.containers["a/c"], "it hangs"))
+    assert NotifyFailed("a/c") in refused
+    assert refused[-1] == Refuse(
+        9, "UnexpectedAdmissionError: Allocate failed due to it hangs, which is unexpected (ns/a/c)"
+    )
+    assert (story.state.devices.available(NIC), story.state.containers.get("a/c")) == (NICS.keys(), None)
+    assert story.play(AllocateFailed("a", "c")) == ()
+    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER})) == (), "the answer comes too late"
+    assert isinstance(story.create(pod), AllocateFirst), "the next attempt"
+
+
+def test_devices_stay_with_a_container_until_its_pod_goes() -> None:
+    story = Story()
+    pod = story.pod("a", ask())
+    story.create(pod)
+    story.given(pod)
+    story.play(CreateWithoutDevices(story.state.containers["a/c"], "a hook refuses"))
+    assert story.held(pod) == {"nic0"}, "the next attempt gets the same"
+    story.play(DevicesChanged(NIC, {}))
+    assert isinstance(story.create(pod), AllocateFirst), "although it has vanished"
+    assert isinstance(story.given(pod), Forward)
+    story.play(DevicesChanged(NIC, None))
+    assert isinstance(story.create(pod), AllocateFirst), "although the resource was withdrawn"
+    story.play(DevicesChanged(NIC, NICS))
+    again = structs.replace(pod, sandbox_id="s2", attempt=1)
+    story.play(SandboxRunning(again))
+    story.play(SandboxStopped("s-a"))
+    assert story.held(pod) == {"nic0"}, "the pod has another sandbox"
+    assert records(story.play(SandboxRemoved("s2")))["d/a"] is None
+    assert story.state.devices.available(NIC) == NICS.keys()
+
+
+def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
+    story = Story()
+    pod = story.pod("a", ask())
+    story.create(pod)
+    story.play(SandboxStopped("s-a"))
+    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER})) == ()
+    refused = story.play(CreateResumed(story.state.containers["a/c"]))[-1]
+    assert isinstance(refused, Refuse)
+    assert "they were released with its sandbox" in refused.message
+
+
+def test_a_plug_in_is_asked_for_its_preference_before_anything_changes() -> None:
+    story = Story()
+    pod = story.pod("a", ask(2))
+    before = story.state
+    question = story.create(pod, preferred={("c", NIC): None})
+    assert question == AskPreference("c", NIC, frozenset(NICS), frozenset(), 2)
+    assert story.state is before
+    story.create(pod, preferred={("c", NIC): ("nic3", "nic1", "nic9")})
+    assert story.held(pod) == {"nic1", "nic3"}
+    other = story.pod("b", ask(2))
+    answer = story.create(other, preferred={("c", NIC): ("nic1",), ("d", NIC): None})
+    assert isinstance(answer, AllocateFirst), "what has been given away meanwhile does not count"
+    assert story.held(other) == {"nic0", "nic2"}
+
+
+def test_devices_are_near_to_the_cpus_of_their_container() -> None:
+    story = Story(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE))
+    four = Request(4096, 400_000, 100_000)
+    amounts = {"cpu": 4000, "memory": 1}
+    first = story.pod("a", ask(1, **amounts), kube=KubeQos.GUARANTEED)
+    story.create(story.pod("x", ask(1)))
+    story.create(story.pod("y", ask(1)))
+    assert isinstance(story.create(first, request=four), AllocateFirst)
+    assert (str(story.state.containers["a/c"].placement.exclusive), story.held(first)) == (
+        "4-5,12-13",
+        {"nic2"},
+    )
+    assert isinstance(story.given(first), ReserveFirst), "then its CPUs are reserved"
+    wide = story.pod("b", ask(2, **amounts), kube=KubeQos.GUARANTEED)
+    refusal = story.create(wide, request=four)
+    assert isinstance(refusal, Refuse)
+    assert story.held(wide) == set()
+
+
+def test_init_containers_hand_their_devices_on() -> None:
+    story = Story()
+    pod = story.pod("a", ask(3, "i", ContainerKind.INIT), ask(2, "s", ContainerKind.SIDECAR), ask(2))
+    for name in ("i", "s", "c"):
+        story.create(pod, name)
+        story.given(pod, name)
+    held = {name: story.held(pod, name) for name in ("i", "s", "c")}
+    assert held["s"] < held["i"]
+    assert held["c"].isdisjoint(held["s"])
+    assert len(held["c"] & held["i"]) == 1
+    assert story.state.devices.in_use(NIC) == NICS.keys()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
+    node = Node(
+        MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.RESTRICTED, scope=Scope.POD
+    )
+    story = Story(node)
+    asks = (ask(1, "c"), ask(1, "d"))
+    pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, asks=PodRequests("a", asks))
+    question = story.play(SandboxRequested(pod, Request(), {("c", NIC): None}))[-1]
+    assert question == AskPreference("c", NIC, frozenset({"nic0", "nic1"}), frozenset(), 1)
+    effects = story.play(SandboxRequested(pod, Request()))
+    assert isinstance(effects[-1], PodDecided)
+    assert set(records(effects)) == {"p/token", "d/a"}
+    assert [story.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic1"}]
+    if refused:
+        assert records(story.play(SandboxFailed("token"))) == {"p/token": None, "d/a": None}
+        assert story.state.devices.available(NIC) == NICS.keys()
+        return
+    running = structs.replace(story.state.pods["token"], sandbox_id="s-a")
+    assert "d/a" not in records(story.play(SandboxRunning(running, "token")))
+    assert isinstance(story.create(running, "d"), AllocateFirst)
+    assert story.held(pod, "d") == {"nic1"}
+    assert isinstance(story.given(running, "d"), Forward)
+
+
+@pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
+def test_pods_that_are_observed_take_nothing(mode: NodeMode) -> None:
+    story = Story()
+    story.play(ModeChanged(mode))
+    if mode is NodeMode.ENFORCE:
+        story.play(EnforcementChanged(PodSelection(percent=0)))
+    one, two = story.pod("a", ask(3)), story.pod("b", ask(3))
+    for pod in (one, two):
+        answer = story.create(pod)
+        assert not isinstance(answer, AllocateFirst | Refuse), "it goes on as it came"
+        assert story.held(pod) == set()
+        assert story.state.containers[f"{pod.uid}/c"].placement.devices, "which it would have"
+
+
+def test_a_restart_knows_the_devices_from_the_ledger() -> None:
+    story = Story()
+    pod, other = story.pod("a", ask()), story.pod("b", ask())
+    story.create(pod)
+    story.given(pod)
+    story.create(other)
+    ledger = {key: load_record(record_of(story.state.devices, key) or {}) for key in "ab"}
+    after = Story.__new__(Story)
+    after.state = NodeState.empty(NODE)
+    after.play(LedgerRead((pod, other), (), {}, (), 0.0, ledger, (NIC,)))
+    assert after.held(pod) == {"nic0"}
+    assert after.held(other) == set(), "its container was never created"
+    assert after.state.devices.answers_of("a", "c") == {NIC: ANSWER}
+    refused = after.create(other)
+    assert isinstance(refused, Refuse), "the plug-in has not registered again"
+    assert "no healthy devices present" in refused.message
+    after.play(DevicesChanged(NIC, NICS))
+    after.create(other)
+    assert after.held(other) == {"nic1"}
+    assert isinstance(after.create(pod), AllocateFirst)
+    assert isinstance(after.play(CreateResumed(after.state.containers["a/c"]))[-1], Forward), (
+        "answered before"
+    )
+
+
+def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:
+    story = Story()
+    pod = story.pod("a", ask())
+    story.create(pod)
+    story.given(pod)
+    lost = load_record(record_of(story.state.devices, "a") or {})
+    story.state, _ = handle(NodeState.empty(NODE), LedgerRead((), (), {}, (), 0.0, {"gone": lost}, (NIC,)))
+    assert records(story.play(RuntimeListed([], [], 0))) == {"d/gone": None}
+    assert story.state.devices.held == {}
+
+
+def test_a_container_that_exists_is_given_no_devices() -> None:
+    story = Story()
+    pod = story.pod("a", ask())
+    story.play(ContainerFound("x", pod, "c", 0, Request(), Phase.CREATED, None))
+    assert isinstance(story.state.containers["x"], Container)
+    assert story.held(pod) == set()
+    assert story.state.devices.available(NIC) == NICS.keys()
+
+
+def test_named_cpus_and_devices_together() -> None:
+    story = Story()
+    lse = Pod(
+        "s-l",
+        "l",
+        "ns",
+        "l",
+        kube_qos=KubeQos.GUARANTEED,
+        cpuset=CpuSet.parse("4-5"),
+        asks=PodRequests("l", (ask(1, cpu=2000, memory=1),)),
+    )
+    story.play(PodLearned(structs.replace(lse, qos=lse.qos), "sandbox running"))
+    story.create(lse, request=Request(2048, 200_000, 100_000), preferred={("c", NIC): ("nic3",)})
+    assert story.held(lse) == {"nic3"}, "near to its CPUs, and preferred among those"
+
+
+@pytest.mark.parametrize("broken", [{"c": 1}, {"c": {NIC: {"ids": 3}}}, {"c": {NIC: {}}}])
+def test_records_that_are_none(broken: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        load_record(broken)

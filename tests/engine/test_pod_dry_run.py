@@ -10,7 +10,6 @@ from msgspec import structs
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.pod_requests import peak_request
-from proxy.allocation.providers.devices import devices_held
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
@@ -58,7 +57,7 @@ def arrival(uid: str, *asks: ContainerResources) -> ArrivingPod:
 
 
 def devices(state: NodeState) -> DeviceState:
-    return devices_held(GPUS, state.pods.values(), state.containers.values())
+    return state.devices
 
 
 LONG = arrival(
@@ -73,7 +72,8 @@ def gone(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
     """Have pods leave, with all that was given to them."""
     for sandbox_id in sandbox_ids:
         held = [container.id for container in state.in_sandbox(sandbox_id)]
-        state = state.changed(drop=held).without_pod(sandbox_id)
+        key = state.pods[sandbox_id].key
+        state = state.changed(drop=held).without_pod(sandbox_id).without_devices(key)
     return state
 
 

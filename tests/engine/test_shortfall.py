@@ -6,7 +6,6 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.allocation.providers.devices import devices_held
 from proxy.engine.admit import admit
 from proxy.engine.create import place
 from proxy.engine.node import Node
@@ -103,7 +102,7 @@ def test_devices_of_our_own() -> None:
     state = taken("4-5", devices=GPUS)
     first = Pod("s-f", "f", "ns", "f", asks=PodRequests("f", (ask("c", 1, gpus=1),)))
     state = place(state.with_pod(first), first, "c", 0, whole(1), "f/c").state
-    assert devices_held(GPUS, state.pods.values(), state.containers.values()).available("gpu") == {"b", "c"}
+    assert state.devices.available("gpu") == {"b", "c"}
     assert lacks(state, whole(7), ask("c", 7, gpus=2)) == (cpus(1, 7, 6),)
     assert lacks(state, whole(8), ask("c", 8, gpus=1)) == (cpus(1, 8, 6),)
     assert lacks(state, whole(7), ask("c", 7, gpus=1)) == (Shortfall("gpu", Mask([0]), 1, 0),), (

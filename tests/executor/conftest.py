@@ -330,6 +330,7 @@ class World:
         entries: Any = None,
         rules: Any = None,
         sources: Any = None,
+        plugins: Any = None,
     ) -> None:
         self.log: list[str] = []
         self.logged: list[str] = []
@@ -345,6 +346,7 @@ class World:
         """More of what a node is: policy, scope, options, memory."""
         self.kubelet, self.hardware = sources or (None, None)
         """Ports that report what the CRI does not carry."""
+        self.plugins = plugins
         self.serial = 0
         self.parents: dict[str, str] = {}
         self.machine = MACHINE
@@ -365,6 +367,7 @@ class World:
                 hardware=lambda known: None if known is self.machine else self.machine,
                 kubelet=self.kubelet,
                 devices=self.hardware,
+                device_plugins=self.plugins,
                 cpu_groups=self.cpu,
             ),
         )
@@ -550,6 +553,7 @@ def live() -> Callable[..., None]:
         entries: Any = None,
         rules: Any = None,
         sources: Any = None,
+        plugins: Any = None,
         **options: Any,
     ) -> None:
         async def whole() -> None:
@@ -559,6 +563,7 @@ def live() -> Callable[..., None]:
                 entries=entries,
                 rules=rules,
                 sources=sources,
+                plugins=plugins,
             )
             if synced:
                 await world.sync.once()

@@ -12,7 +12,9 @@ Devices are taken, until there are enough, from
 Without a mask, or where no device of the resource is near to a node, all count as near to no node. Inside a
 set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
 
-A plugin's preference (the call GetPreferredAllocation) is a port: the caller provides it.
+A plugin's preference (the call GetPreferredAllocation) is a port: the caller provides it. Where the answer is
+not known yet, ``PreferenceMissing`` ends the allocation with the question; the caller asks and allocates
+again.
 """
 
 from __future__ import annotations
@@ -35,6 +37,46 @@ Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
 
 class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
     """The device manager refuses; the message is kubelet's."""
+
+
+class PreferenceMissing(Exception):  # noqa: N818 - a question, not an error
+    """A plug-in has to be asked which devices it prefers.
+
+    Attributes:
+        container: The container that they are for.
+        resource: The resource.
+        available: Ids to choose from, with those of ``must_include``.
+        must_include: Ids that the container has already.
+        size: How many ids are wanted in all.
+    """
+
+    def __init__(
+        self, container: str, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> None:
+        super().__init__(f"which {size} of {resource} are preferred?")
+        self.container = container
+        self.resource = resource
+        self.available = frozenset(available)
+        self.must_include = frozenset(must_include)
+        self.size = size
+
+
+def given_preference(
+    container: str,
+    resource: str,
+    preferred: tuple[str, ...] | None,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+) -> tuple[str, ...]:
+    """Return what a plug-in has answered; with all but the last three arguments bound it is a ``Prefer``.
+
+    Raises:
+        PreferenceMissing: It has not been asked yet.
+    """
+    if preferred is None:
+        raise PreferenceMissing(container, resource, available, must_include, size)
+    return preferred
 
 
 class DeviceGrant(Struct, frozen=True):
@@ -75,6 +117,8 @@ def allocate(
     name: str,
     merged: TopologyHint,
     prefer: Mapping[str, Prefer] | None = None,
+    *,
+    keeps_held: bool = False,
 ) -> DeviceGrant:
     """Return a container the devices of its limits.
 
@@ -84,9 +128,12 @@ def allocate(
         name: The container.
         merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
         prefer: By resource, the plugins that have a preference.
+        keeps_held: Whether a container keeps what it holds even if that is no longer healthy or registered,
+            as while kubelet runs; else that is checked, as after a reboot.
 
     Raises:
         DeviceRefused: There are not enough devices; the text is kubelet's.
+        PreferenceMissing: From ``prefer``.
         KeyError: The pod has no container of that name.
     """
     given: dict[str, tuple[str, ...]] = {}
@@ -95,7 +142,8 @@ def allocate(
         held = state.of_container(pod.uid, name, resource)
         if resource not in state.registered and not held:
             continue
-        _check(state, resource, count, held, f'pod "{pod.uid}" container "{name}"')
+        if not keeps_held or len(held) != count:
+            _check(state, resource, count, held, f'pod "{pod.uid}" container "{name}"')
         if held or count <= 0:
             reasons += [f"{resource}: it holds its devices already"] if held else []
             chosen = held

@@ -88,6 +88,8 @@ def _hints(
         available, reusable = held, NO_DEVICES
     if held and len(held) != count:
         return ()
+    if held and not held <= state.registered[resource].keys():
+        return None  # kubelet decides a pod once; here a container that starts again keeps what has vanished
     return family(state.registered[resource], count, nodes, available, reusable).listed()
 
 

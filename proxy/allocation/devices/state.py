@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from proxy.model.devices import AllocateAnswer
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, PodRequests
 
@@ -43,10 +44,13 @@ class DeviceState(Struct, frozen=True):
     Attributes:
         registered: Resource to device id to device.
         held: Pod uid to container name to resource to device ids.
+        answers: Pod uid to container name to resource to what its plug-in answered to Allocate. What is held
+            without an answer is reserved: the plug-in has yet to answer.
     """
 
     registered: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
     held: Mapping[str, Mapping[str, Mapping[str, frozenset[str]]]] = field(default_factory=dict)
+    answers: Mapping[str, Mapping[str, Mapping[str, AllocateAnswer]]] = field(default_factory=dict)
 
     def register(self, resource: str, devices: Iterable[RegisteredDevice]) -> DeviceState:
         """Return the state with all the devices of a resource; those it had before are forgotten."""
@@ -101,8 +105,35 @@ class DeviceState(Struct, frozen=True):
         container = {**pod.get(name, {}), resource: ids}
         return replace(self, held={**self.held, uid: {**pod, name: container}})
 
-    def release(self, uid: str, name: str) -> DeviceState:
-        """Return the state in which a container holds nothing; others keep what they share with it."""
-        pod = {k: v for k, v in self.held.get(uid, {}).items() if k != name}
+    def unanswered(self, uid: str, name: str) -> dict[str, tuple[str, ...]]:
+        """Return the devices of a container for which their plug-ins have not been asked, by resource."""
+        answered = self.answers_of(uid, name)
+        held = self.held.get(uid, {}).get(name, {})
+        return {r: tuple(sorted(ids)) for r, ids in held.items() if ids and r not in answered}
+
+    def answers_of(self, uid: str, name: str) -> Mapping[str, AllocateAnswer]:
+        """Return what plug-ins answered for a container, by resource."""
+        return self.answers.get(uid, {}).get(name, {})
+
+    def answered(self, uid: str, name: str, answers: Mapping[str, AllocateAnswer]) -> DeviceState:
+        """Return the state with what plug-ins answered for devices that a container holds."""
+        held = self.held.get(uid, {}).get(name, {})
+        known = {**self.answers_of(uid, name), **{r: a for r, a in answers.items() if r in held}}
+        return replace(self, answers={**self.answers, uid: {**self.answers.get(uid, {}), name: known}})
+
+    def release_unanswered(self, uid: str, name: str) -> DeviceState:
+        """Return the state without what is only reserved for a container."""
+        waiting = self.unanswered(uid, name)
+        if not waiting:
+            return self
+        left = {r: ids for r, ids in self.held[uid][name].items() if r not in waiting}
+        pod = {k: v for k, v in self.held[uid].items() if k != name} | ({name: left} if left else {})
         others = {k: v for k, v in self.held.items() if k != uid}
         return replace(self, held={**others, uid: pod} if pod else others)
+
+    def release_pod(self, uid: str) -> DeviceState:
+        """Return the state in which the containers of a pod hold nothing."""
+        if uid not in self.held:
+            return self
+        held = {k: v for k, v in self.held.items() if k != uid}
+        return replace(self, held=held, answers={k: v for k, v in self.answers.items() if k != uid})

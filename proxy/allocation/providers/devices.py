@@ -1,28 +1,30 @@
 """The providers of devices: those that topoproxy assigns itself, and those that kubelet has assigned.
 
-On a running node kubelet's device manager assigns devices before the container reaches the CRI. They are no
-longer to be chosen: the NUMA nodes near to them are one preferred hint by resource (``AssignedDevices``). A
-simulation has no kubelet, so it assigns devices as kubelet's device manager would (``DeviceProvider``).
+kubelet's device manager assigns devices before the container reaches the CRI. They are no longer to be
+chosen: the NUMA nodes near to them are one preferred hint by resource (``AssignedDevices``). Devices of
+plug-ins that are registered with topoproxy, and those of a simulation, are assigned here as kubelet's device
+manager would assign its own (``DeviceProvider``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import structs
 
-from proxy.allocation.devices.allocate import allocate
+from proxy.allocation.devices.allocate import Prefer, allocate, given_preference
 from proxy.allocation.devices.hints import container_hints, pod_hints
-from proxy.allocation.devices.state import DeviceState, RegisteredDevice
-from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
+from proxy.allocation.devices.state import DeviceState
+from proxy.allocation.providers.provider import Allocation, Provider, ProviderRequest
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.model.options import Scope
-from proxy.model.workload import Container, Near, Phase, Pod
+from proxy.model.workload import Near
 
 DEVICES = "devices"
 
@@ -44,16 +46,6 @@ class DeviceProvider(Provider):
         """The name in records."""
         return DEVICES
 
-    @property
-    def serves(self) -> Serves:
-        """Any container may ask for devices."""
-        return Serves.ALL
-
-    def prepare(self, view: NodeView, request: ProviderRequest) -> DeviceProvider:
-        """Return the provider with the devices that containers hold now."""
-        held = devices_held(self.state.registered, view.pods.values(), view.containers.values())
-        return dataclasses.replace(self, state=held)
-
     def wants(self, request: ProviderRequest) -> bool:
         """Return whether a registered resource is among the limits."""
         return bool(self.hints(request))
@@ -65,10 +57,16 @@ class DeviceProvider(Provider):
         return container_hints(self.state, request.asks, request.name, self.nodes)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
-        """Assign devices, near to the NUMA nodes of the hint where there are enough."""
-        given = allocate(self.state, request.asks, request.name, hint)
+        """Assign devices, near to the NUMA nodes of the hint where there are enough.
+
+        Raises:
+            DeviceRefused: There are not enough.
+            PreferenceMissing: The plug-in has to be asked first which ones it prefers.
+        """
+        given = allocate(self.state, request.asks, request.name, hint, _preferences(request), keeps_held=True)
         after = dataclasses.replace(self, state=given.state)
-        return Allocation(after, structs.replace(grants, devices=tuple(given.devices.items())), given.reasons)
+        devices = tuple((resource, ids) for resource, ids in given.devices.items() if ids)
+        return Allocation(after, structs.replace(grants, devices=devices), given.reasons)
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free devices near to a NUMA node are missing."""
@@ -121,20 +119,13 @@ class AssignedDevices(Provider):
         return () if near is None or near == Mask((node,)) else None
 
 
-def devices_held(
-    registered: Mapping[str, Mapping[str, RegisteredDevice]],
-    pods: Iterable[Pod],
-    containers: Iterable[Container],
-) -> DeviceState:
-    """Return which containers hold the registered devices; they do until their pod goes."""
-    state = DeviceState(registered)
-    present = {pod.key for pod in pods}
-    for container in containers:
-        if container.phase is Phase.EXITED and container.pod.key not in present:
-            continue
-        for resource, ids in container.placement.devices:
-            state = state.give(container.pod.key, container.name, resource, frozenset(ids))
-    return state
+def _preferences(request: ProviderRequest) -> dict[str, Prefer]:
+    """Return what plug-ins prefer for a container, by resource."""
+    return {
+        resource: partial(given_preference, named, resource, preferred)
+        for (named, resource), preferred in request.preferred.items()
+        if named == request.name
+    }
 
 
 def nodes_of_devices(near: Iterable[Near]) -> Mask | None:

@@ -33,6 +33,10 @@ from proxy.model.options import Scope
 from proxy.model.requests import PodRequests
 from proxy.model.workload import Container, Near, Pod, Request
 
+Preferences = Mapping[tuple[str, str], tuple[str, ...] | None]
+"""Devices that plug-ins prefer, by container and resource."""
+NO_PREFERENCES: Preferences = {}
+
 
 class Serves(enum.Enum):
     """The containers without exclusive CPUs and without devices for which a provider has to be asked."""
@@ -56,6 +60,8 @@ class ProviderRequest(Struct, frozen=True):
         avoid: CPUs that must not be chosen.
         even: Whether CPUs are divided evenly over the NUMA nodes of the hint.
         unmerged: Whether the policy merges no hints (``none``), so that providers choose by themselves.
+        preferred: What device plug-ins prefer, by container and resource; None where one has to be asked
+            first. Plug-ins that are not named have no preference.
     """
 
     pod: Pod
@@ -68,6 +74,7 @@ class ProviderRequest(Struct, frozen=True):
     avoid: CpuSet = field(default_factory=CpuSet)
     even: bool = False
     unmerged: bool = False
+    preferred: Preferences = NO_PREFERENCES
 
     @property
     def whole(self) -> bool:

@@ -14,6 +14,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import UpdateRequested
 from proxy.frontends.cri.decode import CriCreateRequest, pod_of, request_of
 from proxy.frontends.cri.rewrite import cgroup_parent_suffix, create_suffix, update_suffix
+from proxy.model.devices import AllocateAnswer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.quoting import message as fit
@@ -137,6 +138,15 @@ class InterceptedCall:
     def set_cgroup_parent(self, parent: str) -> None:
         """Name another cgroup of the pod in a CreateContainer."""
         self.change(self.body + cgroup_parent_suffix(parent))
+
+    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
+        """Have a CreateContainer contain what device plug-ins answered."""
+        from proxy.frontends.cri.device_suffix import device_suffix  # in memory only where there are plug-ins
+
+        added = device_suffix(self.body, answers)
+        if added.suffix:
+            self.change(self.body + added.suffix)
+        return added.owners
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
         """Let a CreateContainer or an UpdateContainerResources go on with a decision."""

@@ -14,7 +14,6 @@ Mounts and devices are the same if their paths in the container are, however the
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from proxy.frontends.cri import hook_suffix as suffix
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
+from proxy.wire.container_path import container_path
 from proxy.wire.fields import field
 from proxy.wire.lenient_text import entry_of, text
 
@@ -184,16 +184,11 @@ def _name(raw: bytes) -> str:
 
 
 def _path(raw: bytes) -> str:
-    return _clean(text(pb.PathFacts.FromString(raw).container_path))
-
-
-def _clean(path: str) -> str:
-    """Spell a path as the runtimes do."""
-    return "/" + posixpath.normpath(path).lstrip("/")
+    return container_path(text(pb.PathFacts.FromString(raw).container_path))
 
 
 def _by_path(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    return {_clean(path): value for path, value in wanted.items()} if wanted else {}
+    return {container_path(path): value for path, value in wanted.items()} if wanted else {}
 
 
 def _env(raw: bytes, name: str, value: str) -> bytes:

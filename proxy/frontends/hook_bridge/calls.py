@@ -13,7 +13,7 @@ Stops and removals cannot be refused, and go on whatever becomes of the hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ from proxy.hooks.hook import Outcome
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
+from proxy.wire.container_path import container_path
 from proxy.wire.lenient_message import TooManyFieldsError
 
 if TYPE_CHECKING:
@@ -154,6 +155,10 @@ class Hooked:
             executor.rejections.rejected(placed.pod, placed.name, verdict)
             executor.lifecycle.failed(token)
 
+        fields = call.state.device_fields if isinstance(call.state, Trip) else None
+        clash = _conflict(fields, outcome) if fields else ""
+        if clash:
+            outcome = Outcome(refusal=f"cannot place {placed.ref}: {clash}")
         applied = self._dispatcher.apply(call, outcome, refused)
         if applied is None:
             return None
@@ -243,6 +248,16 @@ class Hooked:
 
 def _refused_by_hook(words: str) -> Verdict:
     return Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words)
+
+
+def _conflict(fields: Mapping[str, str], outcome: Outcome) -> str:
+    """Return what a hook and a device plug-in both set; empty where there is nothing."""
+    for name, hook in outcome.owners.items():
+        kind, bracket, key = name.partition("[")
+        spelled = f"{kind}[{container_path(key[:-1])}]" if kind in ("mounts", "devices") and bracket else name
+        if (owner := fields.get(spelled)) is not None:
+            return f"hook {hook} and {owner} both set {spelled}"
+    return ""
 
 
 def _renewed(before: Pod, pod: Pod) -> Pod:

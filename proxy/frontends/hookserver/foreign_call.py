@@ -12,7 +12,8 @@ from proxy.calls.held_call import NO_DEVICES, HeldCall
 from proxy.engine.call_events import UpdateRequested
 from proxy.executor.ports import DeviceFacts
 from proxy.frontends.hookserver.messages import ContainerReply, SandboxReply, pod_of, request_of, total_of
-from proxy.model.errors import TopoproxyError
+from proxy.model.devices import AllocateAnswer
+from proxy.model.errors import DeviceConflictError, TopoproxyError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
@@ -182,6 +183,15 @@ class ContainerCall(ForeignCall):
     def devices(self) -> DeviceFacts:
         """Return no devices: the protocol does not carry them."""
         return NO_DEVICES
+
+    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
+        """Refuse: the protocol carries no device files and no mounts.
+
+        Raises:
+            DeviceConflictError: Always.
+        """
+        named = ", ".join(answers)
+        raise DeviceConflictError(f"devices of {named} cannot be given through Koordinator's hook protocol")
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
         """Read the pod of a create."""

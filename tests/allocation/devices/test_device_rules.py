@@ -11,7 +11,7 @@ from proxy.allocation.hint_family import Family
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from tests.oracles.device_manager import unregistered, without_pod
+from tests.oracles.device_manager import unregistered, without_container, without_pod
 
 NODES = Mask([0, 1, 2])
 R, S = "vendor/dev", "vendor/other"
@@ -105,11 +105,12 @@ def test_released_memory() -> None:
     assert full.of_container("p", "c", S) == {"x"}
     assert [full.of_pod(*each) for each in (("p", R), ("p", S), ("z", R))] == [set("ab"), {"x"}, set()]
     assert [full.in_use(R), full.in_use(S), full.available(R)] == [set("ab"), {"x"}, set()]
-    one = full.release("p", "c")
+    one = without_container(full, "p", "c")
     assert [one.in_use(R), one.in_use(S)] == [{"b"}, set()]
     assert set(one.held) == {"p", "q"}
-    assert set(one.release("p", "d").held) == {"q"}, "no empty entry stays"
+    assert set(without_container(one, "p", "d").held) == {"q"}, "no empty entry stays"
     assert set(without_pod(full, "p").held) == {"q"}
+    assert full.release_pod("p") == without_pod(full, "p")
     assert unregistered(full, S).healthy(S) == set()
     assert S in unregistered(full, S).registered
 

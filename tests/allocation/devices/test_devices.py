@@ -16,7 +16,7 @@ from proxy.allocation.hint_family import Family
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from tests.oracles.device_manager import unregistered, without_pod
+from tests.oracles.device_manager import unregistered, without_container, without_pod
 
 OPEN = TopologyHint(None, preferred=False)
 NODES = Mask([0, 1, 3])
@@ -140,7 +140,9 @@ def test_init_containers_hand_their_devices_on() -> None:
         held.append("".join(done.devices[R]))
     assert held == ["ab", "a", "bc", "bc"], "what the sidecar keeps is not handed on"
     assert state.in_use(R) == set("abc")
-    assert state.release("p", "i").release("p", "j").in_use(R) == set("abc"), "others still hold them"
+    assert without_container(without_container(state, "p", "i"), "p", "j").in_use(R) == set("abc"), (
+        "others still hold them"
+    )
     assert "taken over from init containers" in done.reasons[0]
 
 

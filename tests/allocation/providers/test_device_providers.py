@@ -87,7 +87,6 @@ def test_assigned_devices_are_hints_only_and_limit_the_nodes() -> None:
 
 def test_registered_devices_are_granted_and_missing_ones_are_explained() -> None:
     provider = DeviceProvider(NODES, DeviceState(GPUS))
-    assert provider.serves is Serves.ALL
     assert not provider.wants(request())
     wanted = request(gpus=2)
     assert list(provider.hints(wanted) or ()) == ["gpu"]

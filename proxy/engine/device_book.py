@@ -1,0 +1,114 @@
+"""Which container holds which devices: the books of the state, and their records in the ledger.
+
+Devices are held by pod and container name, so that a container which starts again, and an init container's
+successors, find them. They are kept until the pod has no sandbox any more. What is held without an answer of
+the plug-in is a reservation: no other container gets it, and it ends with the call that made it. Only pods to
+which the plan is applied hold devices; of others the placement says which they would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from proxy.allocation.devices.state import DeviceState
+from proxy.engine.enforcement import applies_to
+from proxy.engine.state import NodeState
+from proxy.model.devices import AllocateAnswer
+from proxy.model.workload import Container
+
+PODS, RESOURCES = "d/", "dr/"
+"""Prefixes of the ledger's keys: the devices of a pod, and resources that were registered."""
+
+
+class DeviceRecord(Struct, frozen=True):
+    """What one container holds of one resource, as the ledger has it.
+
+    Attributes:
+        ids: The devices.
+        answer: What the plug-in answered to Allocate; None where it has not answered.
+    """
+
+    ids: tuple[str, ...]
+    answer: AllocateAnswer | None = None
+
+
+PodDevices = Mapping[str, Mapping[str, DeviceRecord]]
+"""What the containers of a pod hold, by container name and resource."""
+
+
+def granted(state: NodeState, container: Container) -> NodeState:
+    """Return the state in which a container holds the devices of its placement, where that is applied."""
+    devices, given = state.devices, container.placement.devices
+    if not given or not applies_to(state, container.pod):
+        return state
+    key, name = container.pod.key, container.name
+    for resource, ids in given:
+        if devices.of_container(key, name, resource) != frozenset(ids):
+            devices = devices.give(key, name, resource, frozenset(ids))
+    return state if devices is state.devices else structs.replace(state, devices=devices)
+
+
+def holds_all(state: NodeState, container: Container) -> bool:
+    """Return whether a container holds the devices of its placement, and their plug-ins have answered."""
+    key, name = container.pod.key, container.name
+    answered = state.devices.answers_of(key, name)
+    return all(
+        resource in answered and state.devices.of_container(key, name, resource) == frozenset(ids)
+        for resource, ids in container.placement.devices
+    )
+
+
+def record_of(devices: DeviceState, pod_key: str) -> dict[str, object] | None:
+    """Return the ledger's record of a pod's devices; None where it holds none."""
+    held = devices.held.get(pod_key)
+    if not held:
+        return None
+    pod = {
+        name: {
+            resource: DeviceRecord(tuple(sorted(ids)), devices.answers_of(pod_key, name).get(resource))
+            for resource, ids in container.items()
+        }
+        for name, container in held.items()
+    }
+    plain: dict[str, object] = msgspec.to_builtins(pod)
+    return plain
+
+
+def load_record(record: Mapping[str, Any]) -> PodDevices:
+    """Read a record.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return msgspec.convert(record, dict[str, dict[str, DeviceRecord]])
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+def restored(devices: DeviceState, pods: Mapping[str, PodDevices], resources: tuple[str, ...]) -> DeviceState:
+    """Return the books as an earlier run of the daemon left them.
+
+    What was reserved without an answer is free: its container was never created. A resource that was
+    registered has no devices until its plug-in reports them.
+
+    Args:
+        devices: The books of this run.
+        pods: By key of the pod, what its containers hold.
+        resources: The resources that were registered.
+    """
+    for key, pod in pods.items():
+        for name, container in pod.items():
+            answers = {r: one.answer for r, one in container.items() if one.answer is not None}
+            for resource in answers:
+                devices = devices.give(key, name, resource, frozenset(container[resource].ids))
+            if answers:
+                devices = devices.answered(key, name, answers)
+    for resource in resources:
+        if resource not in devices.registered:
+            devices = devices.register(resource, ())
+    return devices

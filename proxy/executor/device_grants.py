@@ -1,0 +1,143 @@
+"""Asks device plug-ins for containers that get devices: which ones are preferred, and what they need.
+
+The order of a create is kubelet's: the devices are chosen and Allocate is called when the pod is admitted,
+and PreStartContainer right before CreateContainer (kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go
+``Allocate``, ``GetDeviceRunContainerOptions``). A pod comes to us with its containers one by one, so all
+three happen before the container's create is forwarded:
+
+    decide (the state already says that the devices are taken; a preference is asked for before)
+    -> Allocate, for resources whose plug-ins have not answered for this container before
+    -> ledger: the devices and the answers
+    -> PreStartContainer
+    -> hooks, reservation of CPUs, forward
+
+What a container has been given stays with its pod, whatever becomes of the create: the next attempt gets the
+same without another Allocate. Only where Allocate itself fails is the reservation undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from proxy.engine.call_answers import AskPreference
+from proxy.engine.container_events import AllocateFailed, DevicesAllocated
+from proxy.engine.device_book import PODS, record_of
+from proxy.engine.events import LedgerWritten
+from proxy.engine.node_effects import PlanDecided, PodDecided
+from proxy.executor.context import NodeContext
+from proxy.executor.creates import Creates
+from proxy.executor.device_ports import DevicePluginError, DevicePlugins
+from proxy.executor.sandboxes import Sandboxes
+from proxy.model.devices import AllocateAnswer
+from proxy.model.workload import Container, Pod, Request
+
+Answers = Mapping[str, AllocateAnswer]
+Preferred = dict[tuple[str, str], tuple[str, ...] | None]
+
+
+class DeviceGrants:
+    """Gives devices to containers."""
+
+    def __init__(
+        self, context: NodeContext, plugins: DevicePlugins, creates: Creates, sandboxes: Sandboxes
+    ) -> None:
+        """Prepare; no plug-in is called yet.
+
+        Args:
+            context: The node.
+            plugins: The device plug-ins.
+            creates: Decides creates.
+            sandboxes: Decides pods as a whole.
+        """
+        self._context = context
+        self._plugins = plugins
+        self._creates = creates
+        self._sandboxes = sandboxes
+        self._allocating: dict[tuple[str, str], asyncio.Task[Answers | DevicePluginError]] = {}
+
+    async def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
+        """Decide a create, with what plug-ins prefer."""
+        preferred = self._unasked(pod, name)
+        while True:
+            decided = self._creates.place_or_ask(pod, name, attempt, request, preferred)
+            if isinstance(decided, PlanDecided):
+                return decided
+            await self._ask(decided, preferred)
+            pod = self._context.state.pods.get(pod.sandbox_id) or pod
+
+    async def admit(self, pod: Pod, total: Request) -> PodDecided:
+        """Decide a pod as a whole, with what plug-ins prefer."""
+        preferred = self._unasked(pod)
+        while True:
+            decided = self._sandboxes.admit_or_ask(pod, total, preferred)
+            if isinstance(decided, PodDecided):
+                return decided
+            await self._ask(decided, preferred)
+
+    async def prepare(self, container: Container) -> Answers:
+        """Have plug-ins say what a container needs to use the devices that are reserved for it.
+
+        Returns:
+            The answers, by resource.
+
+        Raises:
+            DevicePluginError: A plug-in has not, or the ledger cannot be written.
+        """
+        key, name = container.pod.key, container.name
+        task = self._allocating.get((key, name))
+        if task is None:
+            # A client that gives up does not end it: the next attempt waits for the same answer.
+            task = asyncio.get_running_loop().create_task(self._allocate(key, name))
+            self._allocating[key, name] = task
+            task.add_done_callback(lambda _: self._allocating.pop((key, name), None))
+        answers = await asyncio.shield(task)
+        if isinstance(answers, DevicePluginError):
+            raise answers
+        for resource, ids in container.placement.devices:
+            if self._plugins.needs_pre_start(resource):
+                await self._plugins.pre_start(resource, ids)
+        return answers
+
+    def close(self) -> None:
+        """Wait for no plug-in any more."""
+        for task in self._allocating.values():
+            task.cancel()
+
+    async def _allocate(self, key: str, name: str) -> Answers | DevicePluginError:
+        context, answers = self._context, dict[str, AllocateAnswer]()
+        resource = ""
+        try:
+            for resource, ids in context.state.devices.unanswered(key, name).items():
+                answers[resource] = await self._plugins.allocate(resource, ids)
+        except DevicePluginError as error:
+            context.store.handle(AllocateFailed(key, name))
+            return error
+        except Exception as error:  # noqa: BLE001  a container must not run without its devices
+            context.store.handle(AllocateFailed(key, name))
+            context.broken(error)
+            return DevicePluginError(resource, f"internal error: {type(error).__name__}: {error}")
+        context.store.handle(DevicesAllocated(key, name, answers))
+        record = {f"{PODS}{key}": record_of(context.state.devices, key)}
+        stored = await context.journal.append(record, durable=True)
+        if not isinstance(stored, LedgerWritten):
+            return DevicePluginError(resource, f"the devices cannot be recorded: {stored.cause}")
+        return context.state.devices.answers_of(key, name)
+
+    def _unasked(self, pod: Pod, name: str = "") -> Preferred:
+        """Return the resources of a container, or of all, whose plug-ins are to be asked what they prefer."""
+        return {
+            (ask.name, resource): None
+            for ask in (pod.asks.containers if pod.asks else ())
+            if name in ("", ask.name)
+            for resource in ask.limits
+            if resource in self._context.state.devices.registered
+            and self._plugins.offers_preference(resource)
+        }
+
+    async def _ask(self, question: AskPreference, preferred: Preferred) -> None:
+        """Ask a plug-in; one that has no preference, or fails, is not asked again for this call."""
+        answer = await self._plugins.preferred(
+            question.resource, question.available, question.must_include, question.size
+        )
+        preferred[question.container, question.resource] = answer

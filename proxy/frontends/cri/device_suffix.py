@@ -1,0 +1,128 @@
+"""What is appended to a CreateContainerRequest so that a container can use the devices that it was given.
+
+Theory. Each variable, annotation, mount and device file has one owner, as with hooks
+(``proxy.hooks.engine.claims``): the first that sets it. The request comes first, then the plug-ins in the
+order of their resources. A second one may set it only to the same value. kubelet logs such a conflict and
+takes one of the values (kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go
+``deviceRunContainerOptions``), so that the container runs with half of what two plug-ins want. CDI names are
+a set: one that is there is not added.
+
+Mounts and device files are the same if their paths in the container are, however these are spelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from proxy.api.cri import api_pb2 as pb
+from proxy.model.devices import AllocateAnswer
+from proxy.model.errors import DeviceConflictError
+from proxy.wire.container_path import container_path
+from proxy.wire.fields import field
+from proxy.wire.lenient_message import read
+from proxy.wire.lenient_text import entry_of, text
+
+_REQUEST = "the request"
+Value = tuple[object, ...]
+
+
+class AddedDevices(Struct, frozen=True):
+    """A request with what device plug-ins add.
+
+    Attributes:
+        suffix: What is appended to the request.
+        owners: The fields that plug-ins have set, and the plug-in; in the names of ``FieldClaims``.
+    """
+
+    suffix: bytes
+    owners: Mapping[str, str]
+
+
+def plugin(resource: str) -> str:
+    """Return the name of a plug-in in messages."""
+    return f"the device plug-in of {resource}"
+
+
+def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDevices:
+    """Return what plug-ins add to a request.
+
+    Args:
+        body: The request.
+        answers: What the plug-ins answered to Allocate, by resource.
+
+    Raises:
+        DeviceConflictError: Two of them, or one and the request, want different things; both are named.
+        DecodeError: The request cannot be read.
+    """
+    config = pb.CreateContainerFacts.FromString(body).config
+    entries = pb.CreateContainerEntries.FromString(body).config
+    known: dict[str, tuple[str, Value]] = {}
+    for name, value in _requested(entries):
+        known[name] = (_REQUEST, value)
+    cdi = {text(pb.CDIDeviceFacts.FromString(raw).name) for raw in config.CDI_devices}
+    added, owners = pb.ContainerConfig(), dict[str, str]()
+    for resource, answer in answers.items():
+        owner = plugin(resource)
+        for name, value in _wanted(answer):
+            owned, there = known.setdefault(name, (owner, value))
+            if there != value:
+                raise DeviceConflictError(f"{owned} and {owner} set {name} differently")
+            if owned == owner and name not in owners:
+                owners[name] = owner
+                _add(added, name, value)
+        for device in answer.cdi:
+            if device not in cdi:
+                cdi.add(device)
+                added.CDI_devices.add(name=device)
+    suffix = added.SerializeToString()
+    return AddedDevices(field(2, suffix) if suffix else b"", owners)
+
+
+def path_field(kind: str, path: str) -> str:
+    """Return the name of a mount or a device file as a field, with its path as the runtimes spell it."""
+    return f"{kind}[{container_path(path)}]"
+
+
+def _requested(entries: pb.ContainerEntries) -> Iterator[tuple[str, Value]]:
+    """Yield what the request sets; what is in a list twice counts as it is there last, as at the runtime."""
+    yield from _pairs("envs", entries.envs)
+    yield from _pairs("annotations", entries.annotations)
+    for raw in entries.mounts:
+        mount = read(pb.Mount, raw)
+        yield path_field("mounts", mount.container_path), (mount.host_path, mount.readonly)
+    for raw in entries.devices:
+        device = read(pb.Device, raw)
+        yield path_field("devices", device.container_path), (device.host_path, device.permissions)
+
+
+def _pairs(kind: str, raw: Iterable[bytes]) -> Iterator[tuple[str, Value]]:
+    for each in raw:
+        if (entry := entry_of(each)) is not None:
+            yield f"{kind}[{text(entry.key)}]", (text(entry.value),)
+
+
+def _wanted(answer: AllocateAnswer) -> Iterator[tuple[str, Value]]:
+    """Yield what a plug-in wants to be set."""
+    for name, value in answer.envs.items():
+        yield f"envs[{name}]", (value,)
+    for key, value in answer.annotations.items():
+        yield f"annotations[{key}]", (value,)
+    for mount in answer.mounts:
+        yield path_field("mounts", mount.container_path), (mount.host_path, mount.read_only)
+    for device in answer.devices:
+        yield path_field("devices", device.container_path), (device.host_path, device.permissions)
+
+
+def _add(config: pb.ContainerConfig, name: str, value: Value) -> None:
+    """Add a field that is not set yet."""
+    kind, _, key = name[:-1].partition("[")
+    if kind == "envs":
+        config.envs.add(key=key, value=str(value[0]).encode("utf-8", "surrogateescape"))
+    elif kind == "annotations":
+        config.annotations[key] = str(value[0])
+    elif kind == "mounts":
+        config.mounts.add(container_path=key, host_path=str(value[0]), readonly=bool(value[1]))
+    else:
+        config.devices.add(container_path=key, host_path=str(value[0]), permissions=str(value[1]))

@@ -1,0 +1,332 @@
+"""Days with device plug-ins: creates that ask them, plug-ins that fail, hooks that disagree, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.api.cri import api_pb2 as pb
+from proxy.engine.node_events import DevicesChanged
+from proxy.executor.device_ports import DevicePluginError
+from proxy.model.devices import AllocateAnswer, DeviceNode
+from proxy.model.idset import Mask
+from proxy.model.options import Scope, TopologyPolicy
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from tests.testkit.cri import TWO_CPUS
+
+NIC, GPU = "example.com/nic", "example.com/gpu"
+NICS = {f"nic{i}": RegisteredDevice(f"nic{i}", Mask((i // 2,))) for i in range(4)}
+
+
+class PlayedPlugins:
+    """Device plug-ins: ``fail`` is raised by Allocate, ``gate`` holds it."""
+
+    def __init__(self, *, prefers: tuple[str, ...] | None = None, pre_start: bool = False) -> None:
+        self.prefers = prefers
+        self.pre_starts = pre_start
+        self.log: list[tuple[str, tuple[str, ...]]] = []
+        self.fail: Exception | None = None
+        self.fail_start: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.during: Callable[[], None] = lambda: None
+        self.extra: dict[str, str] = {}
+
+    def offers_preference(self, resource: str) -> bool:
+        return self.prefers is not None
+
+    def needs_pre_start(self, resource: str) -> bool:
+        return self.pre_starts
+
+    async def preferred(
+        self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        self.log.append(("prefer", tuple(sorted(available))))
+        self.during()
+        assert self.prefers is not None
+        return self.prefers
+
+    async def allocate(self, resource: str, ids: tuple[str, ...]) -> AllocateAnswer:
+        self.log.append(("allocate", ids))
+        await self.gate.wait()
+        self.during()
+        if self.fail is not None:
+            raise self.fail
+        nodes = tuple(DeviceNode(f"/dev/{i}", f"/dev/{i}", "rw") for i in ids)
+        return AllocateAnswer({"NICS": ",".join(ids), **self.extra}, devices=nodes)
+
+    async def pre_start(self, resource: str, ids: tuple[str, ...]) -> None:
+        self.log.append(("start", ids))
+        if self.fail_start is not None:
+            raise self.fail_start
+
+
+class Kubelet:
+    """What kubelet says of pods: each asks for devices."""
+
+    knows_pods, knows_devices = True, False
+
+    def __init__(self, *asks: ContainerResources) -> None:
+        self.answer = asks
+        self.asked = 0
+
+    def asks(self, uid: str, namespace: str, name: str) -> Any:
+        self.asked += 1
+        return PodRequests(uid, self.answer, guaranteed=False), "kubelet's /pods"
+
+    def devices(self, namespace: str, pod: str, container: str) -> Any:
+        return None
+
+    def allocatable(self) -> Any:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def ask(count: int = 1, name: str = "c", kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+    return ContainerResources(name, kind, limits={NIC: count} if count else {})
+
+
+def sources(*asks: ContainerResources) -> Any:
+    return Kubelet(*(asks or (ask(),))), None
+
+
+def register(w: Any, devices: Any = NICS) -> None:
+    w.executor.store.handle(DevicesChanged(NIC, devices))
+
+
+def held(w: Any, uid: str = "a", name: str = "c") -> set[str]:
+    return set(w.executor.state.devices.of_container(uid, name, NIC))
+
+
+def sent(call: Any) -> pb.ContainerConfig:
+    assert call.sent is not None, call.refused
+    return pb.CreateContainerRequest.FromString(call.sent).config
+
+
+def paths(call: Any) -> list[str]:
+    return [device.host_path for device in sent(call).devices]
+
+
+def test_a_create_gets_what_its_plug_in_answers(live: Any) -> None:
+    plugins = PlayedPlugins(prefers=("nic3", "nic2"), pre_start=True)
+
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        call = await w.begin(sandbox)
+        assert paths(call) == ["/dev/nic2", "/dev/nic3"]
+        assert [(env.key, env.value) for env in sent(call).envs] == [("NICS", b"nic2,nic3")]
+        ids = ("nic2", "nic3")
+        assert plugins.log == [("prefer", tuple(NICS)), ("allocate", ids), ("start", ids)]
+        forwarded = w.log.index("forward CreateContainer")
+        assert "ledger +d/" in w.log[:forwarded], "they are in the ledger before the runtime has them"
+        w.finish(call, "x")
+        again = await w.begin(sandbox)
+        assert paths(again) == paths(call), "a container that starts again"
+        assert plugins.log[3:] == [("start", ids)], "its answer is known"
+        w.finish(again, "y")
+        found = w.executor.history.find("a")
+        assert any(f"{NIC}=nic2" in record.explanation.devices for record in found)
+        await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+
+    live(story, sources=sources(ask(2)), plugins=plugins)
+
+
+def test_other_containers_are_not_held_up(live: Any) -> None:
+    plugins = PlayedPlugins()
+    kubelet = sources(ask(0))
+
+    async def story(w: Any) -> None:
+        sandbox = await w.pod("a", kube="burstable")
+        call = await w.begin(sandbox)
+        assert call.sent is not None
+        assert kubelet[0].asked == 0, "nothing is registered, so nothing is asked"
+        register(w)
+        other = await w.pod("b", kube="burstable")
+        call = await w.begin(other)
+        assert not sent(call).devices
+        assert kubelet[0].asked == 1
+        assert plugins.log == []
+
+    live(story, sources=kubelet, plugins=plugins)
+
+
+@pytest.mark.parametrize("error", [DevicePluginError(NIC, "it hangs"), ZeroDivisionError("a fault of ours")])
+def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(live: Any, error: Exception) -> None:
+    plugins = PlayedPlugins()
+
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        plugins.fail = error
+        call = await w.begin(sandbox)
+        assert call.refused is not None
+        assert call.refused[1].startswith("UnexpectedAdmissionError: Allocate failed due to ")
+        assert "ns/a/c" in call.refused[1]
+        w.wire.finished(call, None)
+        assert held(w) == set()
+        assert not w.executor.state.containers
+        plugins.fail = None
+        assert paths(await w.begin(sandbox)) == ["/dev/nic0"], "the next attempt"
+        w.logged.clear()
+
+    live(story, sources=sources(), plugins=plugins)
+
+
+def test_a_start_that_is_refused_keeps_the_devices(live: Any) -> None:
+    plugins = PlayedPlugins(pre_start=True)
+
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        plugins.fail_start = DevicePluginError(NIC, "no power")
+        call = await w.begin(sandbox)
+        assert call.refused is not None
+        assert "no power" in call.refused[1]
+        w.wire.finished(call, None)
+        assert held(w) == {"nic0"}
+        plugins.fail_start = None
+        assert paths(await w.begin(sandbox)) == ["/dev/nic0"]
+        assert [what for what, _ in plugins.log] == ["allocate", "start", "start"]
+
+    live(story, sources=sources(), plugins=plugins)
+
+
+def test_two_creates_at_once_and_one_that_is_asked_twice(live: Any) -> None:
+    plugins = PlayedPlugins()
+
+    async def story(w: Any) -> None:
+        register(w)
+        one, two = await w.pod("a", kube="burstable"), await w.pod("b", kube="burstable")
+        plugins.gate.clear()
+        calls = [asyncio.ensure_future(w.begin(sandbox)) for sandbox in (one, two, one)]
+        await w.until(lambda: len(plugins.log) == 2)
+        assert held(w, "a").isdisjoint(held(w, "b"))
+        plugins.gate.set()
+        first, other, again = await asyncio.gather(*calls)
+        assert paths(first) == paths(again) != paths(other)
+        assert len(plugins.log) == 2, "one Allocate for a container, however often it is asked for"
+
+    live(story, sources=sources(), plugins=plugins)
+
+
+def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(live: Any) -> None:
+    plugins = PlayedPlugins()
+
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        plugins.during = lambda: w.executor.sandboxes.stopped(sandbox)
+        call = await w.begin(sandbox)
+        assert call.refused is not None
+        assert w.executor.state.devices.held == {}
+        w.wire.finished(call, None)
+
+    live(story, sources=sources(), plugins=plugins)
+
+
+def test_a_client_that_goes_while_a_plug_in_is_asked(live: Any) -> None:
+    plugins = PlayedPlugins()
+
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        plugins.gate.clear()
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
+        request.config.metadata.name = "c"
+        call = w.played("CreateContainer", request)
+        w.wire.request(call)
+        await w.until(lambda: plugins.log)
+        call.done = True
+        w.wire.finished(call, None)
+        plugins.gate.set()
+        await w.until(lambda: w.executor.state.devices.answers_of("a", "c"))
+        assert call.sent is None
+        assert paths(await w.begin(sandbox)) == ["/dev/nic0"]
+        assert len(plugins.log) == 1
+
+    live(story, sources=sources(), plugins=plugins)
+
+
+def test_a_conflict_with_the_request(live: Any) -> None:
+    plugins = PlayedPlugins()
+    plugins.extra = {"HOME": "/nic"}
+
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
+        request.config.metadata.name = "c"
+        request.config.envs.add(key="HOME", value=b"/root")
+        call = await w.call("CreateContainer", request)
+        assert call.refused is not None
+        words = f"the request and the device plug-in of {NIC} set envs[HOME] differently"
+        assert words in call.refused[1]
+        w.wire.finished(call, None)
+
+    live(story, sources=sources(), plugins=plugins)
+
+
+def test_owners_of_cpus_get_devices_near_to_them(live: Any) -> None:
+    plugins = PlayedPlugins()
+    rules = {"policy": TopologyPolicy.SINGLE_NUMA_NODE}
+    amounts = {"cpu": 2000, "memory": 1 << 20}
+    whole = ContainerResources("c", requests=amounts, limits={**amounts, NIC: 1})
+
+    async def story(w: Any) -> None:
+        node1 = {i: device for i, device in NICS.items() if device.nodes == Mask((1,))}
+        register(w, node1)
+        sandbox = await w.pod("a")
+        call = await w.begin(sandbox, memory_limit_in_bytes=1 << 20, **TWO_CPUS)
+        assert sent(call).linux.resources.cpuset_cpus == "4,12"
+        assert paths(call) == ["/dev/nic2"]
+
+    kubelet = sources(whole)
+    kubelet[0].asks = lambda *_: (PodRequests("a", (whole,)), "kubelet's /pods")
+    live(story, sources=kubelet, plugins=plugins, rules=rules)
+
+
+def test_scope_pod_asks_for_all_containers_at_once(live: Any) -> None:
+    plugins = PlayedPlugins(prefers=("nic1",))
+    rules = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
+
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        assert [held(w, "a", name) for name in "cd"] == [{"nic1"}, {"nic0"}]
+        assert plugins.log == [("prefer", ("nic0", "nic1"))]
+        assert paths(await w.begin(sandbox, "d")) == ["/dev/nic0"]
+
+    live(story, sources=sources(ask(1, "c"), ask(1, "d")), plugins=plugins, rules=rules)
+
+
+def test_a_restart_of_the_daemon(live: Any) -> None:
+    plugins = PlayedPlugins()
+
+    async def story(w: Any) -> None:
+        register(w)
+        one = await w.pod("a", kube="burstable")
+        await w.create(one)
+        await w.executor.journal.flush()
+        await w.executor.close()
+        w.boot()
+        await w.sync.once()
+        assert held(w) == {"nic0"}
+        two = await w.pod("b", kube="burstable")
+        refused = await w.begin(two)
+        assert refused.refused is not None
+        assert "no healthy devices present" in refused.refused[1], "its plug-in is not back"
+        w.wire.finished(refused, None)
+        register(w)
+        assert paths(await w.begin(two)) == ["/dev/nic1"]
+        again = await w.begin(one)
+        assert paths(again) == ["/dev/nic0"]
+        assert [what for what, _ in plugins.log].count("allocate") == 2
+
+    live(story, sources=sources(), plugins=plugins)
