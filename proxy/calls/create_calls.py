@@ -32,6 +32,7 @@ from proxy.executor.reservations import CreateClient
 from proxy.model.errors import DeviceConflictError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool
+from proxy.telemetry import metrics
 
 
 class CreateCalls:
@@ -166,6 +167,8 @@ class CreateCalls:
         if type(answer) is Refuse:
             verdict = unallocated_verdict(container, cause)
             executor.history.refused(container.id, verdict)
+            executor.history.gone(container.id)
+            executor.telemetry.count(metrics.CREATES_REFUSED)
             executor.rejections.rejected(container.pod, container.name, verdict)
         send(call, answer)
 

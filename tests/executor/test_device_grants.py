@@ -172,6 +172,8 @@ def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(live: Any, error
         w.wire.finished(call, None)
         assert held(w) == set()
         assert not w.executor.state.containers
+        (record,) = w.executor.history.find("a")
+        assert (record.there, record.explanation.verdict.reason) == (False, "UnexpectedAdmissionError")
         plugins.fail = None
         assert paths(await w.begin(sandbox)) == ["/dev/nic0"], "the next attempt"
         w.logged.clear()
