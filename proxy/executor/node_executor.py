@@ -73,7 +73,6 @@ class Ports(Struct, frozen=True):
         hardware: Returns the machine where it differs from the known one; called in a thread.
         kubelet: What kubelet knows of pods and devices.
         devices: Where devices are, from sysfs.
-        device_plugins: The device plug-ins that are registered here.
         kubelet_cpu_manager: The settings and assignments of kubelet's CPU manager.
         node_object: The Node object.
         namespaces: The labels of namespaces.
@@ -96,7 +95,6 @@ class Ports(Struct, frozen=True):
     hardware: Callable[[Machine], Machine | None] = lambda known: None
     kubelet: Kubelet | None = None
     devices: Hardware | None = None
-    device_plugins: DevicePlugins | None = None
     kubelet_cpu_manager: KubeletCpuManager | None = None
     node_object: NodeObject | None = None
     namespaces: NamespaceLabels | None = None
@@ -159,7 +157,7 @@ class NodeExecutor(NodeContext):
         self.health.watch(self.fact_lookup.worker)
         self.creates = creates = Creates(self)
         self.sandboxes = sandboxes = Sandboxes(self, lifecycle, writes)
-        plugins = others.device_plugins
+        plugins = self.device_plugins
         self.device_grants = None if plugins is None else DeviceGrants(self, plugins, creates, sandboxes)
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
         self.node_policy = NodePolicySync(
