@@ -252,7 +252,9 @@ class Pages:
         kubelet = await asyncio.to_thread(_kubelet_devices, self._config.kubelet.pod_resources)
         if self._executor is None:
             return assignments_page(kubelet, None, ())
-        return assignments_page(kubelet, self._executor.state, self._executor.history.with_devices())
+        refused = [] if self._device_plugins is None else self._device_plugins.refused()
+        history = self._executor.history.with_devices()
+        return assignments_page(kubelet, self._executor.state, history, refused)
 
     def device_capacity(self) -> dict[str, object]:
         """Give what the cluster is to count of the devices that topoproxy assigns."""

@@ -42,10 +42,12 @@ from proxy.topology.uevents import listen
 
 if TYPE_CHECKING:
     from proxy.backends.cluster.files import AgentFiles
+    from proxy.backends.device_plugins.registry import DevicePluginRegistry
     from proxy.engine.node import Node
     from proxy.engine.suppression import SuppressionSettings
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.context import NodeContext
+    from proxy.executor.device_claims import OtherManagers
     from proxy.executor.device_ports import DevicePlugins
     from proxy.executor.drift.ports import Writes
     from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
@@ -371,7 +373,28 @@ def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginSer
 
     plugins = executor.device_plugins
     assert isinstance(plugins, DevicePluginRegistry)
-    return DevicePluginService(config.device_plugins, executor, plugins)
+    return DevicePluginService(
+        config.device_plugins, executor, plugins, _other_managers(config, executor, plugins)
+    )
+
+
+def _other_managers(
+    config: Config, executor: NodeExecutor, plugins: DevicePluginRegistry
+) -> OtherManagers | None:
+    """Make what finds resources with two managers; None where kubelet is not asked."""
+    if config.kubelet.pod_resources is None:
+        return None
+    from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
+    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+    from proxy.executor.device_claims import OtherManagers
+
+    sysfs = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root)
+    reader = OtherManagersReader(
+        SharedPodResources(str(config.kubelet.pod_resources)),
+        lambda name: sysfs.located(name).functions,
+        executor.telemetry,
+    )
+    return OtherManagers(executor, reader.read, plugins.withdraw)
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:

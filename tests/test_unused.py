@@ -32,8 +32,6 @@ ENTRIES = (
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
 UNDER_WAY: tuple[str, ...] = (
-    "proxy.backends.kubelet.managed_elsewhere",
-    "proxy.executor.device_claims",
     *(f"proxy.observe.device_capacity.{name}" for name in ("Patch", "healthy_devices", "node_status_patch")),
     "proxy.observe.device_capacity._escaped",
 )

@@ -190,6 +190,8 @@ def _notes(answer: Mapping[str, object]) -> Iterable[str]:
     """Say which sources are missing."""
     daemon, kubelet = as_map(answer.get("daemon")), as_map(answer.get("kubelet"))
     twice = [each for each in map(as_map, as_list(answer.get("devices"))) if _is_managed_twice(each)]
+    for each in map(as_map, as_list(answer.get("refused"))):
+        yield f"\n{one_line(each.get('reason'))}"
     if twice:
         names = ", ".join(one_line(each.get("name")) for each in twice[:_MOST_CONFLICTS])
         more = f" and {len(twice) - _MOST_CONFLICTS} more" if len(twice) > _MOST_CONFLICTS else ""

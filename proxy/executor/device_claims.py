@@ -77,7 +77,11 @@ class OtherManagers:
         self._node = node
         self._read = read
         self._withdraw = withdraw
-        self._refused: set[str] = set()
+        self._refused: dict[str, str] = {}
+
+    def page(self) -> list[dict[str, object]]:
+        """Return the resources that are refused, with the reasons."""
+        return [{"resource": name, "reason": reason} for name, reason in sorted(self._refused.items())]
 
     async def conflict(self, resource: str) -> str:
         """Say why a plug-in that registers a resource is refused; empty where it is not."""
@@ -93,7 +97,7 @@ class OtherManagers:
         """Withdraw what has another manager by now."""
         elsewhere = await asyncio.to_thread(self._read)
         registered = set(self._node.store.state.devices.registered)
-        for resource in sorted(registered | self._refused):
+        for resource in sorted(registered | self._refused.keys()):
             reason = self._said(resource, elsewhere)
             if reason and resource in registered:
                 await self._withdraw(resource, reason)
@@ -102,9 +106,8 @@ class OtherManagers:
         telemetry = self._node.telemetry
         ids = self._node.store.state.devices.registered.get(resource, ())
         if reason := conflict_of(resource, ids, elsewhere):
-            telemetry.problem(PROBLEM, resource=resource, reason=reason)
-            self._refused.add(resource)
-        elif resource in self._refused:
+            telemetry.problem(PROBLEM, resource=resource, err=reason)
+            self._refused[resource] = reason
+        elif self._refused.pop(resource, ""):
             telemetry.resolved(PROBLEM, resource=resource)
-            self._refused.discard(resource)
         return reason

@@ -9,7 +9,7 @@ for containers of the past.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from proxy.model.schema_ids import DEVICE_ASSIGNMENTS
@@ -43,7 +43,10 @@ class KubeletDevices:
 
 
 def assignments_page(
-    kubelet: KubeletDevices, state: NodeState | None, history: Iterable[RememberedDecision]
+    kubelet: KubeletDevices,
+    state: NodeState | None,
+    history: Iterable[RememberedDecision],
+    refused: Sequence[object] = (),
 ) -> dict[str, object]:
     """Give the page.
 
@@ -51,6 +54,7 @@ def assignments_page(
         kubelet: What kubelet answers.
         state: The node; None where nothing is decided.
         history: Decisions about containers with devices, oldest first.
+        refused: Resources that topoproxy does not manage, as another manager has them, with the reasons.
     """
     return {
         "schema": DEVICE_ASSIGNMENTS,
@@ -59,6 +63,7 @@ def assignments_page(
         "assigned": list(_assigned(kubelet.pods)) if kubelet.pods else [],
         "claims": list(_claims(kubelet.pods)) if kubelet.pods else [],
         "managed": list(_managed(state)) if state is not None else [],
+        "refused": list(refused),
         "requested": list(_requested(state)) if state is not None else [],
         "history": [
             {"time": each.when, "container": each.explanation.ref, "device": device, "exists": each.there}

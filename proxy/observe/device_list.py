@@ -102,6 +102,7 @@ class DeviceList:
         self._entries: dict[str, DeviceEntry] = {}
         self._names: dict[str, DeviceEntry] = {}
         self._plugs: dict[str, DeviceEntry] = {}
+        self._refused: list[Entry] = []
         for address, function in self._functions.items():
             self._entries[address] = entry = DeviceEntry(address, [function])
             entry.place(function.nodes, function.source)
@@ -124,6 +125,8 @@ class DeviceList:
             entry = self._plugged(each, TOPOPROXY, "topoproxy's device plug-ins")
             entry.containers.update(str(name) for name in as_list(each.get("containers")))
             entry.health, entry.containers_known = HEALTHY if each.get("healthy") is True else UNHEALTHY, True
+        for each in _parts(page, "refused"):
+            self._refused.append({key: str(each.get(key) or "") for key in ("resource", "reason")})
         for each in _parts(page, "claims"):
             self._add_claim(each)
         for each in _parts(page, "requested"):
@@ -152,6 +155,7 @@ class DeviceList:
             "schema": DEVICES,
             "daemon": {"answered": not daemon, "problem": daemon},
             "kubelet": {"asked": bool(kubelet.get("asked")), "problem": str(kubelet.get("problem") or "")},
+            "refused": self._refused,
             "devices": [entry.as_json(self._machine) for entry in shown],
         }
 

@@ -91,7 +91,7 @@ def test_a_resource_that_kubelet_has_later_is_withdrawn_once(live: Any) -> None:
         assert [resource for resource, _ in others.withdrawn] == [VF]
         assert w.executor.state.devices.registered.keys() == {GPU}
         (problem,) = others.problems()
-        assert (problem["resource"], problem["reason"]) == (VF, others.withdrawn[0][1])
+        assert (problem["resource"], problem["err"]) == (VF, others.withdrawn[0][1])
 
     live(day)
 
@@ -102,7 +102,7 @@ def test_a_problem_ends_without_another_registration(live: Any) -> None:
         others.register(VF, FUNCTION)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
         await others.managers.look()
-        assert CLAIM in others.problems()[0]["reason"]
+        assert CLAIM in others.problems()[0]["err"]
         others.elsewhere = ManagedElsewhere()
         await others.managers.look()
         assert others.problems() == []

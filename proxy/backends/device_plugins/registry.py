@@ -155,6 +155,18 @@ class DevicePluginRegistry:
         """Change the deadline of calls."""
         self._timeout_s = seconds
 
+    async def withdraw(self, resource: str, reason: str) -> None:
+        """Drop the plug-in of a resource, and withdraw the resource; containers keep the devices they have.
+
+        Args:
+            resource: The resource; nothing happens where no plug-in has registered it.
+            reason: Why, for the log.
+        """
+        if (managed := self._resources.get(resource)) is not None:
+            self._report(managed, None)
+            self._drop(resource)
+            self._context.telemetry.event("resource is withdrawn", resource=resource, reason=reason)
+
     def close(self) -> None:
         """Drop all plug-ins; the node keeps what it knows."""
         for each in self._resources.values():
@@ -199,13 +211,19 @@ class DevicePluginRegistry:
         managed = self._resources[resource]
         self._report(managed, None)
         if managed.endpoint.state is EndpointState.DOWN:
-            managed.endpoint.close()
-            managed.task.cancel()
-            del self._resources[resource]
-            self._context.telemetry.resolved(DOWN, resource=resource)
+            self._drop(resource)
             self._context.telemetry.event(
                 "device plug-in has gone: its resource is withdrawn", resource=resource
             )
+
+    def _drop(self, resource: str) -> None:
+        """Forget the plug-in of a resource."""
+        managed = self._resources.pop(resource)
+        managed.endpoint.close()
+        managed.task.cancel()
+        if managed.withdrawal is not None:
+            managed.withdrawal.cancel()
+        self._context.telemetry.resolved(DOWN, resource=resource)
 
     # -- calls: DevicePlugins -----------------------------------------------------------------------------
 

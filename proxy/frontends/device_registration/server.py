@@ -39,6 +39,7 @@ REQUEST_LIMIT: Final = 16 << 10
 WAIT_S: Final = 30.0
 """The longest that a registration takes."""
 STOP_S: Final = 0.5
+REFUSED: Final = "cannot register a device plug-in"
 
 Register = Callable[[str, Path], Awaitable[None]]
 """Takes a resource and the socket of its plug-in; may raise ``DevicePluginError``."""
@@ -97,6 +98,7 @@ class RegistrationServer:
     def _answer(self, content: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer a request, in a thread: nothing but an empty message, or a status."""
         asked = _decoded(content)
+        resource = quoted(asked.resource_name) if asked is not None else ""
         try:
             if asked is None:
                 raise InputError("cannot read the registration: RegisterRequest expected")
@@ -104,9 +106,10 @@ class RegistrationServer:
             self._wait(asked.resource_name, path, context)
         except (TopoproxyError, DevicePluginError) as error:
             self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="refused")
-            self._telemetry.problem("cannot register a device plug-in", path=self._directory, err=error)
+            self._telemetry.problem(REFUSED, path=self._directory, resource=resource, err=error)
             invalid = isinstance(error, InputError)
             _refuse(context, GrpcStatus.INVALID_ARGUMENT if invalid else GrpcStatus.UNAVAILABLE, str(error))
+        self._telemetry.resolved(REFUSED, path=self._directory, resource=resource)
         return b""
 
     def _checked(self, asked: pb.RegisterRequest) -> Path:

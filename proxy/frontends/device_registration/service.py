@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from proxy.executor.device_ports import DevicePluginError
 from proxy.frontends.device_registration.server import RegistrationServer
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
@@ -14,6 +15,7 @@ from proxy.telemetry import metrics
 if TYPE_CHECKING:
     from proxy.config.schema import DevicePluginsConfig
     from proxy.executor.context import NodeContext
+    from proxy.executor.device_claims import OtherManagers
 
 RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the socket is tried again: its current user may be stopping."""
@@ -42,21 +44,34 @@ class Registrations(Protocol):
 class DevicePluginService:
     """``run``, and then ``stop``."""
 
-    def __init__(self, config: DevicePluginsConfig, executor: NodeContext, plugins: Registrations) -> None:
+    def __init__(
+        self,
+        config: DevicePluginsConfig,
+        executor: NodeContext,
+        plugins: Registrations,
+        others: OtherManagers | None = None,
+    ) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             config: Where plug-ins register and have their sockets.
             executor: The node.
             plugins: Takes registrations.
+            others: What finds resources that have another manager; None where that cannot be known.
         """
         self._directory = config.socket_directory
         self._executor = executor
         self._plugins = plugins
+        self._others = others
         self._server = RegistrationServer(self._directory, self._register, executor.telemetry)
 
     async def run(self) -> None:
-        """Listen, as soon as the socket can be had; returns when it does."""
+        """Listen, as soon as the socket can be had, and watch other managers; returns when that is done."""
+        await self._listen()
+        if self._others is not None:
+            await self._others.run()
+
+    async def _listen(self) -> None:
         pauses, telemetry = RetryDelays(RETRY), self._executor.telemetry
         while True:
             try:
@@ -79,8 +94,18 @@ class DevicePluginService:
 
     def page(self) -> dict[str, object]:
         """Return what the status shows."""
-        return {"directory": str(self._directory), "resources": self._plugins.page()}
+        return {
+            "directory": str(self._directory),
+            "resources": self._plugins.page(),
+            "refused": self.refused(),
+        }
+
+    def refused(self) -> list[dict[str, object]]:
+        """Return the resources that another device manager has, with the reasons."""
+        return [] if self._others is None else self._others.page()
 
     async def _register(self, resource: str, path: Path) -> None:
+        if self._others is not None and (conflict := await self._others.conflict(resource)):
+            raise DevicePluginError(resource, conflict)
         await self._plugins.register(resource, path)
         self._executor.telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="registered")
