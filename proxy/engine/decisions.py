@@ -35,10 +35,9 @@ from proxy.engine.delegated_creates import DelegatedCreate, clients_request
 from proxy.engine.device_grants import devices_recorded
 from proxy.engine.elsewhere import place_elsewhere
 from proxy.engine.enforcement import applies_to
-from proxy.engine.fact_changes import facts_learned
+from proxy.engine.fact_changes import with_quotas
 from proxy.engine.lifecycle import containers_updated, create_failed
 from proxy.engine.node_effects import Follow, NodeEffects, PlanDecided, PutRecord, followed
-from proxy.engine.node_events import FactsLearned
 from proxy.engine.quotas import requested_quota
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase, Pool
@@ -158,10 +157,8 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
         state, effects = containers_updated(state, ContainersUpdated((container,), "container updated"))
     if applies_to(state, container.pod):
         quotas, quota = requested_quota(state, container, event.cpu_quota)
-        if quotas != state.facts.quotas:
-            facts = structs.replace(state.facts, quotas=quotas)
-            state, records = facts_learned(state, FactsLearned(facts))
-            effects = (*effects, *records)
+        state, records = with_quotas(state, quotas)
+        effects = (*effects, *records)
     return state, (*effects, update_answer(state, container, quota))
 
 

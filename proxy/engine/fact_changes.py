@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.engine import write_conflicts
+from proxy.engine import quotas, write_conflicts
 from proxy.engine.hotplug import changed_losses
 from proxy.engine.node_effects import LossesChanged, NodeEffects, PutRecord
 from proxy.engine.node_events import FactsLearned, LossesDue, MemoryNodesCompared
@@ -20,6 +20,20 @@ def facts_learned(state: NodeState, event: FactsLearned) -> tuple[NodeState, Nod
     return after, tuple(
         PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
     )
+
+
+def with_quotas(state: NodeState, known: quotas.RemovedQuotas) -> tuple[NodeState, NodeEffects]:
+    """Return the state in which something else is known of CFS quotas."""
+    if known == state.facts.quotas:
+        return state, ()
+    return facts_learned(state, FactsLearned(structs.replace(state.facts, quotas=known)))
+
+
+def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeState, NodeEffects]:
+    """Take in what happened to CFS quotas."""
+    known, effects = quotas.step(state, event)
+    after, records = with_quotas(state, known)
+    return after, (*records, *effects)
 
 
 def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:

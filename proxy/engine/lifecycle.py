@@ -20,6 +20,7 @@ from proxy.engine.container_events import (
     PhaseChanged,
 )
 from proxy.engine.effects import RequestReconcile
+from proxy.engine.fact_changes import with_quotas
 from proxy.engine.node_effects import (
     NodeEffect,
     NodeEffects,
@@ -31,8 +32,9 @@ from proxy.engine.node_effects import (
     PutRecord,
     followed,
 )
+from proxy.engine.quotas import quotas_after_create
 from proxy.engine.state import NodeState
-from proxy.model.workload import Phase, Pool
+from proxy.model.workload import Container, Phase, Pool
 
 NOTHING: NodeEffects = ()
 
@@ -49,8 +51,16 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
     notice = NotifyCreated(token, container)
     change = followed(state, after, "container created")
     if placement.pool is Pool.OWN or placement.hook_cpus is not None:
-        return after, (record, PutRecord(f"i/{token}", None), *change, notice)
+        after, quota = _with_its_quota(after, container)
+        return after, (record, PutRecord(f"i/{token}", None), *quota, *change, notice)
     return after, (record, *change, notice)
+
+
+def _with_its_quota(state: NodeState, container: Container) -> tuple[NodeState, NodeEffects]:
+    """Record the quota of an owner's request where it was left out."""
+    if container.placement.pool is not Pool.OWN:
+        return state, NOTHING
+    return with_quotas(state, quotas_after_create(state, container))
 
 
 def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, NodeEffects]:

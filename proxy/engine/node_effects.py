@@ -16,6 +16,7 @@ from proxy.engine.call_answers import CallAnswer, ForwardUnchanged
 from proxy.engine.create import Plan
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.inflight import InflightCall
+from proxy.engine.quotas import QuotaEffect
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import DriftEffect
@@ -287,6 +288,7 @@ NodeEffect = (
     | EnforcementStep
     | LossesChanged
     | DriftEffect
+    | QuotaEffect
     | Notice
 )
 NodeEffects = tuple[NodeEffect, ...]

@@ -61,6 +61,7 @@ from proxy.engine.pod_events import (
     SandboxRunning,
     SandboxStopped,
 )
+from proxy.engine.quotas import QuotaEvent
 from proxy.engine.write_conflicts import DriftEvent
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
@@ -344,4 +345,5 @@ NodeEvent = (
     | EnforcementStepFailed
     | FactsLearned
     | DriftEvent
+    | QuotaEvent
 )

@@ -11,8 +11,7 @@ after a crash. There are two kinds: of pods (``q/`` and the pod's key) and of co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Container as Holder
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
@@ -104,26 +103,125 @@ class RemovedQuotas(Struct, frozen=True):
         return structs.replace(self, unsent=self.unsent - {container_id})
 
 
-def restoration(
-    known: RemovedQuotas, state: NodeState, off: Holder[str], due: Callable[[str], bool]
-) -> tuple[RemovedQuotas, list[str], dict[str, tuple[QuotaRecord, QuotaPlace]]]:
-    """Decide what is done about records of quotas that are no longer off.
+# -- events and effects -------------------------------------------------------------------------------------
 
-    Args:
-        known: The records.
-        state: The node.
-        off: Keys of the quotas that stay off.
-        due: Whether a record may be tried now.
 
-    Returns:
-        The records without those of containers that are gone, the containers whose quota is sent to the
-        runtime, and the quotas that are written, with the places of groups whose path is not known.
+class QuotasToRemove(Struct, frozen=True):
+    """Quotas that have to be off are in effect, and are removed next.
+
+    Attributes:
+        records: What is there, by the ledger's key.
     """
+
+    records: Mapping[str, QuotaRecord]
+
+
+class QuotasRestored(Struct, frozen=True):
+    """Quotas are in effect again.
+
+    Attributes:
+        keys: Which, by the ledger's key.
+    """
+
+    keys: tuple[str, ...]
+
+
+class QuotaSaved(Struct, frozen=True):
+    """The runtime has saved the quota that a call carried for a container; 0 where it carried none."""
+
+    container_id: str
+    quota: int
+
+
+class QuotasUnsent(Struct, frozen=True):
+    """The runtime has other quotas saved for some containers than they have."""
+
+    ids: tuple[str, ...]
+
+
+class QuotaRequested(Struct, frozen=True):
+    """A hook wants another quota for a container (0: the same); answered by ``QuotaCarried``."""
+
+    container_id: str
+    quota: int
+
+
+class QuotasToRestore(Struct, frozen=True):
+    """The quotas that are no longer off may be restored; answered by ``RestoreQuotas``.
+
+    Attributes:
+        later: Those that may not be tried now, by the ledger's key.
+    """
+
+    later: frozenset[str] = frozenset()
+
+
+class QuotaCarried(Struct, frozen=True):
+    """What a call to the runtime carries instead of the quota that was requested; 0 to leave that."""
+
+    quota: int
+
+
+class RestoreQuotas(Struct, frozen=True):
+    """Restore quotas.
+
+    Attributes:
+        send: The containers whose quota is sent to the runtime.
+        write: The quotas that are written, with the places of groups whose path is not known.
+    """
+
+    send: tuple[str, ...]
+    write: Mapping[str, tuple[QuotaRecord, QuotaPlace]]
+
+
+QuotaEvent = QuotasToRemove | QuotasRestored | QuotaSaved | QuotasUnsent | QuotaRequested | QuotasToRestore
+QuotaEffect = QuotaCarried | RestoreQuotas
+QuotaStep = tuple[RemovedQuotas, tuple[QuotaEffect, ...]]
+
+
+def step(state: NodeState, event: QuotaEvent) -> QuotaStep:
+    """Return what is known of quotas after an event, and what is to be done about it."""
+    known = state.facts.quotas
+    match event:
+        case QuotasToRemove(records):
+            return known.keep(records), ()
+        case QuotasRestored(keys):
+            return known.forget(keys), ()
+        case QuotasUnsent(ids):
+            return structs.replace(known, unsent=known.unsent.union(ids)), ()
+        case QuotaSaved(container_id, quota):
+            container = state.containers.get(container_id)
+            is_newest = container is None or quota == carried_quota(state, container)
+            return known.saved(container_id, quota) if is_newest else known, ()
+        case QuotaRequested(container_id, quota):
+            container = state.containers.get(container_id)
+            known, carried = (known, 0) if container is None else requested_quota(state, container, quota)
+            return known, (QuotaCarried(carried),)
+        case QuotasToRestore(later):
+            return _restoration(known, state, later)
+
+
+def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas:
+    """Return what is known after a create: where the quota of its request was left out, that is recorded.
+
+    Another container of the pod may have come since the request was forwarded: then it is restored at once.
+    """
+    asked, known = container.request.cpu_quota, state.facts.quotas
+    if asked <= 0 or not writes_quotas(state) or not applies_to(state, container.pod):
+        return known
+    if container.placement.cfs_quota_off or is_off(state, container):
+        return known.keep({CONTAINER + container.id: QuotaRecord(asked)})
+    return known
+
+
+def _restoration(known: RemovedQuotas, state: NodeState, later: frozenset[str]) -> QuotaStep:
+    """Decide about the quotas that are no longer off; those of containers that are gone are forgotten."""
     gone, send = list[str](), list[str]()
     write: dict[str, tuple[QuotaRecord, QuotaPlace]] = {}
+    off = {key for c in all_off(state) for key in (POD + c.pod.key, CONTAINER + c.id)}
     for key, record in known.records.items():
         container = state.containers.get(key.removeprefix(CONTAINER))
-        if key in off or not due(key):
+        if key in off or key in later:
             continue
         if key.startswith(POD):
             write[key] = record, ("", "")
@@ -133,7 +231,10 @@ def restoration(
             send.append(container.id)
             if container.phase is not Phase.CREATED:
                 write[key] = record, (container.pod.cgroup_parent, container.id)
-    return known.forget(gone), send, write
+    return known.forget(gone), (RestoreQuotas(tuple(send), write),)
+
+
+# -- questions ----------------------------------------------------------------------------------------------
 
 
 def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlace]:
@@ -184,6 +285,13 @@ def is_off(state: NodeState, container: Container) -> bool:
         return False
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
     return quota_is_off(state, pod, container.name, container.placement.pool)
+
+
+def all_off(state: NodeState) -> list[Container]:
+    """Return the containers that are to have no quota now."""
+    if not writes_quotas(state):
+        return []
+    return [c for c in state.containers.values() if c.placement.pool is Pool.OWN and is_off(state, c)]
 
 
 def carried_quota(state: NodeState, container: Container) -> int:

@@ -48,6 +48,7 @@ from proxy.engine.node_effects import (
     PutRecord,
 )
 from proxy.engine.node_events import NodeEvent
+from proxy.engine.quotas import QuotaEffect
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import DriftEffect
 from proxy.executor.inflight import CallWaits
@@ -124,6 +125,7 @@ class NodeStore:
             to_do.EnforcementStep: _answer,
             to_do.LossesChanged: _answer,
             **dict.fromkeys(get_args(DriftEffect), _answer),
+            **dict.fromkeys(get_args(QuotaEffect), _answer),
         }
 
     @property

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.container_events import ContainerCreated
+from proxy.engine.facts import MatterFacts
+from proxy.engine.handle import handle
 from proxy.engine.node import Node
-from proxy.engine.quotas import QuotaRecord, RemovedQuotas, removable, restoration
+from proxy.engine.node_effects import PutRecord
+from proxy.engine.quotas import (
+    QuotaCarried,
+    QuotaRecord,
+    QuotaRequested,
+    QuotaSaved,
+    QuotasRestored,
+    QuotasToRemove,
+    QuotasToRestore,
+    QuotasUnsent,
+    RemovedQuotas,
+    RestoreQuotas,
+    all_off,
+    removable,
+)
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
+from tests.testkit.playbook import Playbook
 
 MACHINE = described(1, 1, 4, 2)
 POD = Pod("s-a", "a", "ns", "a", cgroup_parent="/kubepods/poda")
@@ -19,6 +38,13 @@ OWNER = Container(
     "x", "c", POD, Request(), Placement(Pool.OWN, CpuSet.parse("0-1"), Mask()), Phase.RUNNING, owner="a/c"
 )
 STATE = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (POD,), (OWNER,))
+
+
+def learned(state: NodeState, known: RemovedQuotas, *, cpu_groups: bool = True) -> NodeState:
+    """Return a state with what is known of quotas."""
+    return structs.replace(state, facts=MatterFacts(quotas=known, cpu_groups=cpu_groups))
+
+
 KNOWN = RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda"), "qc/x": QuotaRecord(1)}, frozenset({"x"}))
 
 
@@ -77,10 +103,14 @@ def test_a_saved_quota_is_restored_or_stays_off() -> None:
     ],
 )
 def test_what_is_restored(phase: Phase, send: list[str], write: list[str]) -> None:
-    state = STATE.changed(put=(changed_copy(OWNER, phase=phase),))
-    known, sent, written = restoration(KNOWN, state, (), lambda key: True)
-    assert (sent, sorted(written)) == (send, write)
-    assert ("qc/x" in known.records) is (phase is not Phase.EXITED)
+    state = learned(STATE, KNOWN, cpu_groups=False).changed(put=(changed_copy(OWNER, phase=phase),))
+    after, effects = handle(state, QuotasToRestore())
+    restore = effects[-1]
+    assert isinstance(restore, RestoreQuotas)
+    written = restore.write
+    assert ([*restore.send], sorted(written)) == (send, write)
+    assert ("qc/x" in after.facts.quotas.records) is (phase is not Phase.EXITED)
+    assert effects[:-1] == ((PutRecord("qc/x", None),) if phase is Phase.EXITED else ())
     assert written["q/a"] == (QuotaRecord(2, "kubepods/poda"), ("", ""))
     assert written.get("qc/x", (QuotaRecord(1), ("/kubepods/poda", "x"))) == (
         QuotaRecord(1),
@@ -89,8 +119,60 @@ def test_what_is_restored(phase: Phase, send: list[str], write: list[str]) -> No
 
 
 def test_what_is_off_or_not_due_stays() -> None:
-    assert restoration(KNOWN, STATE, ("q/a", "qc/x"), lambda key: True) == (KNOWN, [], {})
-    assert restoration(KNOWN, STATE, (), lambda key: False) == (KNOWN, [], {})
+    nothing = RestoreQuotas((), {})
+    off = learned(STATE, KNOWN)
+    assert Playbook(off, handle) >> QuotasToRestore() << nothing
+    assert all_off(off) == [OWNER]
+    back = learned(STATE, KNOWN, cpu_groups=False)
+    assert Playbook(back, handle) >> QuotasToRestore(frozenset(KNOWN.records)) << nothing
+    assert all_off(back) == []
+
+
+def test_records_before_and_after() -> None:
+    story = Playbook(learned(STATE, RemovedQuotas()), handle)
+    records, row = {"qc/x": QuotaRecord(7)}, PutRecord("qc/x", {"quota": 7, "group": ""})
+    assert story >> QuotasToRemove(records) << row
+    assert story >> QuotasToRemove(records)
+    assert story >> QuotasUnsent(("x",))
+    assert story.state.facts.quotas.unsent == {"x"}
+    assert story >> QuotaSaved("x", 7)  # it is older than what is carried now
+    assert story.state.facts.quotas.unsent == {"x"}
+    assert story >> QuotaSaved("x", -1)
+    assert story.state.facts.quotas == RemovedQuotas(records)
+    assert story >> QuotasRestored(("qc/x", "qc/other")) << PutRecord("qc/x", None)
+    assert story.state.facts.quotas == RemovedQuotas()
+
+
+def test_a_quota_that_a_hook_wants() -> None:
+    story = Playbook(learned(STATE, RemovedQuotas()), handle)
+    row = PutRecord("qc/x", {"quota": 9, "group": ""})
+    assert story >> QuotaRequested("x", 9) << row << QuotaCarried(-1)
+    assert story >> QuotaRequested("gone", 9) << QuotaCarried(0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "off", "pool", "cpu_groups", "recorded"),
+    [
+        pytest.param(5, True, Pool.OWN, True, True, id="left out"),
+        pytest.param(0, True, Pool.OWN, True, False, id="none was asked for"),
+        pytest.param(5, False, Pool.OWN, True, True, id="off by now"),
+        pytest.param(5, True, Pool.OWN, False, False, id="quotas are not written"),
+        pytest.param(5, False, Pool.SHARED, True, False, id="it shares CPUs"),
+    ],
+)
+def test_the_quota_of_a_create_that_left_it_out(
+    asked: int, off: bool, pool: Pool, cpu_groups: bool, recorded: bool
+) -> None:
+    cpus = CpuSet.parse("0-1") if pool is Pool.OWN else CpuSet()
+    placement = Placement(pool, cpus, Mask(), cfs_quota_off=off)
+    made = changed_copy(
+        OWNER, id="t", phase=Phase.CREATING, placement=placement, request=Request(cpu_quota=asked)
+    )
+    state = learned(NodeState.of(STATE.node, (POD,), (made,)), RemovedQuotas(), cpu_groups=cpu_groups)
+    after, effects = handle(state, ContainerCreated("t", "x"))
+    row = PutRecord("qc/x", {"quota": asked, "group": ""})
+    assert (row in effects) is recorded
+    assert after.facts.quotas.records == ({"qc/x": QuotaRecord(asked)} if recorded else {})
 
 
 def test_what_is_removed() -> None:

@@ -21,17 +21,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from msgspec import structs
-
 from proxy.engine import quotas as engine
-from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, QuotaRecord, RemovedQuotas
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import CpuGroups
 from proxy.executor.observer import Observer
 from proxy.executor.quotas.files import read_quotas, remove_quotas, restore_quotas
 from proxy.model.backoff import PassRetries
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import Container, Phase
 from proxy.pools.quota import UNLIMITED
 from proxy.telemetry import metrics
 
@@ -74,13 +71,6 @@ class OwnerQuotas(Observer):
         """Report whether a container's quota is to be off now."""
         return engine.is_off(self._context.state, container)
 
-    def all_off(self) -> list[Container]:
-        """Return the containers that are to have no quota now."""
-        if not self.active:
-            return []
-        there = self._context.state.containers.values()
-        return [c for c in there if c.placement.pool is Pool.OWN and self.off(c)]
-
     def carried(self, container: Container) -> int:
         """Return the quota that a call to the runtime carries for a container; 0 to leave it unchanged."""
         return engine.carried_quota(self._context.state, container)
@@ -88,14 +78,7 @@ class OwnerQuotas(Observer):
     # -- calls --------------------------------------------------------------------------------------------
 
     def created(self, token: str, container: Container) -> None:
-        """See ``Observer``. Where the request's quota was left out, it is recorded."""
-        asked = container.request.cpu_quota
-        # Another container of the pod may have come since the request was forwarded: then the quota is
-        # restored at once.
-        owns = container.placement.pool is Pool.OWN
-        applied = self.active and applies_to(self._context.state, container.pod)
-        if owns and asked > 0 and applied and (container.placement.cfs_quota_off or self.off(container)):
-            self._become(self.known.keep({CONTAINER + container.id: QuotaRecord(asked)}))
+        """See ``Observer``."""
         self.restore_soon()
 
     def failed(self, token: str) -> None:
@@ -120,21 +103,18 @@ class OwnerQuotas(Observer):
         Returns:
             The quota that replaces it; 0 to leave it unchanged.
         """
-        known, carried = engine.requested_quota(self._context.state, container, quota)
-        self._become(known)
-        return carried
+        effects = self._context.store.handle(engine.QuotaRequested(container.id, quota))
+        return next(effect.quota for effect in effects if type(effect) is engine.QuotaCarried)
 
     def saved(self, container_id: str, quota: int) -> None:
         """Note that the runtime has saved a quota (0: the call carried none)."""
-        container = self._context.state.containers.get(container_id)
-        if container is None or quota == self.carried(container):
-            self._become(self.known.saved(container_id, quota))
+        self._context.store.handle(engine.QuotaSaved(container_id, quota))
 
     def send(self, ids: Iterable[str]) -> None:
         """Have the quotas of containers sent to the runtime, which has saved other ones."""
-        for container_id in ids:
-            self._become(structs.replace(self.known, unsent=self.known.unsent | {container_id}))
-            self._context.settle_later(container_id)
+        if some := tuple(ids):
+            self._context.store.handle(engine.QuotasUnsent(some))
+            self._context.settle_later(*some)
 
     def refused(self, container_id: str) -> None:
         """Note that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""
@@ -149,7 +129,7 @@ class OwnerQuotas(Observer):
     async def _follow(self) -> None:
         self._is_due = False
         async with self._lock:
-            await self._restore(self.all_off())
+            await self._restore()
 
     async def before_start(self, container: Container) -> None:
         """Remove the quota of a container's pod, where the container is to run without one."""
@@ -169,10 +149,10 @@ class OwnerQuotas(Observer):
         if not self.active:
             return
         async with self._lock:
-            off = self.all_off()
             self._restoring.begin_pass(self.known.records)
-            await self._restore(off)
-            places = engine.removable(self._context.state, off)
+            await self._restore()
+            state = self._context.state
+            places = engine.removable(state, engine.all_off(state))
             self._removing.begin_pass(places)
             await self._remove({key: place for key, place in places.items() if self._removing.due(key)})
 
@@ -196,7 +176,7 @@ class OwnerQuotas(Observer):
                 "drift: another program wrote a CFS quota", path=f"/{limited[key].group}"
             )
         records = {k: at if k.startswith(POD) else QuotaRecord(at.quota) for k, at in limited.items()}
-        self._become(self.known.keep(records))
+        context.store.handle(engine.QuotasToRemove(records))
         await context.journal.flush()
         errors = await context.kernel.run(remove_quotas, groups, sorted(limited.items()))
         self._report(errors, self._removing)
@@ -204,24 +184,20 @@ class OwnerQuotas(Observer):
         self.send(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
         self.restore_soon()  # a container may have exited meanwhile
 
-    async def _restore(self, off: list[Container]) -> None:
+    async def _restore(self) -> None:
         context, groups = self._context, self.groups
-        stay = {POD + c.pod.key for c in off} | {CONTAINER + c.id for c in off}
-        known, send, write = engine.restoration(self.known, context.state, stay, self._restoring.due)
-        self._become(known)
+        later = frozenset(key for key in self.known.records if not self._restoring.due(key))
+        effects = context.store.handle(engine.QuotasToRestore(later))
+        send, write = next((e.send, e.write) for e in effects if type(e) is engine.RestoreQuotas)
         self.send(send)
         if groups is None or not write:
             return
         # Containers ("qc/") before pods ("q/").
         done, errors = await context.kernel.run(restore_quotas, groups, sorted(write.items(), reverse=True))
         self._report(errors, self._restoring)
-        over = [key for key, now in done.items() if key.startswith(POD) or now != write[key][0].quota]
+        over = tuple(key for key, now in done.items() if key.startswith(POD) or now != write[key][0].quota)
         context.telemetry.count(metrics.CFS_QUOTAS_RESTORED, sum(key.startswith(POD) for key in over))
-        self._become(self.known.forget(over))
-
-    def _become(self, known: RemovedQuotas) -> None:
-        if known != self.known:
-            self._context.learn(quotas=known)
+        context.store.handle(engine.QuotasRestored(over))
 
     def _report(self, errors: Iterable[tuple[str, str]], retries: PassRetries) -> None:
         for key, error in errors:
