@@ -127,9 +127,11 @@ class Life:
         dice, call = self.dice, self.dice.choice(self.calls[-6:])
         if dice.random() < 0.4:
             stray = dice.choice((None, None, self.clock))
-            carries = dice.choice((CpuSet((dice.randrange(16),)), self.state.pools.shared))
-            is_start = dice.random() < 0.5
-            call = InflightCall(self.count, self.made(), carries, is_start, stray_since=stray)
+            container_id, is_start = self.made(), dice.random() < 0.5
+            there = self.state.containers.get(container_id)
+            right = self.state.pools.shared if there is None else self.state.wanted(there)
+            carries = dice.choice((CpuSet((dice.randrange(16),)), right))
+            call = InflightCall(self.count, container_id, carries, is_start, stray_since=stray)
             self.calls.append(call)
             return call_events.CallDeparted(call)
         phase = dice.choice((None, *PHASES))
@@ -140,6 +142,7 @@ class Life:
                 call_events.StartRefused(call, self.clock),
                 call_events.StartEnded(call, phase),
                 call_events.UpdateEnded(call, dice.choice((None, call.carries))),
+                call_events.UpdateEnded(call, call.carries),
                 call_events.ResendWanted(call.container_id),
                 call_events.CallConfined(call, dice.random() < 0.5),
                 call_events.StrayListed(call, phase, self.clock - 1, self.clock, dice.random() < 0.5),
