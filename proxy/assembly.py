@@ -373,8 +373,14 @@ def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginSer
 
     plugins = executor.device_plugins
     assert isinstance(plugins, DevicePluginRegistry)
+    kubelet = None
+    if config.device_plugins.shim:
+        from proxy.backends.device_plugins.kubelet_registration import KubeletRegistration
+
+        shim_directory = config.device_plugins.shim_directory
+        kubelet = KubeletRegistration(config.kubelet.plugin_directory, shim_directory)
     return DevicePluginService(
-        config.device_plugins, executor, plugins, _other_managers(config, executor, plugins)
+        config.device_plugins, executor, plugins, _other_managers(config, executor, plugins), kubelet
     )
 
 

@@ -130,9 +130,15 @@ def _sockets(config: Config) -> Iterator[str]:
 def _device_plugins(config: Config) -> Iterator[str]:
     if not config.device_plugins.enabled:
         return
-    directory, kubelets = config.device_plugins.socket_directory, config.kubelet.plugin_directory
-    if kubelets == directory or kubelets in directory.parents:
-        yield f"devicePlugins.socketDirectory: {directory} is kubelet's own, and its sockets would be removed"
+    plugins, kubelets = config.device_plugins, config.kubelet.plugin_directory
+    ours = {"socketDirectory": plugins.socket_directory}
+    if plugins.shim:
+        ours["shimDirectory"] = plugins.shim_directory
+        if plugins.shim_directory == plugins.socket_directory:
+            yield "devicePlugins.shimDirectory: it is socketDirectory, where nothing is handed on to kubelet"
+    for name, directory in ours.items():
+        if kubelets == directory or kubelets in directory.parents:
+            yield f"devicePlugins.{name}: {directory} is kubelet's own, and its sockets would be removed"
 
 
 def _cpus(config: Config) -> Iterator[str]:

@@ -12,6 +12,7 @@ from proxy.config.frozen_mapping import Fixed
 from proxy.config.kinds import AMOUNT, SettingKind, read_amount, text_schema, whole
 from proxy.config.nested_values import YamlNode, meant
 from proxy.model.errors import ConfigError
+from proxy.model.extended_resource import is_extended_resource
 from proxy.model.options import (
     KUBELET_MAX_NODES,
     CpuOptions,
@@ -39,6 +40,7 @@ _SIGNALS = (
     "pid.available",
 )
 
+_RESOURCES_LIMIT = 128
 
 Reserved = Fixed[int, Fixed[str, int]]
 """NUMA node to resource to bytes."""
@@ -212,4 +214,26 @@ EVICTION = SettingKind(
         },
         "additionalProperties": False,
     },
+)
+
+
+def _read_resources(tree: YamlNode) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for entry in tree.members("a list of extended resources"):
+        name = entry.text("the name of a resource such as example.com/nic", _AMOUNT_TAGS)
+        if not is_extended_resource(name):
+            raise entry.fault(f"{name[:80]!r} is not the name of an extended resource")
+        found[name] = None
+        if len(found) > _RESOURCES_LIMIT:
+            raise entry.fault(f"there are more than {_RESOURCES_LIMIT} resources")
+    return tuple(found)
+
+
+RESOURCES = SettingKind(
+    "a list of extended resources such as example.com/nic",
+    _read_resources,
+    list,
+    _LIST,
+    bounded=True,
+    schema={"type": "array", "items": {"type": "string", "pattern": "^[^/]+/[^/]+$"}},
 )

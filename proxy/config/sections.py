@@ -19,6 +19,7 @@ from proxy.config.kinds import (
     duration,
     whole,
 )
+from proxy.config.list_kinds import RESOURCES
 from proxy.config.setting import key
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy, SuppressMode
@@ -175,6 +176,24 @@ class DevicePluginsConfig:
             duration(0.01, 60),
             "Longest that a device plug-in has for an answer; PreStartContainer has 30s.",
             live=True,
+        ),
+    )
+    shim: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            "shim",
+            RESOURCES,
+            "Resources that are taken over from plug-ins that register in shimDirectory, where all others "
+            "are handed on to kubelet. Empty: there is no such directory.",
+        ),
+    )
+    shim_directory: Path = field(
+        default=Path("/var/lib/topoproxy/device-shim"),
+        metadata=key(
+            "shimDirectory",
+            DIRECTORY,
+            "Where plug-ins register that serve resources of both. Sockets that are there at a start are "
+            "removed.",
         ),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.config import Config, check_against, override, parse
-from proxy.config.checks import check_start, memory_misfits, usable_memory
+from proxy.config.checks import check, check_start, memory_misfits, usable_memory
 from proxy.model.errors import ConfigError, UsageError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
@@ -314,3 +314,15 @@ def test_a_daemon_starts_while_something_is_away(text: str, machine: Machine, re
 def test_a_daemon_does_not_start_with_what_never_was(text: str, machine: Machine) -> None:
     with pytest.raises(ConfigError):
         check_start(parse(text, "f.yaml"), machine)
+
+
+def test_the_directories_of_device_plugins_are_not_kubelets() -> None:
+    def found(text: str) -> list[str]:
+        return check(parse(f"devicePlugins: {{enabled: true, {text}}}\n", "test"))
+
+    kubelets = "/var/lib/kubelet/device-plugins"
+    assert found("shim: []") == []
+    assert found(f"shimDirectory: {kubelets}") == []
+    assert "is kubelet's own" in found(f"socketDirectory: {kubelets}")[0]
+    assert "is kubelet's own" in found(f"shim: [a.b/c], shimDirectory: {kubelets}/x")[0]
+    assert "nothing is handed on" in found("shim: [a.b/c], shimDirectory: /a, socketDirectory: /a")[0]

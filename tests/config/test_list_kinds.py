@@ -284,3 +284,21 @@ def test_any_value_of_a_key_is_taken_or_refused_by_its_name(key: str, value: obj
         return
     assert message.startswith("cannot use the configuration f.yaml: ")
     assert key in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[cpu]", "devicePlugins.shim: 'cpu' is not the name of an extended resource"),
+        ("[a.b/c, kubernetes.io/x]", "'kubernetes.io/x' is not the name of an extended resource"),
+        ("a.b/c", "wants a list of extended resources"),
+        (f"[{', '.join(f'a.b/{n}' for n in range(129))}]", "more than 128 resources"),
+    ],
+)
+def test_resources_that_are_refused(text: str, words: str) -> None:
+    assert words in refused(f"devicePlugins: {{shim: {text}}}")
+
+
+def test_resources_are_named_once() -> None:
+    config = parse("devicePlugins: {shim: [a.b/c, d.e/f, a.b/c]}", "test")
+    assert config.device_plugins.shim == ("a.b/c", "d.e/f")

@@ -67,6 +67,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
         ("pods", "configz"),
         st.sampled_from(["", "https://127.0.0.1:10250", "http://[::1]:1"]).map(OPTIONAL_ADDRESS.read),
     ),
+    "shim": st.sets(st.sampled_from(["a.com/x", "b/y", "c.d/z-1"])).map(lambda names: tuple(sorted(names))),
     "threshold": st.integers(1, 100),
     "minPercent": st.integers(0, 100),
     "period": st.integers(100, 60_000).map(lambda ms: ms / 1000),

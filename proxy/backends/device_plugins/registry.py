@@ -63,6 +63,13 @@ class ManagedResource:
     registered: int = 1
     withdrawal: asyncio.TimerHandle | None = None
 
+    def end(self) -> None:
+        """End all that is under way."""
+        self.endpoint.close()
+        self.task.cancel()
+        if self.withdrawal is not None:
+            self.withdrawal.cancel()
+
 
 @dataclass(slots=True)
 class RegisterPause:
@@ -170,10 +177,7 @@ class DevicePluginRegistry:
     def close(self) -> None:
         """Drop all plug-ins; the node keeps what it knows."""
         for each in self._resources.values():
-            each.endpoint.close()
-            each.task.cancel()
-            if each.withdrawal is not None:
-                each.withdrawal.cancel()
+            each.end()
         self._resources.clear()
         self._decoder.close()
 
@@ -207,7 +211,7 @@ class DevicePluginRegistry:
             self._context.store.handle(DevicesChanged(managed.endpoint.resource, devices))
 
     def _withdraw(self, resource: str) -> None:
-        """Forget a resource: its plug-in has not served for the whole grace. One that still lists is kept."""
+        """Withdraw a resource whose plug-in has not served for the whole grace; keep one that still lists."""
         managed = self._resources[resource]
         self._report(managed, None)
         if managed.endpoint.state is EndpointState.DOWN:
@@ -218,11 +222,7 @@ class DevicePluginRegistry:
 
     def _drop(self, resource: str) -> None:
         """Forget the plug-in of a resource."""
-        managed = self._resources.pop(resource)
-        managed.endpoint.close()
-        managed.task.cancel()
-        if managed.withdrawal is not None:
-            managed.withdrawal.cancel()
+        self._resources.pop(resource).end()
         self._context.telemetry.resolved(DOWN, resource=resource)
 
     # -- calls: DevicePlugins -----------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from msgspec import Struct
 
 from proxy.executor.device_ports import DevicePluginError
 from proxy.frontends.device_registration.plugin_directory import SOCKET_NAME, prepare, socket_of
@@ -45,20 +47,58 @@ Register = Callable[[str, Path], Awaitable[None]]
 """Takes a resource and the socket of its plug-in; may raise ``DevicePluginError``."""
 
 
+class ForwardTarget(Protocol):
+    """kubelet, as the manager of the resources that are not taken over. Every method may block."""
+
+    def forward(self, request: pb.RegisterRequest, path: Path) -> None:
+        """Register a plug-in there.
+
+        Raises:
+            KubeletError: It is refused, or there is no answer.
+        """
+
+    def clean(self) -> None:
+        """Remove what earlier runs have left there."""
+
+    def identity(self) -> object:
+        """Return what is different after each of its starts; None while it is not there."""
+
+    def close(self) -> None:
+        """End calls under way."""
+
+
+class TakeOver(Struct, frozen=True):
+    """What is registered here, where others are handed on.
+
+    Attributes:
+        resources: Resources that are registered here.
+        other: Takes all others.
+    """
+
+    resources: Collection[str]
+    other: ForwardTarget
+
+
 class RegistrationServer:
     """Serves registrations in one directory; make it on the event loop."""
 
-    def __init__(self, directory: Path, register: Register, telemetry: Telemetry) -> None:
+    def __init__(
+        self, directory: Path, register: Register, telemetry: Telemetry, taken: TakeOver | None = None
+    ) -> None:
         """Prepare; nothing is opened before ``open``.
 
         Args:
             directory: Where the sockets are.
             register: Called on the loop for each registration that is in order.
             telemetry: Counts registrations and reports those that are refused.
+            taken: Which resources are registered here; None: all.
         """
         self._directory = directory
         self._register = register
         self._telemetry = telemetry
+        self._taken = taken
+        self._forwarded: set[Path] = set()
+        self._is_open = False
         self._loop = asyncio.get_running_loop()
         self._socket = GrpcSocket(
             directory / SOCKET_NAME,
@@ -74,13 +114,33 @@ class RegistrationServer:
         )
 
     def open(self) -> None:
-        """Remove the sockets of plug-ins, so that they register again, and listen; runs in a thread.
+        """Remove the sockets of plug-ins, so that they register again, and listen; once, and in a thread.
 
         Raises:
             TopoproxyError: The directory or the socket cannot be made, or another process serves there.
         """
+        if self._is_open:
+            return
         refuse_living(self._directory / SOCKET_NAME)
         prepare(self._directory)
+        if self._taken is not None:
+            self._taken.other.clean()
+        self._socket.open()
+        self._is_open = True
+
+    def reopen(self) -> None:
+        """Signal that the other manager has started: plug-ins that registered there are to do it again.
+
+        It has removed its links to their sockets, so the sockets are removed, and the server's appears again;
+        runs in a thread.
+
+        Raises:
+            TopoproxyError: The socket cannot be made again.
+        """
+        self._socket.close()
+        for path in self._forwarded:
+            path.unlink(missing_ok=True)
+        self._forwarded.clear()
         self._socket.open()
 
     def close(self) -> None:
@@ -102,13 +162,14 @@ class RegistrationServer:
         try:
             if asked is None:
                 raise InputError("cannot read the registration: RegisterRequest expected")
-            path = self._checked(asked)
-            self._wait(asked.resource_name, path, context)
+            if self._taken is not None and asked.resource_name not in self._taken.resources:
+                self._forward(self._taken.other, asked)
+            else:
+                self._wait(asked.resource_name, self._checked(asked), context)
         except (TopoproxyError, DevicePluginError) as error:
             self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="refused")
             self._telemetry.problem(REFUSED, path=self._directory, resource=resource, err=error)
-            invalid = isinstance(error, InputError)
-            _refuse(context, GrpcStatus.INVALID_ARGUMENT if invalid else GrpcStatus.UNAVAILABLE, str(error))
+            _refuse(context, _code_of(error), str(error))
         self._telemetry.resolved(REFUSED, path=self._directory, resource=resource)
         return b""
 
@@ -121,6 +182,14 @@ class RegistrationServer:
             name = quoted(asked.resource_name)
             raise InputError(f"cannot register {name}: it is not the name of an extended resource")
         return socket_of(self._directory, asked.endpoint)
+
+    def _forward(self, other: ForwardTarget, asked: pb.RegisterRequest) -> None:
+        path = socket_of(self._directory, asked.endpoint)
+        if path.parent != self._directory:
+            raise InputError(f"cannot hand {quoted(asked.endpoint)} on: it is in a directory of its own")
+        other.forward(asked, path)
+        self._forwarded.add(path)
+        self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded")
 
     def _wait(self, resource: str, path: Path, context: grpc.ServicerContext) -> None:
         """Have the loop register the plug-in."""
@@ -159,9 +228,16 @@ def _decoded(content: bytes) -> pb.RegisterRequest | None:
         return None
 
 
+def _code_of(error: Exception) -> int:
+    """Return the status code: that of the other manager where it has answered."""
+    if isinstance(error, InputError):
+        return GrpcStatus.INVALID_ARGUMENT
+    return getattr(error, "code", 0) or GrpcStatus.UNAVAILABLE
+
+
 def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
     """Answer with a status; raises."""
     import grpc
 
     codes = {status.value[0]: status for status in grpc.StatusCode}
-    context.abort(codes[code], message(words))
+    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))

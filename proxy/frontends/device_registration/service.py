@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from proxy.executor.device_ports import DevicePluginError
-from proxy.frontends.device_registration.server import RegistrationServer
+from proxy.frontends.device_registration.server import RegistrationServer, TakeOver
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry import metrics
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
     from proxy.config.schema import DevicePluginsConfig
     from proxy.executor.context import NodeContext
     from proxy.executor.device_claims import OtherManagers
+    from proxy.frontends.device_registration.server import ForwardTarget
 
+LOOK_S: Final = 1.0
+"""Seconds between two looks at whether kubelet has started."""
 RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the socket is tried again: its current user may be stopping."""
+
+
+CANNOT_SERVE: Final = "cannot serve registrations of device plug-ins"
 
 
 class Registrations(Protocol):
@@ -50,6 +57,7 @@ class DevicePluginService:
         executor: NodeContext,
         plugins: Registrations,
         others: OtherManagers | None = None,
+        kubelet: ForwardTarget | None = None,
     ) -> None:
         """Prepare; nothing is opened yet.
 
@@ -58,35 +66,62 @@ class DevicePluginService:
             executor: The node.
             plugins: Takes registrations.
             others: What finds resources that have another manager; None where that cannot be known.
+            kubelet: Takes registrations at the shim of resources that are not taken over.
         """
         self._directory = config.socket_directory
+        self._shim_directory, self._shim_resources = config.shim_directory, config.shim
         self._executor = executor
         self._plugins = plugins
         self._others = others
         self._server = RegistrationServer(self._directory, self._register, executor.telemetry)
+        self._kubelet = kubelet
+        self._shim: RegistrationServer | None = None
+        if kubelet is not None:
+            taken = TakeOver(self._shim_resources, kubelet)
+            self._shim = RegistrationServer(self._shim_directory, self._register, executor.telemetry, taken)
 
     async def run(self) -> None:
-        """Listen, as soon as the socket can be had, and watch other managers; returns when that is done."""
-        await self._listen()
-        if self._others is not None:
-            await self._others.run()
+        """Listen, as soon as the sockets can be had, and watch other managers."""
+        await self._opened(self._server.open, self._directory)
+        if self._shim is not None:
+            await self._opened(self._shim.open, self._shim_directory)
+        async with asyncio.TaskGroup() as watches:
+            if self._others is not None:
+                watches.create_task(self._others.run())
+            if self._shim is not None:
+                watches.create_task(self._follow())
 
-    async def _listen(self) -> None:
+    async def _follow(self) -> None:
+        """Repeat the signal of kubelet, which has started, where its plug-ins are."""
+        assert self._kubelet is not None
+        assert self._shim is not None
+        seen = await asyncio.to_thread(self._kubelet.identity)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            found = await asyncio.to_thread(self._kubelet.identity)
+            if found is not None and found != seen:
+                seen = found
+                await self._opened(self._shim.reopen, self._shim_directory)
+
+    async def _opened(self, open_it: Callable[[], None], directory: Path) -> None:
+        """Open a socket, and try until that is done."""
         pauses, telemetry = RetryDelays(RETRY), self._executor.telemetry
         while True:
             try:
-                await asyncio.to_thread(self._server.open)
-                return telemetry.event("serving registrations of device plug-ins", path=self._directory)
+                await asyncio.to_thread(open_it)
+                telemetry.event("serving registrations of device plug-ins", path=directory)
+                return telemetry.resolved(CANNOT_SERVE, path=directory)
             except TopoproxyError as error:
-                telemetry.problem(
-                    "cannot serve registrations of device plug-ins", path=self._directory, err=error
-                )
+                telemetry.problem(CANNOT_SERVE, path=directory, err=error)
             await asyncio.sleep(pauses.next())
 
     async def stop(self) -> None:
         """Stop listening, and drop all plug-ins."""
         self._plugins.close()
-        await asyncio.to_thread(self._server.close)
+        if self._kubelet is not None:
+            self._kubelet.close()
+        servers = [server for server in (self._server, self._shim) if server is not None]
+        await asyncio.gather(*(asyncio.to_thread(server.close) for server in servers))
 
     def reconfigure(self, config: DevicePluginsConfig) -> None:
         """Take what can change while plug-ins are served."""
@@ -94,11 +129,15 @@ class DevicePluginService:
 
     def page(self) -> dict[str, object]:
         """Return what the status shows."""
-        return {
+        page: dict[str, object] = {
             "directory": str(self._directory),
             "resources": self._plugins.page(),
             "refused": self.refused(),
         }
+        if self._shim is not None:
+            resources = sorted(self._shim_resources)
+            page["shim"] = {"directory": str(self._shim_directory), "resources": resources}
+        return page
 
     def refused(self) -> list[dict[str, object]]:
         """Return the resources that another device manager has, with the reasons."""

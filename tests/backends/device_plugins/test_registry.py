@@ -453,3 +453,20 @@ def test_a_cancelled_call_is_cancelled_at_the_plugin(node: Node) -> None:
         assert node.row()["state"] == "serving"
 
     play(node, scenario)
+
+
+def test_a_resource_that_is_withdrawn_for_a_reason_can_be_registered_again(node: Node) -> None:
+    plugin = node.plugin()
+
+    async def scenario() -> None:
+        await node.serve(plugin)
+        await node.registry.withdraw(NAME, "kubelet manages it too")
+        assert node.devices is None
+        assert node.registry.page() == []
+        await node.registry.withdraw(NAME, "again")
+        await asyncio.sleep(0.3)
+        assert len(node.events) == 2
+        await node.serve(plugin)
+        assert node.healthy == ALL
+
+    play(node, scenario)

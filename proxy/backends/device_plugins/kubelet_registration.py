@@ -1,0 +1,93 @@
+"""Registrations that are handed on to kubelet, for plug-ins that have their sockets in a directory of ours.
+
+kubelet joins the name of a plug-in's socket to its own directory (kubernetes v1.36
+pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). So a symbolic link of that name in kubelet's
+directory leads to the socket. kubelet removes such links at its start, with all sockets, and so does the next
+start here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from proxy.backends.kubelet.channel import UnixChannel
+from proxy.backends.kubelet.errors import KubeletError
+
+if TYPE_CHECKING:
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+SOCKET_NAME: Final = "kubelet.sock"
+REGISTER: Final = "/v1beta1.Registration/Register"
+CALL_S: Final = 25.0
+"""Deadline of a registration at kubelet, which dials the plug-in for 10 s and then waits for its options."""
+
+
+class KubeletRegistration:
+    """Registers plug-ins at kubelet; every method may block."""
+
+    def __init__(self, directory: Path, links: Path) -> None:
+        """Touch nothing yet.
+
+        Args:
+            directory: kubelet's directory of device plug-ins.
+            links: The directory to which links in it lead.
+        """
+        self._directory = directory
+        self._links = links
+        self._channel = UnixChannel(str(directory / SOCKET_NAME), CALL_S)
+
+    def forward(self, request: pb.RegisterRequest, path: Path) -> None:
+        """Register a plug-in at kubelet, with the request as it came.
+
+        Args:
+            request: What the plug-in has sent.
+            path: Its socket.
+
+        Raises:
+            KubeletError: kubelet refuses it or does not answer, or the link cannot be made.
+        """
+        from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+        link = self._directory / path.name
+        try:
+            self._link(link, path)
+        except OSError as error:
+            words = f"cannot make the link {link} to a device plug-in: {error.strerror or error}"
+            raise KubeletError(words) from error
+        self._channel.call("register a device plug-in", REGISTER, request, pb.Empty)
+
+    def _link(self, link: Path, path: Path) -> None:
+        if link.is_symlink() and self._is_ours(link):
+            if link.readlink() == path:
+                return
+            link.unlink()
+        link.symlink_to(path)
+
+    def _is_ours(self, link: Path) -> bool:
+        with contextlib.suppress(OSError):
+            return link.readlink().parent == self._links
+        return False
+
+    def clean(self) -> None:
+        """Remove the links of an earlier run."""
+        with contextlib.suppress(
+            OSError
+        ):  # kubelet may not have been started yet, or has its directory elsewhere
+            for entry in self._directory.iterdir():
+                if entry.is_symlink() and self._is_ours(entry):
+                    entry.unlink(missing_ok=True)
+
+    def identity(self) -> tuple[int, int, int] | None:
+        """Return what tells the socket of one kubelet from that of the next; None where there is none."""
+        try:
+            found = os.lstat(self._directory / SOCKET_NAME)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_mtime_ns
+
+    def close(self) -> None:
+        """End calls under way; those after that fail."""
+        self._channel.close()

@@ -1,0 +1,215 @@
+"""The shim: through one socket, some resources are registered with topoproxy, the others with kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from proxy.api.kubelet import deviceplugin_pb2 as pb
+from proxy.telemetry import metrics
+from tests.testkit.daemon import DaemonNode, run, temporary_node, until
+from tests.testkit.device_plugin import REGISTRATION, PlayedPlugin, device
+
+OURS, THEIRS = "example.com/ours", "example.com/theirs"
+
+
+class PlayedKubelet:
+    """The registration server of kubelet, which dials the plug-in as kubelet does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = directory / "kubelet.sock"
+        self.requests: list[bytes] = []
+        self.refuse = ""
+        self._server: grpc.Server | None = None
+
+    def start(self) -> PlayedKubelet:
+        """Remove all sockets, as kubelet does, and serve."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        handlers = {"Register": grpc.unary_unary_rpc_method_handler(self._register)}
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1beta1.Registration", handlers),)
+        )
+        assert self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+        return self
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(None).wait()
+
+    def _register(self, content: bytes, context: grpc.ServicerContext) -> bytes:
+        if self.refuse:
+            context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
+        path = self.directory / pb.RegisterRequest.FromString(content).endpoint
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            ask: Any = channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")
+            ask(b"", timeout=10)
+        self.requests.append(content)
+        return b""
+
+
+class ShimNode(DaemonNode):
+    """A node with kubelet's directory and one for the shim."""
+
+    @property
+    def shim(self) -> Path:
+        return self.directory / "shim"
+
+    def serving(self) -> Any:
+        return self.daemon(
+            f"kubelet: {{stateDir: {self.directory}/kubelet}}\n"
+            f"devicePlugins: {{enabled: true, socketDirectory: {self.directory}/plugins, "
+            f"shim: [{OURS}], shimDirectory: {self.shim}}}\n"
+        )
+
+
+@pytest.fixture
+def node() -> Iterator[ShimNode]:
+    with temporary_node(ShimNode) as made:
+        yield made
+
+
+@pytest.fixture
+def kubelet(node: ShimNode) -> Iterator[PlayedKubelet]:
+    made = PlayedKubelet(node.directory / "kubelet" / "device-plugins").start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def plugins(node: ShimNode) -> Iterator[dict[str, PlayedPlugin]]:
+    node.shim.mkdir()
+    made = {
+        name: PlayedPlugin(node.shim, [device(name)], name, f"{name.partition('/')[2]}.sock")
+        for name in (OURS, THEIRS)
+    }
+    yield made
+    for plugin in made.values():
+        plugin.stop()
+
+
+def raw_register(socket: Path, content: bytes) -> None:
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        call: Any = channel.unary_unary(REGISTRATION)
+        call(content, timeout=30, wait_for_ready=True)
+
+
+def test_resources_go_to_the_one_that_manages_them(
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+) -> None:
+    daemon: Any = node.serving()
+    socket = node.shim / "kubelet.sock"
+
+    async def scenario() -> None:
+        await until(socket.exists)
+        for plugin in plugins.values():
+            plugin.start()
+        await asyncio.to_thread(plugins[OURS].register, socket)
+        await until(lambda: daemon.executor.state.devices.healthy(OURS) == {OURS})
+        assert kubelet.requests == []
+        options = b"\x22\x02\x08\x01"  # a field that topoproxy does not declare
+        request = pb.RegisterRequest(version="v9", endpoint="theirs.sock", resource_name=THEIRS)
+        await asyncio.to_thread(raw_register, socket, request.SerializeToString() + options)
+        assert [pb.RegisterRequest.FromString(content) for content in kubelet.requests] == [
+            pb.RegisterRequest.FromString(request.SerializeToString() + options)
+        ]
+        assert options in kubelet.requests[0]
+        assert [row["resource"] for row in daemon.pages.status()["devicePlugins"]["resources"]] == [OURS]
+        counted = daemon.executor.telemetry.value
+        assert counted(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded") == 1
+        await asyncio.to_thread(plugins[THEIRS].register, socket)
+        assert len(kubelet.requests) == 2
+        assert daemon.pages.status()["devicePlugins"]["shim"]["resources"] == [OURS]
+
+    run(daemon, scenario)
+
+
+def test_what_kubelet_refuses_is_refused_in_its_words(
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+) -> None:
+    daemon: Any = node.serving()
+    socket = node.shim / "kubelet.sock"
+    kubelet.refuse = "the ResourceName is invalid"
+
+    async def scenario() -> None:
+        await until(socket.exists)
+        plugin = plugins[THEIRS].start()
+        (kubelet.directory / "taken.sock").touch()
+        for endpoint, code, words in (
+            (None, grpc.StatusCode.UNKNOWN, "the ResourceName is invalid"),
+            ("../x.sock", grpc.StatusCode.INVALID_ARGUMENT, "leads out of the directory"),
+            ("below/x.sock", grpc.StatusCode.INVALID_ARGUMENT, "directory of its own"),
+            ("taken.sock", grpc.StatusCode.UNAVAILABLE, "cannot make the link"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                await asyncio.to_thread(plugin.register, socket, endpoint=endpoint)
+            error: Any = caught.value
+            assert error.code() is code
+            assert words in error.details()
+
+    run(daemon, scenario)
+
+
+def test_plugins_register_again_when_kubelet_has_started_again(
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+) -> None:
+    daemon: Any = node.serving()
+    socket, link = node.shim / "kubelet.sock", kubelet.directory / "theirs.sock"
+
+    async def scenario() -> None:
+        await until(socket.exists)
+        for plugin in plugins.values():
+            plugin.start()
+            await asyncio.to_thread(plugin.register, socket)
+        assert link.readlink() == plugins[THEIRS].path
+        before = socket.stat().st_mtime_ns
+        kubelet.stop()
+        await asyncio.to_thread(kubelet.start)
+        await until(lambda: socket.exists() and socket.stat().st_mtime_ns != before)
+        assert not plugins[THEIRS].path.exists()
+        assert plugins[OURS].path.exists()
+        assert daemon.executor.state.devices.healthy(OURS) == {OURS}
+        plugins[THEIRS].start()
+        await asyncio.to_thread(plugins[THEIRS].register, socket)
+        assert len(kubelet.requests) == 2
+
+    run(daemon, scenario)
+    assert link.is_symlink()
+    foreign = kubelet.directory / "foreign.sock"
+    foreign.symlink_to("/run/elsewhere/foreign.sock")
+
+    async def again() -> None:
+        await until(socket.exists)
+        assert not link.is_symlink()
+        assert foreign.is_symlink()
+
+    run(node.serving(), again)
+
+
+def test_without_kubelet_only_what_is_taken_over_can_register(
+    node: ShimNode, plugins: dict[str, PlayedPlugin]
+) -> None:
+    daemon: Any = node.serving()
+    socket = node.shim / "kubelet.sock"
+
+    async def scenario() -> None:
+        await until(socket.exists)
+        for plugin in plugins.values():
+            plugin.start()
+        await asyncio.to_thread(plugins[OURS].register, socket)
+        with pytest.raises(grpc.RpcError) as caught:
+            await asyncio.to_thread(plugins[THEIRS].register, socket)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+    run(daemon, scenario)
