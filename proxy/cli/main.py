@@ -40,6 +40,7 @@ COMMANDS = {
     "devices": "Show the devices of the machine: where they are, and which container has them.",
     "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in effect.",
+    "doctor": "Check this node: what keeps topoproxy from working, and what to do.",
     "demo": "Show the whole thing at work, without root and without a runtime.",
     "version": "Print the version.",
 }

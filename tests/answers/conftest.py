@@ -168,6 +168,7 @@ def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) ->
     answers.page(node, "/devices")
     answers.page(node, "/devices/capacity")
     answers.command("devices", *at)
+    answers.command("doctor", *at)
     for route in ("/explain", "/memory", "/observe/report"):
         answers.page(node, route)
     answers.page(node, "/explain", query="nothing")

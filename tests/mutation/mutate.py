@@ -65,6 +65,23 @@ ROOMS: dict[str, list[Part]] = {
     "executor": [
         (["proxy/executor", *CALLS], tests_of("executor", "parts enforce rare day bad_days random")),
     ],
+    "pages": [
+        (
+            files_of(
+                "executor", "status_data plan_report kernel_view rejections history cpu_users readiness"
+            ),
+            tests_of("executor", "kernel_view plan_report rejections history parts worker_health quotas"),
+        )
+    ],
+    "observe": [
+        (
+            files_of("observe", "plan_report_text device_list metrics"),
+            [
+                *tests_of("observe", "plan_report_text device_list metrics hook_metrics"),
+                "tests/cli/test_devices.py",
+            ],
+        )
+    ],
     "hook_bridge": [
         (
             [*BRIDGE, *NARROWED],

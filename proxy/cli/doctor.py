@@ -1,0 +1,98 @@
+"""``topoproxy doctor``: what keeps this node from working as it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from proxy.cli.admin_query import asking_options, config_for
+from proxy.config import Config
+from proxy.model import schema_ids
+from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
+from proxy.model.phrases import counted
+
+if TYPE_CHECKING:
+    from proxy.doctor.checks import Finding
+
+BROKEN = 1
+
+
+@click.command("doctor")
+@asking_options()
+@click.option(
+    "--ignore",
+    "ignored",
+    multiple=True,
+    metavar="CHECK",
+    help="Skip a check, by its id; may be given several times.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(
+    file: Path | None, admin: str | None, timeout: float, ignored: tuple[str, ...], as_json: bool
+) -> None:
+    """Check this node: one line per check, and what to do where one fails.
+
+    Looks at the configuration, the machine, cgroups, the runtime, kubelet's endpoint, the daemon, the ledger,
+    hook files and sockets. It changes nothing, and works without the daemon too. Run it as root: another user
+    cannot read everything.
+
+    Ends with 0 when no check fails (warnings do not count), and with 1 when one does.
+    """
+    from proxy.doctor.checks import CHECKS, CheckResult, examine
+    from proxy.doctor.gather import gather
+
+    if unknown := [name for name in ignored if name not in CHECKS]:
+        raise UsageError(
+            f"cannot ignore {', '.join(unknown)}: there is no such check (there are: {', '.join(CHECKS)})"
+        )
+    config, refused = _config(file, admin)
+    findings = examine(gather(config, refused, timeout), ignored)
+    failed = sum(each.result is CheckResult.FAIL for each in findings)
+    if as_json:
+        click.echo(json.dumps(_page(findings, failed), indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(_lines(findings, failed)))
+    if failed:
+        click.get_current_context().exit(BROKEN)
+
+
+def _config(file: Path | None, admin: str | None) -> tuple[Config, str]:
+    """Read the configuration; where it is refused, the other checks go by the defaults."""
+    try:
+        return config_for(file, admin), ""
+    except (ConfigError, PermissionDeniedError) as error:
+        return Config(), str(error)
+
+
+def _page(findings: Sequence[Finding], failed: int) -> dict[str, object]:
+    return {
+        "schema": schema_ids.DOCTOR,
+        "ok": not failed,
+        "checks": [
+            {"id": each.id, "result": each.result.value, "text": each.text, "advice": each.advice}
+            for each in findings
+        ],
+    }
+
+
+def _lines(findings: Sequence[Finding], failed: int) -> Iterable[str]:
+    from proxy.doctor.checks import CheckResult
+    from proxy.observe.json_access import one_line
+
+    shown = {CheckResult.WARN: "WARN", CheckResult.FAIL: "FAIL"}
+    width = max(len(each.id) for each in findings)
+    for each in findings:
+        yield f"{shown.get(each.result, each.result.value):4}  {each.id:{width}}  {one_line(each.text)}"
+        if each.advice:
+            yield f"{'':{width + 8}}advice: {each.advice}"
+    warned = sum(each.result is CheckResult.WARN for each in findings)
+    yield ""
+    yield (
+        f"{counted(len(findings), 'check')}: {failed} failed, {warned} with a warning"
+        if failed or warned
+        else f"{counted(len(findings), 'check')}: none failed"
+    )

@@ -1,0 +1,331 @@
+"""The checks of ``topoproxy doctor``: pure functions from what was read to findings.
+
+Each check has an id that stays. One that cannot be made on this node (kubelet has no files here, the daemon
+does not answer) is skipped and says why. A warning does not make the node broken: it works, and should be
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from enum import StrEnum
+
+from msgspec import Struct, structs
+
+from proxy.doctor.facts import DoctorFacts, EndpointSetting
+from proxy.model.phrases import counted
+
+EARLIEST = 1_750_000_000.0
+"""Seconds since the epoch (June 2025): a clock before that was never set."""
+ROOM, LITTLE_ROOM = 16 << 20, 256 << 20
+"""Bytes free on the disk of the ledger: below the first the check fails, below the second it warns."""
+FILES = 1024
+"""Open files of the daemon: each connection and each watched cgroup takes one."""
+EXPIRES_S = 14 * 86400.0
+"""Seconds before its end in which a certificate should be renewed."""
+QUIET_S = 300.0
+"""Seconds without a call: kubelet lists containers several times a minute."""
+
+
+NO_KUBELET = "kubelet has no directory here"
+
+
+class CheckResult(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class Finding(Struct, frozen=True):
+    """What a check has found.
+
+    Attributes:
+        id: The check.
+        result: How it ended.
+        text: What was found, in one sentence without a period.
+        advice: What to do; empty where nothing has to be done.
+    """
+
+    id: str
+    result: CheckResult
+    text: str
+    advice: str = ""
+
+
+Outcome = tuple[CheckResult, str, str]
+OK, WARN, FAIL, SKIP = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL, CheckResult.SKIP
+
+
+def examine(facts: DoctorFacts, ignored: Collection[str] = ()) -> list[Finding]:
+    """Make all checks.
+
+    Args:
+        facts: What was read.
+        ignored: Checks that are skipped.
+    """
+    found = [Finding(name, *check(facts)) for name, check in CHECKS.items()]
+    return [
+        structs.replace(each, result=SKIP, text=f"ignored: {each.text}", advice="")
+        if each.id in ignored
+        else each
+        for each in found
+    ]
+
+
+def _configuration(facts: DoctorFacts) -> Outcome:
+    found = facts.configuration
+    if found.refused:
+        return FAIL, found.refused, "correct the file; topoproxy check-config shows whether it is good"
+    return OK, f"the configuration ({found.source}) is valid, mode {found.mode}", ""
+
+
+def _exposed_files(facts: DoctorFacts) -> Outcome:
+    exposed = facts.configuration.exposed
+    if not exposed:
+        return OK, "no file that the configuration names is open to other users", ""
+    return WARN, "; ".join(exposed), "let only root read secrets and write these files"
+
+
+def _machine(facts: DoctorFacts) -> Outcome:
+    if facts.machine:
+        return (
+            FAIL,
+            facts.machine,
+            "topoproxy topology shows the machine; change the settings that do not fit",
+        )
+    return OK, "the machine can be read and fits the configuration", ""
+
+
+def _cgroup_cpuset(facts: DoctorFacts) -> Outcome:
+    found = facts.cgroups
+    if found.problem:
+        return FAIL, found.problem, "the kernel needs CONFIG_CPUSETS; see cgroup_disable in /proc/cmdline"
+    if found.without_cpuset:
+        groups = ", ".join(found.without_cpuset)
+        return (
+            FAIL,
+            f"the cpuset controller is not enabled for the groups in {groups}",
+            "kubelet enables it when it starts: restart kubelet",
+        )
+    return OK, f"cgroup v{found.version} has the cpuset controller", ""
+
+
+def _cgroup_driver(facts: DoctorFacts) -> Outcome:
+    kubelet, runtime = facts.kubelet.driver, facts.runtime.driver
+    if not kubelet or not runtime:
+        missing = "kubelet's configuration" if not kubelet else "the runtime"
+        return SKIP, f"{missing} does not say the cgroup driver", ""
+    if kubelet != runtime:
+        return (
+            FAIL,
+            f"kubelet has the cgroup driver {kubelet}, the runtime {runtime}",
+            "set cgroupDriver of kubelet and SystemdCgroup of the runtime to the same driver",
+        )
+    return OK, f"kubelet and the runtime have the cgroup driver {kubelet}", ""
+
+
+def _runtime(facts: DoctorFacts) -> Outcome:
+    if facts.runtime.problem:
+        where = facts.configuration.runtime
+        return FAIL, facts.runtime.problem, f"start the runtime, or set runtime: it is {where} now"
+    return OK, f"{facts.runtime.version} answers at {facts.configuration.runtime}", ""
+
+
+def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
+    kubelet, ours = facts.kubelet, facts.configuration.listen
+    if not kubelet.directory and kubelet.running is None:
+        return SKIP, NO_KUBELET, ""
+    advice = f"set containerRuntimeEndpoint: unix://{ours} there, and restart kubelet"
+    if kubelet.running is not None and not _is(kubelet.running, ours):
+        return FAIL, f"{kubelet.running.place} names {kubelet.running.endpoint}", advice
+    named = kubelet.endpoints
+    if not named and kubelet.running is None:
+        return FAIL, f"no file in {kubelet.directory} names a runtime endpoint", advice
+    others = [each for each in named if not _is(each, ours)]
+    if not others:
+        return OK, f"kubelet uses unix://{ours}", ""
+    words = "; ".join(f"{each.place} names {each.endpoint}" for each in others)
+    if others[0].place.endswith("instance-config.yaml") and len(others) < len(named):
+        return WARN, f"{words}: kubeadm upgrade writes it to config.yaml", advice
+    return FAIL, words, advice
+
+
+def _is(setting: EndpointSetting, ours: str) -> bool:
+    return setting.endpoint.removeprefix("unix://") == ours
+
+
+def _cpu_manager(facts: DoctorFacts) -> Outcome:
+    static = [
+        name
+        for name, policy in (
+            ("cpuManagerPolicy", facts.kubelet.cpu_policy),
+            ("memoryManagerPolicy", facts.kubelet.memory_policy),
+        )
+        if policy.lower() == "static"
+    ]
+    if not facts.kubelet.directory:
+        return SKIP, NO_KUBELET, ""
+    if not static:
+        return OK, "kubelet's CPU manager and memory manager assign nothing", ""
+    return (
+        WARN,
+        f"kubelet has {' and '.join(static)} static: two programs assign CPUs",
+        "topoproxy takeover plan shows how to take the node over without a drain",
+    )
+
+
+def _daemon(facts: DoctorFacts) -> Outcome:
+    if facts.daemon.problem:
+        return FAIL, facts.daemon.problem, "systemctl status topoproxy shows whether it runs, and why not"
+    if facts.daemon.not_ready:
+        return (
+            FAIL,
+            f"the daemon is not ready: {'; '.join(facts.daemon.not_ready)}",
+            "topoproxy status has details",
+        )
+    return OK, "the daemon answers and is ready", ""
+
+
+def _kubelet_calls(facts: DoctorFacts) -> Outcome:
+    daemon = facts.daemon
+    if daemon.problem:
+        return SKIP, "the daemon does not answer", ""
+    advice = "see the check kubelet-endpoint; restart kubelet after a change of its endpoint"
+    if not daemon.clients:
+        if not daemon.pods:
+            return SKIP, "no client is connected, and there are no pods", ""
+        return FAIL, f"no client is connected, although there are {counted(daemon.pods, 'pod')}", advice
+    if daemon.last_call_s is None or daemon.last_call_s > QUIET_S:
+        ago = "since its start" if daemon.last_call_s is None else f"for {daemon.last_call_s:.0f} s"
+        return WARN, f"{counted(daemon.clients, 'client')} connected, but no call {ago}", advice
+    return OK, f"{counted(daemon.clients, 'client')}, last call {daemon.last_call_s:.0f} s ago", ""
+
+
+def _problems(facts: DoctorFacts) -> Outcome:
+    daemon = facts.daemon
+    if daemon.problem:
+        return SKIP, "the daemon does not answer", ""
+    if not daemon.problems:
+        return OK, "the daemon reports no problem", ""
+    first, more = daemon.problems[0], len(daemon.problems) - 1
+    return WARN, f"{first}{f' and {more} more' if more else ''}", "topoproxy status lists all problems"
+
+
+def _open_files(facts: DoctorFacts) -> Outcome:
+    limit = facts.daemon.open_files
+    if limit is None:
+        return SKIP, "the limits of the daemon's process cannot be read", ""
+    if limit < FILES:
+        return (
+            FAIL,
+            f"the daemon may open {limit} files only",
+            f"set LimitNOFILE to {FILES} or more in its unit",
+        )
+    return OK, f"the daemon may open {limit} files", ""
+
+
+def _other_writers(facts: DoctorFacts) -> Outcome:
+    if not facts.writers:
+        return OK, "no other program is known that writes cpusets", ""
+    return (
+        WARN,
+        f"other programs may write cpusets: {', '.join(facts.writers)}",
+        "let one program place containers; topoproxy status shows conflicts under drift",
+    )
+
+
+def _hook_files(facts: DoctorFacts) -> Outcome:
+    if facts.hooks:
+        return FAIL, "; ".join(facts.hooks), "topoproxy hooks list shows all hooks and their states"
+    return OK, "all hook files can be used", ""
+
+
+def _disk(facts: DoctorFacts) -> Outcome:
+    state, advice = facts.state, "placements must be written: make room, or set stateDir to another disk"
+    if state.problem or state.read_only:
+        return FAIL, state.problem or f"the file system of {state.directory} is read-only", advice
+    if state.free_bytes is None:
+        return SKIP, f"the room on the disk of {state.directory} is not known", ""
+    words = f"{state.free_bytes >> 20} MiB are free for {state.directory}"
+    if state.free_bytes < LITTLE_ROOM:
+        return (FAIL if state.free_bytes < ROOM else WARN), words, advice
+    return OK, words, ""
+
+
+def _ledger(facts: DoctorFacts) -> Outcome:
+    state = facts.state
+    if state.ledger:
+        return (
+            FAIL,
+            f"the ledger in {state.directory} would not be used: {state.ledger}",
+            "the next start keeps it under another name and asks the runtime instead",
+        )
+    if state.set_aside:
+        words = f"{counted(len(state.set_aside), 'ledger')} set aside in {state.directory}"
+        return (
+            WARN,
+            f"{words}: {', '.join(state.set_aside)}",
+            "remove the files once you know the reason; the log of that start has it",
+        )
+    return OK, "the ledger can be used", ""
+
+
+def _socket_modes(facts: DoctorFacts) -> Outcome:
+    lacks = [f"{each.path}: {each.lack}" for each in facts.sockets if each.lack]
+    if not facts.sockets:
+        return SKIP, "the daemon has no sockets: it does not run", ""
+    if lacks:
+        return (
+            FAIL,
+            "; ".join(lacks),
+            "access to these sockets is control over the node: let only root use them",
+        )
+    return OK, "only root can use the daemon's sockets", ""
+
+
+def _clock(facts: DoctorFacts) -> Outcome:
+    if facts.now < EARLIEST:
+        return FAIL, "the clock of the node was never set", "start a time service such as chrony"
+    return OK, "the clock of the node is set", ""
+
+
+def _certificates(facts: DoctorFacts) -> Outcome:
+    advice = "renew it; the daemon reads the new file by itself"
+    for each in facts.certificates:
+        if each.problem:
+            return FAIL, f"{each.path}: {each.problem}", "name a PEM file with a certificate"
+        if each.ends <= facts.now:
+            return FAIL, f"the certificate {each.path} has expired", advice
+        if each.ends - facts.now < EXPIRES_S:
+            days = (each.ends - facts.now) / 86400
+            return WARN, f"the certificate {each.path} expires in {days:.0f} days", advice
+    if not facts.certificates:
+        return SKIP, "the configuration names no certificate", ""
+    return OK, "all certificates are valid", ""
+
+
+CHECKS: dict[str, Callable[[DoctorFacts], Outcome]] = {
+    "configuration": _configuration,
+    "exposed-files": _exposed_files,
+    "machine": _machine,
+    "cgroup-cpuset": _cgroup_cpuset,
+    "runtime": _runtime,
+    "cgroup-driver": _cgroup_driver,
+    "kubelet-endpoint": _kubelet_endpoint,
+    "kubelet-managers": _cpu_manager,
+    "daemon": _daemon,
+    "kubelet-calls": _kubelet_calls,
+    "daemon-problems": _problems,
+    "open-files": _open_files,
+    "other-writers": _other_writers,
+    "hook-files": _hook_files,
+    "disk": _disk,
+    "ledger": _ledger,
+    "socket-modes": _socket_modes,
+    "clock": _clock,
+    "certificates": _certificates,
+}
+"""All checks, in the order in which they are shown."""

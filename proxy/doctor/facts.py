@@ -1,0 +1,176 @@
+"""What was read of a node for its checks. What could not be read has its reason, or is None."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class EndpointSetting(Struct, frozen=True):
+    """A place that names kubelet's runtime endpoint.
+
+    Attributes:
+        place: A file, or what kubelet was started with.
+        endpoint: What it names.
+    """
+
+    place: str
+    endpoint: str
+
+
+class ConfigurationFacts(Struct, frozen=True):
+    """The configuration of topoproxy.
+
+    Attributes:
+        source: The file.
+        refused: Why it cannot be used; empty if it can.
+        exposed: Files that other users can read or change, one sentence each.
+        mode: ``passthrough``, ``observe`` or ``enforce``.
+        listen, runtime: The sockets.
+    """
+
+    source: str = "built-in defaults"
+    refused: str = ""
+    exposed: tuple[str, ...] = ()
+    mode: str = "enforce"
+    listen: str = "/run/topoproxy/cri.sock"
+    runtime: str = "/run/containerd/containerd.sock"
+
+
+class CgroupFacts(Struct, frozen=True):
+    """The cpuset controller.
+
+    Attributes:
+        problem: Why it was not found; empty if it was.
+        version: 1 or 2.
+        without_cpuset: Groups of kubelet that do not give the controller to the groups in them (v2).
+    """
+
+    problem: str = ""
+    version: int = 2
+    without_cpuset: tuple[str, ...] = ()
+
+
+class RuntimeFacts(Struct, frozen=True):
+    """The container runtime.
+
+    Attributes:
+        problem: Why it does not answer; empty if it does.
+        version: Its name and version.
+        driver: Its cgroup driver; empty where it does not say.
+    """
+
+    problem: str = ""
+    version: str = ""
+    driver: str = ""
+
+
+class KubeletSetup(Struct, frozen=True):
+    """kubelet, by its files and its process.
+
+    Attributes:
+        directory: Its directory; empty where there is none.
+        running: The endpoint of the running kubelet's command line; None where it names none.
+        endpoints: Files that name an endpoint, the one that wins first.
+        driver: ``cgroupDriver`` of its configuration; empty where it does not say.
+        cpu_policy: ``cpuManagerPolicy`` of its state file; empty where there is none.
+        memory_policy: ``memoryManagerPolicy`` of its state file; empty where there is none.
+    """
+
+    directory: str = ""
+    running: EndpointSetting | None = None
+    endpoints: tuple[EndpointSetting, ...] = ()
+    driver: str = ""
+    cpu_policy: str = ""
+    memory_policy: str = ""
+
+
+class DaemonFacts(Struct, frozen=True):
+    """The daemon, by its admin socket.
+
+    Attributes:
+        problem: Why it does not answer; empty if it does.
+        not_ready: The reasons of the required checks that fail.
+        clients: Open connections.
+        pods: How many pods have containers.
+        last_call_s: Seconds since the last call; None where there was none.
+        problems: What the daemon reports as wrong.
+        open_files: How many files its process may open; None where that is not known.
+    """
+
+    problem: str = ""
+    not_ready: tuple[str, ...] = ()
+    clients: int = 0
+    pods: int = 0
+    last_call_s: float | None = None
+    problems: tuple[str, ...] = ()
+    open_files: int | None = None
+
+
+class StateFacts(Struct, frozen=True):
+    """The state directory.
+
+    Attributes:
+        directory: Where it is.
+        problem: Why it cannot be used; empty if it can, also where it is not made yet.
+        free_bytes: Room on its disk; None where that is not known.
+        read_only: The file system is read-only.
+        ledger: Why the ledger would not be used; empty if it would, or where there is none.
+        set_aside: Ledgers that were damaged and are kept.
+    """
+
+    directory: str = "/var/lib/topoproxy"
+    problem: str = ""
+    free_bytes: int | None = None
+    read_only: bool = False
+    ledger: str = ""
+    set_aside: tuple[str, ...] = ()
+
+
+class SocketFacts(Struct, frozen=True):
+    """A socket of the daemon.
+
+    Attributes:
+        path: Where it is.
+        lack: Why other users could use or replace it; empty if they cannot.
+    """
+
+    path: str
+    lack: str = ""
+
+
+class CertificateFacts(Struct, frozen=True):
+    """A certificate that the configuration names.
+
+    Attributes:
+        path: The file.
+        problem: Why it cannot be read; empty if it can.
+        ends: When it expires, in seconds since the epoch.
+    """
+
+    path: str
+    problem: str = ""
+    ends: float = 0.0
+
+
+class DoctorFacts(Struct, frozen=True):
+    """Everything that the checks look at.
+
+    Attributes:
+        now: Seconds since the epoch.
+        machine: Why the machine cannot be read, or does not fit the configuration; empty if neither.
+        hooks: What is wrong with files of hooks.
+        writers: Other programs on the node that write cpusets.
+    """
+
+    now: float
+    configuration: ConfigurationFacts = ConfigurationFacts()
+    machine: str = ""
+    cgroups: CgroupFacts = CgroupFacts()
+    runtime: RuntimeFacts = RuntimeFacts()
+    kubelet: KubeletSetup = KubeletSetup()
+    daemon: DaemonFacts = DaemonFacts()
+    state: StateFacts = StateFacts()
+    sockets: tuple[SocketFacts, ...] = ()
+    certificates: tuple[CertificateFacts, ...] = ()
+    hooks: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()

@@ -1,0 +1,265 @@
+"""Reading a node for ``topoproxy doctor``. Nothing is written, and each wait has a bound.
+
+Everything is read by itself: one source that cannot be read leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from proxy.admin.client import ask
+from proxy.backends.cgroup.cpuset import open_cgroups
+from proxy.backends.kubelet.cri_endpoint import named_endpoints, running_endpoint
+from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.ledger.format import recover
+from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
+from proxy.backends.runtime.client import GrpcRuntime
+from proxy.config import Config, check_against
+from proxy.config.files import exposed
+from proxy.doctor.certificate import expiry
+from proxy.doctor.facts import (
+    CertificateFacts,
+    CgroupFacts,
+    ConfigurationFacts,
+    DaemonFacts,
+    DoctorFacts,
+    EndpointSetting,
+    KubeletSetup,
+    RuntimeFacts,
+    SocketFacts,
+    StateFacts,
+)
+from proxy.hooks.loader.directories import survey
+from proxy.model.errors import CgroupError, RuntimeCallError, TopologyError, TopoproxyError, UnavailableError
+from proxy.model.machine import Machine
+from proxy.model.workload import Phase
+from proxy.observe.json_access import as_list, as_map, one_line
+from proxy.permissions import Trust
+from proxy.topology.reader import read_machine
+
+RUNTIME_S = 2.0
+"""Deadline of each question to the runtime."""
+WRITERS = frozenset(
+    {"koord-runtime-p", "koordlet", "cri-resmgr", "cri-resource-ma", "titus-isolate", "cpuset-manager"}
+)
+"""Processes that write cpusets, by ``comm``, which has at most 15 characters."""
+NRI_PLUGINS = Path("/opt/nri/plugins")
+_DRIVER = re.compile(r"^\s*cgroupDriver:\s*[\"']?(\w+)", re.MULTILINE)
+_POLICY = re.compile(r'"policyName"\s*:\s*"(\w+)"')
+_OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
+_SMALL = 1 << 20
+
+
+class Places(Struct, frozen=True):
+    """What is looked at beside the paths of the configuration; a test has others.
+
+    Attributes:
+        nri: Plug-ins that the runtime starts.
+        wall: Seconds since the epoch.
+    """
+
+    nri: Path = NRI_PLUGINS
+    wall: Callable[[], float] = time.time
+
+
+def gather(config: Config, refused: str, timeout: float, places: Places | None = None) -> DoctorFacts:
+    """Read everything.
+
+    Args:
+        config: The configuration; the defaults where it is refused.
+        refused: Why it is refused; empty if it is not.
+        timeout: Seconds for the answer of the daemon.
+        places: What else is looked at.
+    """
+    places = places or Places()
+    machine, lack = _machine(config)
+    found = survey(config.hooks)
+    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.lack or c.cause)]
+    return DoctorFacts(
+        now=places.wall(),
+        configuration=ConfigurationFacts(
+            config.source,
+            refused,
+            tuple(exposed(config)),
+            config.mode.value,
+            str(config.listen),
+            str(config.runtime),
+        ),
+        machine=lack,
+        cgroups=_cgroups(config),
+        runtime=_runtime(config),
+        kubelet=_kubelet(config),
+        daemon=_daemon(config, timeout),
+        state=_state(config, machine),
+        sockets=tuple(_sockets(config)),
+        certificates=tuple(_certificates(config)),
+        hooks=(*hooks, *found.strange),
+        writers=tuple(_writers(config, places)),
+    )
+
+
+def _machine(config: Config) -> tuple[Machine | None, str]:
+    try:
+        machine = read_machine(config.sysfs_root, config.procfs_root)
+    except TopologyError as error:
+        return None, str(error)
+    try:
+        check_against(config, machine)
+    except TopoproxyError as error:
+        return machine, str(error)
+    return machine, ""
+
+
+def _cgroups(config: Config) -> CgroupFacts:
+    try:
+        groups = open_cgroups(config.cgroup_root, config.procfs_root)
+    except CgroupError as error:
+        return CgroupFacts(str(error))
+    lacking = []
+    if groups.version == 2:
+        for name in ("kubepods.slice", "kubepods"):
+            control = _text(groups.root / name / "cgroup.subtree_control")
+            if control is not None and "cpuset" not in control.split():
+                lacking.append(f"/{name}")
+    return CgroupFacts("", groups.version, tuple(lacking))
+
+
+def _runtime(config: Config) -> RuntimeFacts:
+    runtime = GrpcRuntime(str(config.runtime), RUNTIME_S)
+    try:
+        version = runtime.version()
+        try:
+            return RuntimeFacts("", version, runtime.cgroup_driver())
+        except (UnavailableError, RuntimeCallError):
+            return RuntimeFacts("", version)
+    except (UnavailableError, RuntimeCallError) as error:
+        return RuntimeFacts(str(error))
+    finally:
+        runtime.close()
+
+
+def _kubelet(config: Config) -> KubeletSetup:
+    directory = config.kubelet.state_dir
+    settings = _text(config.kubelet.config_file or directory / "config.yaml") or ""
+    running, driver = running_endpoint(config.procfs_root), _DRIVER.search(settings)
+    return KubeletSetup(
+        str(directory) if directory.is_dir() else "",
+        None if running is None else EndpointSetting("the running kubelet", running),
+        tuple(EndpointSetting(str(path), endpoint) for path, endpoint in named_endpoints(directory)),
+        driver[1] if driver else "",
+        _policy(directory / "cpu_manager_state"),
+        _policy(directory / "memory_manager_state"),
+    )
+
+
+def _policy(path: Path) -> str:
+    found = _POLICY.search(_text(path) or "")
+    return found[1] if found else ""
+
+
+def _daemon(config: Config, timeout: float) -> DaemonFacts:
+    try:
+        status = as_map(ask(config.admin_path, "/status", timeout))
+    except TopoproxyError as error:
+        return DaemonFacts(str(error))
+    checks = [as_map(each) for each in as_list(status.get("checks"))]
+    rows = [as_map(each) for each in as_list(status.get("containers"))]
+    clients, last = status.get("clients"), as_map(status.get("calls")).get("last_s")
+    return DaemonFacts(
+        not_ready=tuple(one_line(c.get("reason")) for c in checks if c.get("required") and not c.get("ok")),
+        clients=clients if isinstance(clients, int) else 0,
+        pods=len({row.get("pod_uid") for row in rows if row.get("phase") != Phase.EXITED.value}),
+        last_call_s=last if isinstance(last, int | float) else None,
+        problems=tuple(one_line(as_map(each).get("what")) for each in as_list(status.get("problems"))),
+        open_files=_open_files(config, status),
+    )
+
+
+def _open_files(config: Config, status: Mapping[str, object]) -> int | None:
+    found = _OPEN_FILES.search(_text(config.procfs_root / str(status.get("pid")) / "limits") or "")
+    return int(found[1]) if found else None
+
+
+def _state(config: Config, machine: Machine | None) -> StateFacts:
+    directory = config.state_dir
+    there = next((each for each in (directory, *directory.parents) if each.is_dir()), Path("/"))
+    try:
+        disk = os.statvfs(there)
+        names = sorted(each.name for each in directory.iterdir()) if there == directory else []
+    except OSError as error:
+        return StateFacts(str(directory), f"cannot look at {directory}: {error.strerror}")
+    return StateFacts(
+        str(directory),
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        read_only=bool(disk.f_flag & os.ST_RDONLY),
+        ledger="" if machine is None else _ledger(directory / NAME, machine),
+        set_aside=tuple(name for name in names if name.startswith(f"{NAME}.bad-")),
+    )
+
+
+def _ledger(path: Path, machine: Machine) -> str:
+    try:
+        content = read_small(str(path), SIZE_LIMIT)[0]
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return str(error.strerror)
+    except ValueError as error:
+        return str(error)
+    return recover(content, machine.fingerprint).refused
+
+
+def _sockets(config: Config) -> Iterator[SocketFacts]:
+    trust = Trust()
+    for path in (config.listen, config.admin_path):
+        try:
+            status = path.stat()
+            lack = trust.way(path, sticky=True) or trust.written(path, status)
+        except OSError:
+            continue  # the daemon does not run
+        if stat.S_ISSOCK(status.st_mode):
+            yield SocketFacts(str(path), lack)
+
+
+def _certificates(config: Config) -> Iterator[CertificateFacts]:
+    path = config.kubelet.cert_file
+    if path is None:
+        return
+    try:
+        yield CertificateFacts(str(path), ends=expiry(read_small(str(path))[0]))
+    except OSError as error:
+        yield CertificateFacts(str(path), f"cannot read it: {error.strerror}")
+    except ValueError as error:
+        yield CertificateFacts(str(path), str(error))
+
+
+def _writers(config: Config, places: Places) -> Iterator[str]:
+    names = set()
+    for entry in _entries(config.procfs_root):
+        if entry.name.isdigit() and (name := (_text(entry / "comm") or "").strip()) in WRITERS:
+            names.add(f"process {name}")
+    yield from sorted(names)
+    for plugin in _entries(places.nri):
+        yield f"NRI plug-in {plugin}"
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str | None:
+    """Read a small file; None where that is not possible."""
+    try:
+        return read_small(str(path), _SMALL)[0].decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,208 @@
+"""Nodes on disk with a daemon, the stand-in runtime and kubelet's files: each fault is named, no other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.backends.ledger.format import header
+from proxy.backends.ledger.journal import NAME
+from proxy.config.load import parse
+from proxy.demo.client import DemoPod
+from proxy.doctor.checks import EARLIEST, CheckResult, examine
+from proxy.doctor.gather import Places, gather
+from proxy.model.errors import ConfigError
+from proxy.topology.sysfs_tree import write_sysfs
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+
+THEIRS = "unix:///run/containerd/containerd.sock"
+LIMITS = "Limit            Soft Limit  Hard Limit  Units\nMax open files   {}        4096        files\n"
+
+
+class DoctoredNode(DaemonNode):
+    """A healthy node, until a test breaks something."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        write_sysfs(self.machine, directory / "machine")
+        for name in ("hooks.d", "kubelet", "proc", "state"):
+            (directory / name).mkdir()
+        (directory / "state").chmod(0o700)
+        (directory / "nri").mkdir()
+        none = directory / "none"
+        self.settings = (
+            f"sysfsRoot: {directory}/machine/sys\n"
+            f"procfsRoot: {directory}/proc\n"
+            f"cgroupRoot: {directory}/cgroup\n"
+            f"hooks: {{folder: {directory}/hooks.d, vendorFolder: {none}, serverFolder: {none}}}\n"
+            f"kubelet: {{stateDir: {directory}/kubelet}}\n"
+        )
+        self.write("kubelet/config.yaml", f"containerRuntimeEndpoint: unix://{directory}/cri.sock\n")
+        self.write(f"proc/{os.getpid()}/limits", LIMITS.format(2048))
+        self.more = ""
+        """More lines of the configuration that the doctor reads."""
+        self.now = EARLIEST + 1.0
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o600)
+        return path
+
+    def use_certificate(self, text: str) -> None:
+        """Have the configuration of the doctor name a certificate."""
+        path = self.write("c.pem", text)
+        more = f"/kubelet, pods: 'https://127.0.0.1:1', certFile: {path}, keyFile: {path}}}"
+        self.settings = self.settings.replace("/kubelet}", more)
+
+    def process(self, pid: int, comm: str, *words: str) -> None:
+        self.write(f"proc/{pid}/comm", f"{comm}\n")
+        self.write(f"proc/{pid}/cmdline", "\0".join(words))
+
+    def findings(self) -> dict[str, tuple[str, str]]:
+        """Return what is not ok: check to result and text."""
+        refused = ""
+        try:
+            config = parse(self.configuration(self.more), "test")
+        except ConfigError as error:
+            config, refused = parse(self.configuration(), "test"), str(error)
+        places = Places(self.directory / "nri", lambda: self.now)
+        return {
+            each.id: (each.result.value, each.text)
+            for each in examine(gather(replace(config, origin=None), refused, 20.0, places))
+            if each.result is not CheckResult.OK
+        }
+
+
+NOT_MADE = {
+    "cgroup-driver": ("skip", "kubelet's configuration does not say the cgroup driver"),
+    "certificates": ("skip", "the configuration names no certificate"),
+}
+
+
+def examined(
+    break_it: Callable[[DoctoredNode], object], *, connected: bool = True
+) -> dict[str, tuple[str, str]]:
+    """Run a daemon with a pod, break the node, and return what the doctor finds that it does not on each."""
+    found: dict[str, tuple[str, str]] = {}
+    with temporary_node(DoctoredNode) as node:
+
+        async def day() -> None:
+            await node.launch(DemoPod("web", "LS"))
+            with node.client() as client:
+                if connected:
+                    await asyncio.to_thread(client.version)
+                break_it(node)
+                found.update(await asyncio.to_thread(node.findings))
+
+        run(node.daemon(), day, synced=True)
+    return {name: each for name, each in found.items() if NOT_MADE.get(name) != each}
+
+
+def test_a_healthy_node_has_no_finding() -> None:
+    assert examined(lambda node: None) == {}
+
+
+BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
+    "kubeadm-reset": (
+        "kubelet-endpoint",
+        "fail",
+        lambda node: node.write("kubelet/config.yaml", f"containerRuntimeEndpoint: {THEIRS}\n"),
+    ),
+    "flag-elsewhere": (
+        "kubelet-endpoint",
+        "fail",
+        lambda node: node.process(
+            7, "kubelet", "/usr/bin/kubelet", "--v=2", f"--container-runtime-endpoint={THEIRS}"
+        ),
+    ),
+    "static-kubelet": (
+        "kubelet-managers",
+        "warn",
+        lambda node: node.write("kubelet/cpu_manager_state", '{"policyName":"static","entries":{}}'),
+    ),
+    "koordlet": ("other-writers", "warn", lambda node: node.process(8, "koordlet", "koordlet")),
+    "nri-plug-in": ("other-writers", "warn", lambda node: node.write("nri/10-balloons", "")),
+    "open-hook": (
+        "hook-files",
+        "fail",
+        lambda node: node.write("hooks.d/10-open.py", "API_VERSION = 1\n").chmod(0o666),
+    ),
+    "few-files": (
+        "open-files",
+        "fail",
+        lambda node: node.write(f"proc/{os.getpid()}/limits", LIMITS.format(256)),
+    ),
+    "damaged-before": ("ledger", "warn", lambda node: node.write(f"state/{NAME}.bad-1", "")),
+    "open-socket": ("socket-modes", "fail", lambda node: (node.directory / "cri.sock").chmod(0o666)),
+    "no-clock": ("clock", "fail", lambda node: setattr(node, "now", 60.0)),
+    "wrong-key": ("configuration", "fail", lambda node: setattr(node, "more", "mod: observe")),
+    "reserved-too-much": ("machine", "fail", lambda node: setattr(node, "more", "reservedSystemCPUs: 0-99")),
+    "no-certificate": (
+        "certificates",
+        "fail",
+        lambda node: node.use_certificate("not a certificate"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_node_is_named(name: str) -> None:
+    check, result, break_it = BROKEN[name]
+    found = examined(break_it)
+    assert {each: outcome for each, (outcome, _) in found.items()} == {check: result}
+
+
+def test_a_runtime_that_is_down_is_named() -> None:
+    found = examined(lambda node: node.runtime.stop())
+    assert found["runtime"][0] == "fail"
+    assert set(found) <= {"runtime", "daemon", "daemon-problems", "cgroup-driver", "kubelet-calls"}
+
+
+def test_without_the_daemon_the_node_is_examined_all_the_same() -> None:
+    with temporary_node(DoctoredNode) as node:
+        found = node.findings()
+    assert {name: result for name, (result, _) in found.items()} == {
+        "cgroup-driver": "skip",
+        "daemon": "fail",
+        "kubelet-calls": "skip",
+        "daemon-problems": "skip",
+        "open-files": "skip",
+        "socket-modes": "skip",
+        "certificates": "skip",
+    }
+    assert "no process listens there" in found["daemon"][1]
+
+
+def test_a_ledger_of_another_machine_is_named_before_the_daemon_starts() -> None:
+    with temporary_node(DoctoredNode) as node:
+        node.write(f"state/{NAME}", "not a ledger\n")
+        result, text = node.findings()["ledger"]
+        assert (result, text.rpartition(": ")[2]) == ("fail", "its first line is damaged")
+        (node.directory / "state" / NAME).write_bytes(header("another"))
+        assert "it belongs to another machine (another, this one is" in node.findings()["ledger"][1]
+        (node.directory / "state" / NAME).write_bytes(header(node.machine.fingerprint))
+        assert "ledger" not in node.findings()
+
+
+def test_a_v2_hierarchy_without_the_controller_for_pods_is_named(tmp_path: Path) -> None:
+    with temporary_node(DoctoredNode) as node:
+        tree = node.directory / "v2"
+        (tree / "kubepods.slice").mkdir(parents=True)
+        (tree / "cgroup.controllers").write_text("cpuset cpu memory\n")
+        control = tree / "kubepods.slice/cgroup.subtree_control"
+        node.settings = node.settings.replace(f"{node.directory}/cgroup", str(tree))
+        control.write_text("cpuset cpu\n")
+        assert "cgroup-cpuset" not in node.findings()
+        control.write_text("cpu memory\n")
+        text = "the cpuset controller is not enabled for the groups in /kubepods.slice"
+        assert node.findings()["cgroup-cpuset"] == ("fail", text)
+        (tree / "cgroup.controllers").unlink()
+        result, text = node.findings()["cgroup-cpuset"]
+        assert (result, text[:33]) == ("fail", "cannot find the cpuset controller")

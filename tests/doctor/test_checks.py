@@ -1,0 +1,147 @@
+"""Each check by itself: what a node has, and what is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from proxy.doctor.checks import CHECKS, EARLIEST, EXPIRES_S, LITTLE_ROOM, QUIET_S, ROOM, CheckResult, examine
+from proxy.doctor.facts import (
+    CertificateFacts,
+    CgroupFacts,
+    ConfigurationFacts,
+    DaemonFacts,
+    DoctorFacts,
+    EndpointSetting,
+    KubeletSetup,
+    RuntimeFacts,
+    SocketFacts,
+    StateFacts,
+)
+
+OURS, THEIRS = "unix:///run/topoproxy/cri.sock", "unix:///run/containerd/containerd.sock"
+NOW = EARLIEST + 1e6
+CONFIG, FLAGS, INSTANCE = (
+    EndpointSetting(f"/var/lib/kubelet/{name}", THEIRS)
+    for name in ("config.yaml", "kubeadm-flags.env", "instance-config.yaml")
+)
+KUBELET = KubeletSetup(
+    "/var/lib/kubelet", None, (structs.replace(CONFIG, endpoint=OURS),), "systemd", "none", "None"
+)
+HEALTHY = DoctorFacts(
+    NOW,
+    runtime=RuntimeFacts("", "containerd 2.1.0", "systemd"),
+    kubelet=KUBELET,
+    daemon=DaemonFacts(clients=2, pods=3, last_call_s=1.0, open_files=4096),
+    state=StateFacts(free_bytes=1 << 30),
+    sockets=(SocketFacts("/run/topoproxy/cri.sock"),),
+    certificates=(CertificateFacts("/etc/c.pem", ends=NOW + 2 * EXPIRES_S),),
+)
+
+
+def having(**changes: Any) -> DoctorFacts:
+    return structs.replace(HEALTHY, **changes)
+
+
+def kubelet(**changes: Any) -> DoctorFacts:
+    return having(kubelet=structs.replace(KUBELET, **changes))
+
+
+def daemon(**changes: Any) -> DoctorFacts:
+    return having(daemon=structs.replace(HEALTHY.daemon, **changes))
+
+
+def unusual(facts: DoctorFacts) -> dict[str, str]:
+    """Return the checks that are not ok, with how they ended."""
+    return {each.id: each.result.value for each in examine(facts) if each.result is not CheckResult.OK}
+
+
+def test_a_healthy_node_has_no_finding() -> None:
+    assert unusual(HEALTHY) == {}
+    assert [each.id for each in examine(HEALTHY)] == list(CHECKS)
+    assert not any(each.advice for each in examine(HEALTHY))
+
+
+DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "open-files": "skip"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        (having(configuration=ConfigurationFacts(refused="cannot use c.yaml")), {"configuration": "fail"}),
+        (
+            having(configuration=ConfigurationFacts(exposed=("kubelet.keyFile: x",))),
+            {"exposed-files": "warn"},
+        ),
+        (having(machine="cannot read the machine"), {"machine": "fail"}),
+        (having(cgroups=CgroupFacts("cannot find the controller")), {"cgroup-cpuset": "fail"}),
+        (having(cgroups=CgroupFacts(without_cpuset=("/kubepods.slice",))), {"cgroup-cpuset": "fail"}),
+        (having(runtime=RuntimeFacts("cannot ask")), {"runtime": "fail", "cgroup-driver": "skip"}),
+        (having(runtime=RuntimeFacts("", "containerd 1.7", "")), {"cgroup-driver": "skip"}),
+        (having(runtime=RuntimeFacts("", "containerd 2.1", "cgroupfs")), {"cgroup-driver": "fail"}),
+        (kubelet(driver=""), {"cgroup-driver": "skip"}),
+        (kubelet(endpoints=(CONFIG,)), {"kubelet-endpoint": "fail"}),
+        (kubelet(endpoints=(FLAGS, *KUBELET.endpoints)), {"kubelet-endpoint": "fail"}),
+        (kubelet(endpoints=(INSTANCE, *KUBELET.endpoints)), {"kubelet-endpoint": "warn"}),
+        (kubelet(endpoints=(INSTANCE, CONFIG)), {"kubelet-endpoint": "fail"}),
+        (kubelet(endpoints=()), {"kubelet-endpoint": "fail"}),
+        (kubelet(running=EndpointSetting("the running kubelet", THEIRS)), {"kubelet-endpoint": "fail"}),
+        (kubelet(endpoints=(), running=EndpointSetting("the running kubelet", OURS)), {}),
+        (kubelet(directory=""), {"kubelet-endpoint": "skip", "kubelet-managers": "skip"}),
+        (kubelet(cpu_policy="static"), {"kubelet-managers": "warn"}),
+        (kubelet(memory_policy="Static"), {"kubelet-managers": "warn"}),
+        (daemon(problem="no process listens", clients=0, open_files=None), DOWN),
+        (daemon(not_ready=("the state has not been compared",)), {"daemon": "fail"}),
+        (daemon(clients=0), {"kubelet-calls": "fail"}),
+        (daemon(clients=0, pods=0), {"kubelet-calls": "skip"}),
+        (daemon(last_call_s=QUIET_S), {}),
+        (daemon(last_call_s=QUIET_S + 1), {"kubelet-calls": "warn"}),
+        (daemon(last_call_s=None), {"kubelet-calls": "warn"}),
+        (daemon(problems=("a", "b")), {"daemon-problems": "warn"}),
+        (daemon(open_files=1024), {}),
+        (daemon(open_files=1023), {"open-files": "fail"}),
+        (having(writers=("process koordlet",)), {"other-writers": "warn"}),
+        (having(hooks=("/etc/x.py: it can be written by others",)), {"hook-files": "fail"}),
+        (having(state=StateFacts(free_bytes=LITTLE_ROOM)), {}),
+        (having(state=StateFacts(free_bytes=LITTLE_ROOM - 1)), {"disk": "warn"}),
+        (having(state=StateFacts(free_bytes=ROOM)), {"disk": "warn"}),
+        (having(state=StateFacts(free_bytes=ROOM - 1)), {"disk": "fail"}),
+        (having(state=StateFacts(free_bytes=1 << 30, read_only=True)), {"disk": "fail"}),
+        (having(state=StateFacts(problem="cannot look")), {"disk": "fail"}),
+        (having(state=StateFacts()), {"disk": "skip"}),
+        (having(state=StateFacts(free_bytes=1 << 30, ledger="damaged")), {"ledger": "fail"}),
+        (having(state=StateFacts(free_bytes=1 << 30, set_aside=("a.bad-1",))), {"ledger": "warn"}),
+        (having(sockets=(SocketFacts("/s", "others can write"),)), {"socket-modes": "fail"}),
+        (having(sockets=()), {"socket-modes": "skip"}),
+        (having(now=EARLIEST - 1), {"clock": "fail"}),
+        (having(certificates=(CertificateFacts("/c", "no certificate"),)), {"certificates": "fail"}),
+        (having(certificates=(CertificateFacts("/c", ends=NOW),)), {"certificates": "fail"}),
+        (having(certificates=(CertificateFacts("/c", ends=NOW + EXPIRES_S - 1),)), {"certificates": "warn"}),
+        (having(certificates=()), {"certificates": "skip"}),
+    ],
+)
+def test_one_fault_is_found_by_its_check_alone(facts: DoctorFacts, found: dict[str, str]) -> None:
+    assert unusual(facts) == found
+    for each in examine(facts):
+        needs_advice = each.result in (CheckResult.FAIL, CheckResult.WARN)
+        assert bool(each.advice) is needs_advice, each
+        assert each.text
+
+
+def test_the_text_names_what_was_found() -> None:
+    texts = {each.id: each.text for each in examine(kubelet(endpoints=(FLAGS, *KUBELET.endpoints)))}
+    assert texts["kubelet-endpoint"] == f"/var/lib/kubelet/kubeadm-flags.env names {THEIRS}"
+    texts = {each.id: each.text for each in examine(daemon(problems=("a", "b", "c")))}
+    assert texts["daemon-problems"] == "a and 2 more"
+    texts = {each.id: each.text for each in examine(daemon(problems=("a",)))}
+    assert texts["daemon-problems"] == "a"
+
+
+def test_an_ignored_check_is_skipped() -> None:
+    facts = kubelet(endpoints=())
+    found = {each.id: each for each in examine(facts, ("kubelet-endpoint",))}
+    assert found["kubelet-endpoint"].result is CheckResult.SKIP
+    assert found["kubelet-endpoint"].text.startswith("ignored: no file in")
+    assert [each for each in found.values() if each.result is CheckResult.FAIL] == []
