@@ -185,7 +185,7 @@ class Daemon:
             executor.sync,
             executor.settler,
         )
-        await TimeSlices().through(self.sync.recovering(entries))
+        await TimeSlices().through(executor.recovery.recovering(entries))
         if not config.hooks.owned_cpus:
             executor.overrides.take_back()
         self._task(self.sync.run)

@@ -29,6 +29,7 @@ from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, Memory
 from proxy.executor.kernel_view import KernelView
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.ledger_recovery import LedgerRecovery
 from proxy.executor.lifecycle import Lifecycle
 from proxy.executor.machine.hotplug import Hotplug
 from proxy.executor.node_policy_sync import NodePolicySync
@@ -194,6 +195,15 @@ class NodeExecutor(NodeContext):
             unit_properties.fencing,
         )
         self.settler = Settler(self, start_update, quotas, mems, unit_properties)
+        self.recovery = LedgerRecovery(
+            self,
+            start_update,
+            quotas,
+            self.owner_moves,
+            self.cgroup_locator,
+            self.partitions,
+            has_devices=self.device_grants is not None,
+        )
         self.sync = Sync(
             self,
             start_update,
@@ -214,7 +224,6 @@ class NodeExecutor(NodeContext):
                 unit_properties,
                 self.owner_moves,
                 self.partitions,
-                self.device_grants,
             ),
         )
 

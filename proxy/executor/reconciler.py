@@ -3,9 +3,9 @@
 A reconcile pass lists what the runtime has and compares it with the state. Unknown containers are adopted
 (they were created without passing through the proxy, or before it started). Containers that have exited or
 vanished give their CPUs back. Creates with a lost answer are resolved. The cpuset of every live container
-in the kernel is compared with the wanted one. The first pass after a start of the daemon is the recovery:
-until it is done, calls that need a decision wait. Passes run on a timer, soon after an inconsistency was
-noticed, and as soon as the runtime can be reached again.
+in the kernel is compared with the wanted one. The first pass after a start of the daemon ends its recovery,
+which began with the ledger (``ledger_recovery``): until it is done, calls that need a decision wait. Passes
+run on a timer, soon after an inconsistency was noticed, and as soon as the runtime can be reached again.
 
 If the runtime sends events (``runtime_events``), a pass usually finds exits already handled.
 """
@@ -13,26 +13,21 @@ If the runtime sends events (``runtime_events``), a pass usually finds exits alr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from proxy.engine.adoption import overcommitted_memory
 from proxy.engine.container_events import ContainerIsBack
-from proxy.engine.device_book import PODS, RESOURCES, PodDevices, load_record
 from proxy.engine.enforcement import applies_to
-from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
-from proxy.engine.node_events import EnforcementRead, LedgerRead, RuntimeListed
+from proxy.engine.node_events import RuntimeListed
 from proxy.engine.pod_events import PodLearned
 from proxy.executor.adoption import PHASES, Adoption
 from proxy.executor.cgroup_locator import CgroupLocator
-from proxy.executor.codec import load_container, load_pod
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates
-from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.drift.detection import Drift
 from proxy.executor.enforce import Enforced
 from proxy.executor.kernel_writes import KernelWrites
@@ -53,9 +48,8 @@ from proxy.executor.worker_health import STUCK_S
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import kept_labels
-from proxy.model.workload import Container, Phase, Pod
+from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
@@ -76,7 +70,6 @@ MANY = 5
 
 
 NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
-UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
 
 
 class Compared(Struct, frozen=True):
@@ -98,7 +91,6 @@ class Compared(Struct, frozen=True):
     unit_properties: UnitProperties
     owner_moves: OwnerMoves
     partitions: PartitionSync | None = None
-    device_grants: DeviceGrants | None = None
 
 
 class Sync:
@@ -136,98 +128,6 @@ class Sync:
         self._waits = False  # it was reported that the runtime cannot be reached
         self.lack = ""
         self.runtime_version = ""
-
-    def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Load the ledger's records; the first pass then compares them with the runtime and the kernel."""
-        for _ in self.recovering(entries):
-            pass
-
-    def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
-        """Do what ``recover`` does, in steps; the executor must not be used before the last step."""
-        context = self._context
-        self._parts.quotas.load(entries)
-        if self._parts.partitions is not None:
-            self._parts.partitions.load(entries)
-        pods, containers, lost = list[Pod](), list[Container](), list[str]()
-        yield from self._recorded(entries, pods, containers, lost)
-        holds = self._parts.owner_moves.recover(entries, containers)
-        devices, resources = self._recorded_devices(entries)
-        read = LedgerRead(
-            tuple(pods), tuple(containers), holds, tuple(lost), context.clock(), devices, resources
-        )
-        context.store.handle(read)
-        self._recall_enforcement(entries.get(KEY))
-        yield
-        yield from self._start_update.suspect()
-        for resource, (promised, there) in overcommitted_memory(context.state).items():
-            context.telemetry.problem(
-                "cannot count all memory of the running containers: they were promised more than there is",
-                resource=resource,
-                promisedMiB=promised >> 20,
-                availableMiB=there >> 20,
-            )
-        for container in context.state.containers.values():
-            cpus, applied = context.state.wanted(container), applies_to(context.state, container.pod)
-            context.history.note_simple(context.wall(), container, cpus, applied=applied)
-            yield
-        self._parts.cgroup_locator.recall()
-
-    def _recorded_devices(
-        self, entries: Mapping[str, Mapping[str, object]]
-    ) -> tuple[dict[str, PodDevices], tuple[str, ...]]:
-        """Return the devices that pods held, and the resources that were registered."""
-        found, resources = dict[str, PodDevices](), list[str]()
-        if self._parts.device_grants is None:
-            return found, ()  # without device plug-ins nothing could use them
-        for key, value in entries.items():
-            if key.startswith(RESOURCES):
-                resources.append(key.removeprefix(RESOURCES))
-            elif key.startswith(PODS):
-                try:
-                    found[key.removeprefix(PODS)] = load_record(value)
-                except ValueError:
-                    self._context.telemetry.problem(
-                        "cannot use a record of the ledger", record=key, err=UNREADABLE
-                    )
-        return found, tuple(resources)
-
-    def _recall_enforcement(self, record: Mapping[str, object] | None) -> None:
-        """Go on with applying the plan where the last daemon ended."""
-        context, known = self._context, (NodeMode.ENFORCE, APPLIED_TO_ALL)
-        if record is not None:
-            try:
-                known = Enforcement.load(record)
-            except ValueError as error:
-                context.telemetry.problem("cannot use a record of the ledger", record=KEY, err=str(error))
-                known = context.state.mode, context.state.enforcement
-        context.store.handle(EnforcementRead(*known))
-        context.to_step.set()
-
-    def _recorded(
-        self,
-        entries: Mapping[str, Mapping[str, object]],
-        pods: list[Pod],
-        containers: list[Container],
-        lost: list[str],
-    ) -> Iterator[None]:
-        """Read the ledger's records into lists, in steps, and report those that cannot be used."""
-        context, bounds = self._context, self._context.state.node.machine.bounds
-        for key, value in entries.items():
-            yield
-            if key.startswith("p/"):
-                if (pod := load_pod(value, bounds)) is not None:
-                    context.bad_input.see(pod)
-                    pods.append(pod)
-                    continue
-            elif key.startswith(("c/", "i/")):
-                if (container := load_container(value, bounds)) is not None:
-                    containers.append(container)
-                    if key.startswith("i/"):
-                        lost.append(container.id)
-                    continue
-            else:
-                continue
-            context.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
 
     async def run(self) -> None:
         """Start the other parts, then make passes until cancelled."""

@@ -105,7 +105,7 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
         executor.telemetry.problem("notice at start-up", reason=note)
     suppression = suppression_of(config, executor, entries.get("b/suppress"))
     sync = executor.sync
-    sync.recover(entries)
+    executor.recovery.recover(entries)
     going = Release(executor, lambda: suppression is None or not suppression.known.written)
     comparing: asyncio.Task[None] | None = None
     try:

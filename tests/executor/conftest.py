@@ -372,7 +372,7 @@ class World:
             ),
         )
         self.start_update, self.sync = self.executor.start_update, self.executor.sync
-        self.sync.recover(dict(self.ledger.entries))
+        self.executor.recovery.recover(dict(self.ledger.entries))
         self.wire = Interceptors(self.executor, self.sync, self.start_update)
 
     def make_settler(self) -> Settler:

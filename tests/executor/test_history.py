@@ -12,6 +12,7 @@ from proxy.executor.decision_log import RememberedDecision
 from proxy.executor.history import KEEP, History
 from proxy.model.explanation import Explanation, MovedContainer
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.quoting import MESSAGE
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request, Verdict
 
 ADMITTED = Verdict()
@@ -283,6 +284,39 @@ def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
     known = history.find("p")[0].explanation
     assert (known.applied, known.cpus, known.reasons) == (True, CPUS, ("the plan is applied since noon",))
     assert (known.moved, known.more_moved, known.mems) == ((), 0, None)
+
+
+def test_a_placement_that_is_refused_elsewhere_is_void() -> None:
+    history = History(limit=3)
+    history.note(1, decision("ns/p/c"), "call-1")
+    history.note_simple(2, pooled("ns/p/c", "call-1"), CPUS)
+    history.refused("call-1", REFUSED)
+    assert [r.explanation.verdict.admitted for r in history.find("p")] == [True, False]
+    history.refused("call-2", REFUSED)
+    assert history.find("p")[1].explanation.verdict.reason == REFUSED.reason
+
+
+def test_records_with_devices_are_of_containers_that_got_them() -> None:
+    history = History(limit=9)
+    with_gpu = structs.replace(decision("ns/p/c"), devices=("gpu=0",))
+    history.note(1, with_gpu, "id")
+    history.note(2, structs.replace(with_gpu, verdict=REFUSED))
+    history.note(3, structs.replace(with_gpu, verdict=REFUSED, applied=False))
+    history.note(4, decision("ns/q/c"), "other")
+    history.note(5, structs.replace(with_gpu, container=""), "sandbox")
+    assert whens(history.with_devices()) == [1, 3]
+    assert [record.container_id for record in history.with_devices()] == ["id", ""]
+
+
+def test_long_sentences_are_cut() -> None:
+    history = History(limit=3)
+    long = structs.replace(
+        decision("ns/p/c", Verdict(9, "R", "x" * 5000)), reasons=("y" * 5000,), applied=False
+    )
+    history.note(1, long, "id")
+    known = history.find("p")[0].explanation
+    assert len(known.verdict.message) <= MESSAGE
+    assert len(known.reasons[0]) <= MESSAGE
 
 
 def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> None:

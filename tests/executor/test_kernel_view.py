@@ -127,6 +127,17 @@ def test_a_container_with_other_cpus_is_not_counted_in_its_pool_while_it_starts(
     live(day)
 
 
+def test_a_container_that_is_only_observed_is_not_counted_in_its_pool(live: Any) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w.cgroups.sets[ls] = CpuSet.parse("0-15")
+        await w.executor.kernel_view.refresh()
+        assert row(w, ls)["cpus"] == row(w, ls)["desired_cpus"] == "0-15"
+        assert node_page(w.executor)["pools"]["containers"]["shared"] == {"count": 1, "in_effect": 0}
+
+    live(day, mode=NodeMode.OBSERVE)
+
+
 def test_nothing_is_in_effect_in_observe(live: Any) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))

@@ -92,7 +92,7 @@ class Daemon:
             ports=self._ports,
         )
         entries = dict(self.ledger.entries)
-        executor.sync.recover(entries)
+        executor.recovery.recover(entries)
         for begin in (executor.sync.run, executor.settler.run, executor.unit_properties.run):
             executor.tend(begin)
         self.release = Release(executor)

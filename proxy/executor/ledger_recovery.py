@@ -1,0 +1,156 @@
+"""Reads the ledger when the daemon starts: what it knew of pods, containers and CPUs goes into the state.
+
+The records are of an earlier process, and perhaps of an earlier version: what cannot be used is reported and
+left, since the first reconcile pass compares everything with the runtime and the kernel (``reconciler``). All
+is read in steps, so that the event loop turns in between on a node with many containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from proxy.engine.adoption import overcommitted_memory
+from proxy.engine.device_book import PODS, RESOURCES, PodDevices, load_record
+from proxy.engine.enforcement import applies_to
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.node_events import EnforcementRead, LedgerRead
+from proxy.executor.cgroup_locator import CgroupLocator
+from proxy.executor.codec import load_container, load_pod
+from proxy.executor.context import NodeContext
+from proxy.executor.owner_moves import OwnerMoves
+from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.start_update import StartUpdate
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Container, Pod
+
+if TYPE_CHECKING:
+    from proxy.executor.partitions.owners import PartitionSync
+
+UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
+
+
+class LedgerRecovery:
+    """Brings the state to where the last daemon left it."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        start_update: StartUpdate,
+        quotas: OwnerQuotas,
+        owner_moves: OwnerMoves,
+        cgroup_locator: CgroupLocator,
+        partitions: PartitionSync | None,
+        *,
+        has_devices: bool,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            context: The node.
+            start_update: Expects starts that an earlier daemon has sent.
+            quotas: Takes the records of CFS quotas.
+            owner_moves: Takes the records of moves.
+            cgroup_locator: Takes what was known of cgroups.
+            partitions: Takes the records of partitions; None where there are none.
+            has_devices: There are device plug-ins, whose records are read.
+        """
+        self._context = context
+        self._start_update = start_update
+        self._quotas = quotas
+        self._owner_moves = owner_moves
+        self._cgroup_locator = cgroup_locator
+        self._partitions = partitions
+        self._has_devices = has_devices
+
+    def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Load the ledger's records; the first pass then compares them with the runtime and the kernel."""
+        for _ in self.recovering(entries):
+            pass
+
+    def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
+        """Do what ``recover`` does, in steps; the executor must not be used before the last step."""
+        context = self._context
+        self._quotas.load(entries)
+        if self._partitions is not None:
+            self._partitions.load(entries)
+        pods, containers, lost = list[Pod](), list[Container](), list[str]()
+        yield from self._recorded(entries, pods, containers, lost)
+        holds = self._owner_moves.recover(entries, containers)
+        devices, resources = self._recorded_devices(entries)
+        read = LedgerRead(
+            tuple(pods), tuple(containers), holds, tuple(lost), context.clock(), devices, resources
+        )
+        context.store.handle(read)
+        self._recall_enforcement(entries.get(KEY))
+        yield
+        yield from self._start_update.suspect()
+        for resource, (promised, there) in overcommitted_memory(context.state).items():
+            context.telemetry.problem(
+                "cannot count all memory of the running containers: they were promised more than there is",
+                resource=resource,
+                promisedMiB=promised >> 20,
+                availableMiB=there >> 20,
+            )
+        for container in context.state.containers.values():
+            cpus, applied = context.state.wanted(container), applies_to(context.state, container.pod)
+            context.history.note_simple(context.wall(), container, cpus, applied=applied)
+            yield
+        self._cgroup_locator.recall()
+
+    def _recorded_devices(
+        self, entries: Mapping[str, Mapping[str, object]]
+    ) -> tuple[dict[str, PodDevices], tuple[str, ...]]:
+        """Return the devices that pods held, and the resources that were registered."""
+        found, resources = dict[str, PodDevices](), list[str]()
+        if not self._has_devices:
+            return found, ()  # without device plug-ins nothing could use them
+        for key, value in entries.items():
+            if key.startswith(RESOURCES):
+                resources.append(key.removeprefix(RESOURCES))
+            elif key.startswith(PODS):
+                try:
+                    found[key.removeprefix(PODS)] = load_record(value)
+                except ValueError:
+                    self._context.telemetry.problem(
+                        "cannot use a record of the ledger", record=key, err=UNREADABLE
+                    )
+        return found, tuple(resources)
+
+    def _recall_enforcement(self, record: Mapping[str, object] | None) -> None:
+        """Go on with applying the plan where the last daemon ended."""
+        context, known = self._context, (NodeMode.ENFORCE, APPLIED_TO_ALL)
+        if record is not None:
+            try:
+                known = Enforcement.load(record)
+            except ValueError as error:
+                context.telemetry.problem("cannot use a record of the ledger", record=KEY, err=str(error))
+                known = context.state.mode, context.state.enforcement
+        context.store.handle(EnforcementRead(*known))
+        context.to_step.set()
+
+    def _recorded(
+        self,
+        entries: Mapping[str, Mapping[str, object]],
+        pods: list[Pod],
+        containers: list[Container],
+        lost: list[str],
+    ) -> Iterator[None]:
+        """Read the ledger's records into lists, in steps, and report those that cannot be used."""
+        context, bounds = self._context, self._context.state.node.machine.bounds
+        for key, value in entries.items():
+            yield
+            if key.startswith("p/"):
+                if (pod := load_pod(value, bounds)) is not None:
+                    context.bad_input.see(pod)
+                    pods.append(pod)
+                    continue
+            elif key.startswith(("c/", "i/")):
+                if (container := load_container(value, bounds)) is not None:
+                    containers.append(container)
+                    if key.startswith("i/"):
+                        lost.append(container.id)
+                    continue
+            else:
+                continue
+            context.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
