@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from proxy.admin.server import Reply, Route
     from proxy.executor.be.suppression import Suppression
+    from proxy.executor.change_feed import ChangeFeed
     from proxy.executor.decision_log import RememberedDecision
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.reconciler import Sync
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 class Pages:
     """Answers what is asked about a daemon; parts are None where its mode has none."""
 
-    patient = frozenset({"/memory", "/devices", "/observe/report"})
+    patient = frozenset({"/changes", "/memory", "/devices", "/observe/report"})
     """Pages that may take longer than others."""
 
     def __init__(
@@ -69,6 +70,7 @@ class Pages:
         self._staging = staging
         self._device_plugins = device_plugins
         self._started = time.time()
+        self._feed: ChangeFeed | None = None
 
     @property
     def _mode(self) -> str:
@@ -86,6 +88,8 @@ class Pages:
             "/readyz": self.readyz,
             "/explain": self.explain,
             "/report": self.report,
+            "/node": self.node,
+            "/changes": self.changes,
             "/observe/report": self.observe_report,
             "/memory": self.memory,
             "/devices": self.devices,
@@ -230,6 +234,34 @@ class Pages:
         )
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
+
+    def node(self, params: Mapping[str, str]) -> dict[str, object]:
+        """Give what the cluster agent publishes about the node, with the version of ``changes``."""
+        from proxy.observe.node_description import describe_node
+
+        executor, feed = self._followed()
+        meta = executor.node_policy.meta
+        name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
+        page = describe_node(executor.state, name, executor.kubelet_cpus.manager, meta)
+        return page | {"version": feed.version, "rejections": executor.rejections.page()}
+
+    async def changes(self, params: Mapping[str, str]) -> dict[str, object]:
+        """Answer when something has changed since a version, or when the time is over."""
+        try:
+            wait = float(params.get("wait", "0"))
+        except ValueError as error:
+            raise InputError(f"cannot wait for a change: {params['wait'][:50]!r} is not a number") from error
+        return await self._followed()[1].page(params.get("since", ""), max(0.0, wait))
+
+    def _followed(self) -> tuple[NodeExecutor, ChangeFeed]:
+        """Return the executor and the feed of its changes."""
+        from proxy.executor.change_feed import ChangeFeed
+
+        if self._executor is None:
+            raise InputError("cannot follow the node: in passthrough mode nothing is decided")
+        if self._feed is None:
+            self._feed = ChangeFeed(self._executor.store, self._executor.telemetry)
+        return self._executor, self._feed
 
     async def observe_report(self) -> dict[str, object]:
         """Give what ``topoproxy observe report`` shows."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 CLUSTER: Final = "topoproxy-cluster/1"
+CHANGES: Final = "topoproxy-changes/1"
 DEVICE_ASSIGNMENTS: Final = "topoproxy-device-assignments/1"
 DEVICE_CAPACITY: Final = "topoproxy-device-capacity/1"
 DEVICES: Final = "topoproxy-devices/1"
@@ -21,6 +22,7 @@ HOOKS_POINTS: Final = "topoproxy-hooks-points/1"
 HOOKS_RUN: Final = "topoproxy-hooks-run/1"
 HOOKS_VALIDATE: Final = "topoproxy-hooks-validate/1"
 MACHINE: Final = "machine-facts/1"
+NODE: Final = "topoproxy-node/1"
 OBSERVE_REPORT: Final = "topoproxy-observe-report/1"
 RELEASE: Final = "topoproxy-release/1"
 RELOAD: Final = "topoproxy-reload/1"

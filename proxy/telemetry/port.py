@@ -30,6 +30,9 @@ from proxy.telemetry.registry import Registry
 from proxy.telemetry.text import identity, plain
 from proxy.telemetry.throttle import PERIOD_S, TOTAL, Throttle
 
+Listener = Callable[[str, Mapping[str, object]], None]
+"""Is called with a message and its keys."""
+
 
 class Sink(Protocol):
     """Where log records go."""
@@ -82,6 +85,7 @@ class Telemetry:
         self._problems = Problems(wall or clock)
         self._throttle = Throttle(wall or clock)
         self._frequent = Throttle(clock)
+        self._listener: Listener | None = None
 
     # -- metrics ------------------------------------------------------------------------------------------
 
@@ -121,8 +125,18 @@ class Telemetry:
         """Log what happened."""
         self._sink.write("info", message, plain(keys), 1)
 
+    def listen(self, listener: Listener) -> None:
+        """Have a listener called with each warning and each problem, also those that are not logged.
+
+        Args:
+            listener: Called from any thread.
+        """
+        self._listener = listener
+
     def warning(self, message: str, /, **keys: object) -> None:
         """Log what an operator should know, and what is not a problem that lasts."""
+        if self._listener is not None:
+            self._listener(message, keys)
         self._sink.write("warning", message, plain(keys), 1)
 
     def frequent(self, message: str, /, **keys: object) -> None:
@@ -144,6 +158,8 @@ class Telemetry:
 
     def _problem(self, message: str, keys: Mapping[str, object]) -> None:
         facts = plain(keys)
+        if self._listener is not None:
+            self._listener(message, facts)
         with self._lock:
             new = self._problems.note(message, facts)
             admitted = self._throttle.admit(identity(message, facts)) if new else None

@@ -167,6 +167,8 @@ def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) ->
         return
     answers.page(node, "/devices")
     answers.page(node, "/devices/capacity")
+    answers.page(node, "/node")
+    answers.page(node, "/changes")
     answers.command("devices", *at)
     answers.command("doctor", *at)
     for route in ("/explain", "/memory", "/observe/report"):

@@ -1,0 +1,161 @@
+"""A feed of changes for a follower of the node, such as the cluster agent: "has anything changed since N?".
+
+Theory of operation. Each change of the node that a follower may care about counts up a number; a follower
+waits until the number is another one than it knows, and then reads the page that it needs. So a burst of
+changes costs one wake-up, a follower that is slow misses no state, and one that is idle costs nothing. What a
+state does not show, because it is over when it is read (a repaired cpuset, a failed hook), is kept as notices
+with numbers, the oldest forgotten first.
+
+The number starts anew with the daemon; ``version`` holds a random word beside it, so that a follower notices
+a restart. Nothing is subscribed until the first follower asks: a node without one pays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from proxy.engine.node_effects import Change
+from proxy.executor.observer import Observer
+from proxy.executor.store import NodeStore
+from proxy.model import schema_ids
+from proxy.model.workload import Container, Phase
+from proxy.telemetry.port import Telemetry
+
+LONGEST_WAIT_S = 25.0
+KEPT = 256
+"""How many notices are kept."""
+NOTABLE = frozenset(
+    {
+        "a hook failed",
+        "another program keeps writing the cpuset of a container",
+        "drift: another program wrote a cpuset: put back",
+        "refused a container",
+        "refused a pod",
+        "would refuse a container",
+        "would refuse a pod",
+    }
+)
+"""The messages of the log that become notices."""
+
+
+class Notice(Struct, frozen=True):
+    """Something that happened.
+
+    Attributes:
+        number: Of the change with which it came.
+        at: When, in seconds since the epoch.
+        message, keys: As in the log.
+    """
+
+    number: int
+    at: float
+    message: str
+    keys: dict[str, str]
+
+
+class ChangeFeed(Observer):
+    """Counts changes, and wakes the followers that wait for the next one. For the event loop."""
+
+    def __init__(self, store: NodeStore, telemetry: Telemetry, wall: Callable[[], float] = time.time) -> None:
+        """Prepare a feed; nothing is counted before the first follower.
+
+        Args:
+            store: The node.
+            telemetry: Where notices come from.
+            wall: Seconds since the epoch.
+        """
+        self._store = store
+        self._telemetry = telemetry
+        self._wall = wall
+        self._word = secrets.token_hex(4)
+        self._number = 0
+        self._notices: deque[Notice] = deque(maxlen=KEPT)
+        self._changed = asyncio.Event()
+        self._followed = False
+
+    @property
+    def version(self) -> str:
+        """The number of the newest change, after the word of this run."""
+        return f"{self._word}.{self._number}"
+
+    async def page(self, since: str, wait: float) -> dict[str, object]:
+        """Wait for a change, and give the version and the notices that are new.
+
+        Args:
+            since: The version that the follower knows; empty at first.
+            wait: The longest time in seconds.
+        """
+        if not self._followed:
+            self._follow()
+        word, _, number = since.partition(".")
+        known = int(number) if word == self._word and number.isdigit() else -1
+        if known == self._number:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(min(wait, LONGEST_WAIT_S)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        return {
+            "schema": schema_ids.CHANGES,
+            "version": self.version,
+            "notices": [
+                {"at": round(each.at, 3), "message": each.message, "keys": each.keys}
+                for each in self._notices
+                if each.number > known >= 0
+            ],
+        }
+
+    def _follow(self) -> None:
+        self._followed = True
+        loop = asyncio.get_running_loop()
+
+        def listen(message: str, keys: Mapping[str, object]) -> None:
+            if message in NOTABLE:
+                loop.call_soon_threadsafe(
+                    self._note, message, {key: str(value) for key, value in keys.items()}
+                )
+
+        self._telemetry.listen(listen)
+        self._store.subscribe(self)
+
+    def _note(self, message: str, keys: dict[str, str]) -> None:
+        self._count()
+        self._notices.append(Notice(self._number, self._wall(), message, keys))
+
+    def _count(self) -> None:
+        self._number += 1
+        self._changed.set()
+
+    # -- what counts --------------------------------------------------------------------------------------
+
+    def changed(self, change: Change) -> None:
+        """See ``Observer``."""
+        self._count()
+
+    def created(self, token: str, container: Container) -> None:
+        """See ``Observer``."""
+        self._count()
+
+    def entered(self, container: Container, phase: Phase) -> None:
+        """See ``Observer``."""
+        if phase is Phase.EXITED:
+            self._count()
+
+    def given(self, container: Container) -> None:
+        """See ``Observer``."""
+        self._count()
+
+    def gone(self, container: Container) -> None:
+        """See ``Observer``."""
+        self._count()
+
+    def pod_gone(self, sandbox_id: str) -> None:
+        """See ``Observer``."""
+        self._count()

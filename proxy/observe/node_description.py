@@ -1,0 +1,160 @@
+"""What the cluster agent publishes about the node, as plain data: the answer of ``GET /node``.
+
+The agent makes objects for schedulers from it (``proxy.agent.objects``). It holds what is in effect, and
+nothing that is only desired: the CPUs of containers to which the plan is not applied are left out, and a node
+that is being left, or was, publishes nothing (``published`` is false).
+"""
+
+from __future__ import annotations
+
+from proxy.allocation.koordinator.resource_status import status_text
+from proxy.engine.enforcement import applies_to
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model import schema_ids
+from proxy.model.kubelet import CpuManager, NodeMeta
+from proxy.model.machine import Machine, NumaNode
+from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyPolicy
+from proxy.model.quantity import show_quantity
+from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.observe.device_capacity import capacity_page
+from proxy.observe.json_access import as_map
+from proxy.observe.koordinator import node_resource_topology
+from proxy.observe.node_facts import node_facts
+from proxy.pools.cpu_location import seats_of
+
+
+def describe_node(
+    state: NodeState, name: str, manager: CpuManager | None = None, meta: NodeMeta | None = None
+) -> dict[str, object]:
+    """Describe a node.
+
+    Args:
+        state: The node as it is.
+        name: What the Node object is called.
+        manager: What kubelet's CPU manager does; None where it is not watched.
+        meta: What the Node object says; None where there is none.
+    """
+    node = state.node
+    return {
+        "schema": schema_ids.NODE,
+        "name": name,
+        "mode": state.mode.value,
+        "published": state.mode in (NodeMode.ENFORCE, NodeMode.OBSERVE),
+        "applied": applies_to(state, None),
+        "policies": _policies(node, manager or CpuManager()),
+        "reservedCPUs": str(node.reserved | node.withheld),
+        "cpus": [[seat.cpu, seat.core, seat.socket, seat.node] for seat in seats_of(node.machine)],
+        "numaNodes": [_numa_node(each, node.machine) for each in node.machine.nodes],
+        "memory": _memory(state),
+        "devices": capacity_page(state)["zones"],
+        "pools": {"shared": str(state.pools.shared), "be": str(state.pools.be)},
+        "pods": _pods(state),
+        "koordinator": _koordinator(state, name, manager, meta),
+    }
+
+
+def _koordinator(
+    state: NodeState, name: str, manager: CpuManager | None, meta: NodeMeta | None
+) -> dict[str, object]:
+    """Give what Koordinator's agent writes into a NodeResourceTopology."""
+    facts = node_facts(state, name, manager, meta)
+    whole = node_resource_topology(state.node.machine, facts)
+    metadata = as_map(whole["metadata"])
+    return {
+        "labels": metadata["labels"],
+        "annotations": metadata["annotations"],
+        "topologyPolicies": whole["topologyPolicies"],
+        "zones": whole["zones"],
+    }
+
+
+def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
+    """Give the policies in effect, by kubelet's names: ours, and kubelet's where ours is off."""
+    ours = node.policy is not TopologyPolicy.NONE
+    return {
+        "cpuManagerPolicy": "static" if node.static else manager.policy or "none",
+        "topologyManagerPolicy": node.policy.value if ours else manager.topology_policy or "none",
+        "topologyManagerScope": node.scope.value if ours else manager.topology_scope or "container",
+        "memoryManagerPolicy": "None" if node.memory is None else "Static",
+    }
+
+
+def _numa_node(node: NumaNode, machine: Machine) -> dict[str, object]:
+    """Describe a NUMA node; amounts are bytes."""
+    pages = {size: pages.nr * size << 10 for size, pages in (node.hugepages or {}).items() if pages.nr}
+    return {
+        "id": node.id,
+        "distances": {
+            str(other.id): value for other, value in zip(machine.nodes, node.distance, strict=False)
+        },
+        "memory": max(0, (node.mem_bytes or 0) - sum(pages.values())),
+        "hugepages": {
+            f"hugepages-{show_quantity(size << 10)}": total for size, total in sorted(pages.items())
+        },
+    }
+
+
+def _memory(state: NodeState) -> dict[str, object]:
+    """Give what may be promised of each NUMA node's memory, and what is left; empty where none is."""
+    if state.memory is None:
+        return {}
+    return {
+        str(number): {
+            name: {"allocatable": table.allocatable, "free": table.free}
+            for name, table in node.tables.items()
+            if table.total
+        }
+        for number, node in state.memory.nodes.items()
+    }
+
+
+def _pods(state: NodeState) -> list[dict[str, object]]:
+    """Describe the pods that run, with their containers; the newest sandbox of each."""
+    by_sandbox: dict[str, list[Container]] = {}
+    for container in state.containers.values():
+        if container.phase is not Phase.EXITED:
+            by_sandbox.setdefault(container.pod.sandbox_id, []).append(container)
+    newest: dict[str, Pod] = {}
+    for pod in state.pods.values():
+        if pod.key not in newest or newest[pod.key].attempt <= pod.attempt:
+            newest[pod.key] = pod
+    return [
+        _pod(state, pod, by_sandbox.get(pod.sandbox_id, []))
+        for pod in sorted(newest.values(), key=lambda each: (each.namespace, each.name, each.uid))
+    ]
+
+
+def _pod(state: NodeState, pod: Pod, containers: list[Container]) -> dict[str, object]:
+    applied = applies_to(state, pod)
+    chosen = applied and pod.cpuset_chosen_locally and pod.cpuset
+    return {
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "uid": pod.uid,
+        "qosClass": pod.qos.value,
+        "kubernetesQOSClass": pod.kube_qos.value,
+        "applied": applied,
+        "resourceStatus": status_text(pod.cpuset) if chosen and pod.cpuset else "",
+        "containers": [
+            _container(each, applied=applied) for each in sorted(containers, key=lambda c: (c.name, c.id))
+        ],
+    }
+
+
+def _container(container: Container, *, applied: bool) -> dict[str, object]:
+    own = container.placement
+    created = container.phase is not Phase.CREATING
+    return {
+        "name": container.name,
+        "pool": own.pool.value,
+        "cpus": str(own.exclusive) if applied and created and own.pool is Pool.OWN else "",
+        "mems": str(own.mems) if applied else "",
+        "memory": [
+            {"nodes": str(block.affinity), "resource": block.resource, "bytes": block.size}
+            for block in own.blocks
+            if applied
+        ],
+        "reasons": list(own.reasons) if applied and own.pool is Pool.OWN else [],
+    }
