@@ -29,6 +29,8 @@ PAGE = 250
 """Objects of a page of a list."""
 MESSAGE_LIMIT = 500
 """Characters of an answer that an error quotes."""
+JSON = "application/json"
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
 
@@ -84,20 +86,26 @@ class ApiClient:
         if http is not None:
             await http.aclose()
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None) -> JsonObject:
-        """Read an object.
+    async def get(self, path: str) -> JsonObject:
+        """Read an object, or what a path of discovery answers.
 
         Args:
             path: Such as ``/api/v1/nodes/NAME``.
-            params: Of the URL.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: It cannot be read.
         """
-        return await self._request("GET", path, params)
+        return await self._request("GET", path)
 
-    async def pages(self, path: str, params: Mapping[str, str]) -> AsyncIterator[JsonObject]:
+    async def pages(
+        self, path: str, params: Mapping[str, str], accept: str = JSON
+    ) -> AsyncIterator[JsonObject]:
         """Read a list page by page, so that a long one is never in memory as a whole.
+
+        Args:
+            path: Of the collection.
+            params: Selectors.
+            accept: ``METADATA`` for objects without anything but their metadata.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
@@ -105,7 +113,8 @@ class ApiClient:
         following = ""
         while True:
             more = {"continue": following} if following else {}
-            page = await self._request("GET", path, {**params, "limit": str(PAGE), **more})
+            paged = {**params, "limit": str(PAGE), **more}
+            page = await self._request("GET", path, paged, headers={"Accept": accept})
             yield page
             following = (page.get("metadata") or {}).get("continue") or ""
             if not following:
@@ -163,7 +172,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def watch(
-        self, path: str, params: Mapping[str, str], silence: float
+        self, path: str, params: Mapping[str, str], silence: float, accept: str = JSON
     ) -> AsyncIterator[AsyncIterator[str]]:
         """Open a watch; the value of the context iterates over its lines.
 
@@ -171,13 +180,16 @@ class ApiClient:
             path: Of the collection.
             params: With ``resourceVersion``.
             silence: Seconds without a byte after which the connection counts as broken.
+            accept: As for ``pages``.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``, also while iterating.
         """
         http = self._open()
         limits = httpx2.Timeout(REQUEST_S, read=silence)
-        asked = http.build_request("GET", path, params={**params, "watch": "true"}, timeout=limits)
+        asked = http.build_request(
+            "GET", path, params={**params, "watch": "true"}, timeout=limits, headers={"Accept": accept}
+        )
         try:
             answer = await http.send(asked, stream=True)
             try:
@@ -204,11 +216,12 @@ class ApiClient:
         path: str,
         params: Mapping[str, str] | None = None,
         value: JsonObject | None = None,
-        kind: str = "application/json",
+        kind: str = JSON,
+        headers: Mapping[str, str] | None = None,
     ) -> JsonObject:
         http = self._open()
         content = None if value is None else msgspec.json.encode(value)
-        headers = {"Content-Type": kind} if content else {}
+        headers = {**(headers or {}), **({"Content-Type": kind} if content else {})}
         self.writes += method != "GET"
         try:
             answer = await http.request(method, path, params=params, content=content, headers=headers)

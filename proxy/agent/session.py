@@ -42,9 +42,18 @@ class AgentSession:
         *,
         selectors: Mapping[str, str] | None = None,
         changed: Callable[[Key, T | None], None] = lambda key, value: None,
+        metadata_only: bool = False,
     ) -> Watcher[T]:
         """Return a watcher of a collection; ``Watcher.run`` follows it. See ``Watcher`` for the arguments."""
-        return Watcher(self.api, path, digest, self.telemetry, selectors=selectors, changed=changed)
+        return Watcher(
+            self.api,
+            path,
+            digest,
+            self.telemetry,
+            selectors=selectors,
+            changed=changed,
+            metadata_only=metadata_only,
+        )
 
 
 Part = Callable[[AgentSession], Awaitable[None]]

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from proxy.agent.api_client import ApiClient, ApiServerError, ApiUnreachableError, JsonObject
+from proxy.agent.api_client import JSON, METADATA, ApiClient, ApiServerError, ApiUnreachableError, JsonObject
 from proxy.agent.credentials import NoCredentialsError
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
@@ -60,6 +60,7 @@ class Watcher(Generic[T]):
         *,
         selectors: Mapping[str, str] | None = None,
         changed: Callable[[Key, T | None], None] = lambda key, value: None,
+        metadata_only: bool = False,
     ) -> None:
         """Prepare to follow a collection.
 
@@ -70,6 +71,7 @@ class Watcher(Generic[T]):
             telemetry: Where it is reported that the collection cannot be followed.
             selectors: ``fieldSelector``, ``labelSelector``.
             changed: Called with each key whose value is new, differs, or is gone (None).
+            metadata_only: Objects come with their metadata and nothing else.
         """
         self._api = api
         self._path = path
@@ -77,6 +79,7 @@ class Watcher(Generic[T]):
         self._telemetry = telemetry
         self._selectors = dict(selectors or {})
         self._changed = changed
+        self._accept = METADATA if metadata_only else JSON
         self._version = ""
         self._contact: float | None = None
         self.values: dict[Key, T] = {}
@@ -135,7 +138,7 @@ class Watcher(Generic[T]):
     async def _list(self) -> None:
         found: dict[Key, T] = {}
         version = ""
-        async for page in self._api.pages(self._path, self._selectors):
+        async for page in self._api.pages(self._path, self._selectors, self._accept):
             version = str((page.get("metadata") or {}).get("resourceVersion") or version)
             for item in page.get("items") or ():
                 key, value = _key(item), self._digested(item)
@@ -154,7 +157,9 @@ class Watcher(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(LASTS_S),
         }
-        async with self._api.watch(self._path, params, SILENCE_S) as lines:
+        async with self._api.watch(
+            self._path, params, SILENCE_S, self._accept.replace("List;", ";")
+        ) as lines:
             self._answers()
             async for line in lines:
                 if line:

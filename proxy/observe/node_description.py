@@ -12,16 +12,17 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model import schema_ids
+from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyPolicy
 from proxy.model.quantity import show_quantity
-from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.model.workload import Container, Phase, Pod
 from proxy.observe.device_capacity import capacity_page
 from proxy.observe.json_access import as_map
 from proxy.observe.koordinator import node_resource_topology
-from proxy.observe.node_facts import node_facts
+from proxy.observe.node_facts import is_pinned, node_facts, owns
 from proxy.pools.cpu_location import seats_of
 
 
@@ -45,6 +46,7 @@ def describe_node(
         "applied": applies_to(state, None),
         "policies": _policies(node, manager or CpuManager()),
         "reservedCPUs": str(node.reserved | node.withheld),
+        "freeCPUs": str(_free(state)),
         "cpus": [[seat.cpu, seat.core, seat.socket, seat.node] for seat in seats_of(node.machine)],
         "numaNodes": [_numa_node(each, node.machine) for each in node.machine.nodes],
         "memory": _memory(state),
@@ -68,6 +70,19 @@ def _koordinator(
         "topologyPolicies": whole["topologyPolicies"],
         "zones": whole["zones"],
     }
+
+
+def _free(state: NodeState) -> CpuSet:
+    """Return the CPUs that a new owner may get: those that no container owns and that are not in reserve."""
+    applied = applies_to(state, None)
+    owned = [owner.cpus for owner in state.owners.values()] if applied else _pinned(state)
+    free = state.node.machine.online - state.node.reserved - state.node.withheld
+    return free - CpuSet.from_bits(union(each.bits for each in owned))
+
+
+def _pinned(state: NodeState) -> list[CpuSet]:
+    """Return the CPUs that containers own although the plan is not applied: other programs chose them."""
+    return [each.placement.exclusive for each in state.containers.values() if owns(each) and is_pinned(each)]
 
 
 def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
@@ -138,7 +153,8 @@ def _pod(state: NodeState, pod: Pod, containers: list[Container]) -> dict[str, o
         "applied": applied,
         "resourceStatus": status_text(pod.cpuset) if chosen and pod.cpuset else "",
         "containers": [
-            _container(each, applied=applied) for each in sorted(containers, key=lambda c: (c.name, c.id))
+            _container(each, applied=applied or is_pinned(each))
+            for each in sorted(containers, key=lambda c: (c.name, c.id))
         ],
     }
 
@@ -149,12 +165,12 @@ def _container(container: Container, *, applied: bool) -> dict[str, object]:
     return {
         "name": container.name,
         "pool": own.pool.value,
-        "cpus": str(own.exclusive) if applied and created and own.pool is Pool.OWN else "",
+        "cpus": str(own.exclusive) if applied and created and owns(container) else "",
         "mems": str(own.mems) if applied else "",
         "memory": [
             {"nodes": str(block.affinity), "resource": block.resource, "bytes": block.size}
             for block in own.blocks
             if applied
         ],
-        "reasons": list(own.reasons) if applied and own.pool is Pool.OWN else [],
+        "reasons": list(own.reasons) if applied and owns(container) else [],
     }

@@ -78,7 +78,7 @@ def _chosen(state: NodeState) -> list[Alloc]:
     """Give what containers own by our own choice, together for each pod."""
     found: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
-        if not _owns(container) or not (applies_to(state, container.pod) or _is_pinned(container)):
+        if not owns(container) or not (applies_to(state, container.pod) or is_pinned(container)):
             continue
         if not container.pod.cpuset_chosen_locally and assigned_cpus(state.node, container.pod):
             continue
@@ -103,7 +103,7 @@ def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
 def _coming(state: NodeState) -> list[Alloc]:
     """Give what kubelet gave to containers that are not here: they may come at any moment."""
     known = {pod.uid: pod for pod in state.pods.values()}
-    here = {container.owner for container in state.containers.values() if _owns(container)}
+    here = {container.owner for container in state.containers.values() if owns(container)}
     found: list[Alloc] = []
     for uid, names in sorted(state.kubelet.items()):
         keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in here]
@@ -126,11 +126,12 @@ def _kubelet(node: Node, manager: CpuManager, *, ours: bool) -> KubeletFacts:
     )
 
 
-def _owns(container: Container) -> bool:
+def owns(container: Container) -> bool:
+    """Return whether a container that has not exited owns CPUs."""
     return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
 
 
-def _is_pinned(container: Container) -> bool:
+def is_pinned(container: Container) -> bool:
     """Return whether the CPUs of an owner are those that its request names, whichever program chose them."""
     return parse_cpus(container.request.cpuset_cpus) == container.placement.exclusive
 

@@ -34,6 +34,9 @@ RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
 NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 VOLCANO_POLICY = "volcano.sh/numa-topology-policy"
 VOLCANO_DECISION = "volcano.sh/topology-decision"
+CHOSEN_BY, THIS_NODE = "chosenBy", "topoproxy"
+"""A key of ``resource-status``, and its value where the cluster agent wrote the annotation: the CPUs were chosen
+on the node, and no scheduler named them. A later sandbox of the pod is decided as if it were not there."""
 BATCH_CPU = "kubernetes.io/batch-cpu"
 """Milli-CPUs that BE pods ask for, as a plain number."""
 
@@ -222,6 +225,8 @@ def _spec(fields: Fields) -> ResourceSpec:
 
 
 def _status(fields: Fields, bounds: Bounds) -> ResourceStatus:
+    if fields.text(CHOSEN_BY) == THIS_NODE:
+        return ResourceStatus()
     text = fields.text("cpuset")
     try:
         cpus = CpuSet.parse(text, bounds.cpus)

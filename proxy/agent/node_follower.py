@@ -1,0 +1,107 @@
+"""Follows the daemon: its description of the node, as soon as it has changed.
+
+``GET /changes`` answers when something has changed; then ``GET /node`` is read, not more often than five times
+a second. A daemon that does not answer leaves the last description in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from proxy.agent.daemon_client import DaemonClient
+from proxy.agent.objects.node_page import NodePage, read_node_page
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import TopoproxyError
+from proxy.observe.json_access import as_list, as_map
+from proxy.telemetry.port import Telemetry
+
+WAIT_S = 20.0
+APART_S = 0.2
+"""Seconds between two readings."""
+PAUSES = Backoff(0.25, 2.0)
+SILENT_S = 15.0
+"""Seconds without an answer after which the daemon counts as unreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonNotice:
+    """Something that has happened on the node; message and keys are those of the daemon's log."""
+
+    message: str
+    keys: Mapping[str, str]
+
+
+Followed = Callable[[NodePage | None, NodePage, list[DaemonNotice]], None]
+"""Is called with the description before, the newest one, and what has happened since."""
+
+
+class NodeFollower:
+    """Follows the daemon.
+
+    Attributes:
+        page: The newest description; None before the first.
+    """
+
+    def __init__(
+        self,
+        daemon: DaemonClient,
+        node: str,
+        telemetry: Telemetry,
+        changed: Followed,
+        silent: Callable[[], None],
+    ) -> None:
+        """Prepare to follow the daemon.
+
+        Args:
+            daemon: The daemon.
+            node: The name of the Node object.
+            telemetry: Where it is reported that the daemon does not answer.
+            changed: Called with each new description.
+            silent: Called when the daemon has not answered for some time.
+        """
+        self._daemon = daemon
+        self._node = node
+        self._telemetry = telemetry
+        self._changed = changed
+        self._silent = silent
+        self._since = ""
+        self.page: NodePage | None = None
+
+    async def run(self) -> None:
+        """Follow the daemon until cancelled."""
+        loop, pauses = asyncio.get_running_loop(), RetryDelays(PAUSES)
+        answered: float | None = loop.time()
+        while True:
+            try:
+                await self._next()
+                answered = loop.time()
+                pauses.reset()
+                self._telemetry.resolved("cannot follow the daemon")
+                await asyncio.sleep(APART_S)
+            except TopoproxyError as error:
+                self._since = ""
+                self._telemetry.problem("cannot follow the daemon", err=error)
+                if answered is not None and loop.time() - answered > SILENT_S:
+                    answered = None
+                    self._silent()
+                await asyncio.sleep(pauses.next())
+
+    async def _next(self) -> None:
+        """Wait for a change, and read the description where there is one."""
+        asked = {"since": self._since, "wait": f"{WAIT_S:g}"}
+        changes = as_map(await self._daemon.ask("/changes", asked, timeout=WAIT_S + 10))
+        version = str(changes.get("version", ""))
+        if version == self._since:
+            return
+        notices = [
+            DaemonNotice(
+                str(each["message"]), {key: str(value) for key, value in as_map(each["keys"]).items()}
+            )
+            for each in map(as_map, as_list(changes.get("notices")))
+        ]
+        page = read_node_page(await self._daemon.ask("/node", {"node": self._node}))
+        self._since = version
+        before, self.page = self.page, page
+        self._changed(before, page, notices)

@@ -1,0 +1,181 @@
+"""Keeps objects at the API server as they are wanted: each change soon, each object at most once a second.
+
+Theory of operation. For each object the writer holds what is wanted and what was written last. Where the two
+differ, and the last write was a second ago, it writes; changes meanwhile replace what is wanted, so a burst
+costs one write, and an object that does not change costs none. A write that fails is repeated with back-off,
+with what is wanted by then. Nothing is queued: memory is bounded by the number of objects.
+
+Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners.
+Where another program writes them again and again, the objects are repaired at growing intervals: a watch of
+their metadata names each version that is not ours (``seen``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from proxy.agent.api_client import ApiServerError, JsonObject
+from proxy.model.backoff import Backoff
+from proxy.model.errors import TopoproxyError
+from proxy.telemetry.port import Telemetry
+
+LEAST_S = 1.0
+"""Seconds between two writes of one object."""
+FAILED = Backoff(1.0, 4.0)
+"""Seconds after a write that failed."""
+REFUSED = Backoff(2.0, 30.0)
+"""Seconds after a write that the API server refused: a change of permissions or of the CRD would help."""
+OVERWRITTEN = Backoff(1.0, 60.0, steady=600.0, tolerated=2, least=1.0)
+"""Seconds before fields are taken back from another program."""
+ONCE_LIMIT = 100
+_TEMPORARY = (401, 408, 409, 429)
+
+Write = Callable[[], Awaitable[JsonObject | None]]
+"""Writes an object, or deletes it; returns it as it is then."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An object.
+
+    Attributes:
+        wanted: What it is to be, in a form that compares; None: it is to be gone.
+        write: Writes that.
+        written: What was written last; a value that nothing equals before the first write.
+        due: The time of the next write at the earliest.
+        failures: Failed writes in a row.
+        overwritten: How often another program wrote it in a row.
+        repaired: When it was taken back last.
+        versions: The resource versions of our own last writes.
+        once: It is forgotten once it is written.
+    """
+
+    wanted: object
+    write: Write
+    written: object = field(default_factory=object)
+    due: float = 0.0
+    failures: int = 0
+    overwritten: int = 0
+    repaired: float = 0.0
+    versions: deque[str] = field(default_factory=lambda: deque(maxlen=4))
+    once: bool = False
+
+
+class ObjectWriter:
+    """Writes objects. For one event loop."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        """Start with nothing to write.
+
+        Args:
+            telemetry: Where it is reported that an object cannot be written.
+        """
+        self._telemetry = telemetry
+        self._objects: dict[str, _Kept] = {}
+        self._wake = asyncio.Event()
+
+    def want(self, path: str, wanted: object, write: Write, *, once: bool = False) -> None:
+        """Have an object written as soon as it may be, unless it was written so already.
+
+        Args:
+            path: Of the object.
+            wanted: What is compared with what was written last.
+            write: Writes it.
+            once: Forget it once it is written; of more than ``ONCE_LIMIT`` of these, the oldest are forgotten.
+        """
+        kept = self._objects.get(path)
+        if kept is None:
+            self._objects[path] = _Kept(wanted, write, once=once)
+            if once:
+                self._bound()
+        elif kept.wanted == wanted:
+            return
+        else:
+            kept.wanted, kept.write = wanted, write
+            if kept.failures:  # something new may be accepted
+                kept.failures, kept.due = 0, min(kept.due, self._now() + LEAST_S)
+        self._wake.set()
+
+    def withdraw(self, path: str, remove: Write) -> None:
+        """Have an object removed, and forget it then; nothing happens if it was never wanted."""
+        if path in self._objects:
+            self.want(path, None, remove)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The objects that are wanted."""
+        return tuple(path for path, kept in self._objects.items() if kept.wanted is not None)
+
+    def forget(self, path: str) -> None:
+        """Neither write nor remove an object any more."""
+        self._objects.pop(path, None)
+
+    def seen(self, path: str, version: str | None) -> None:
+        """Handle that an object has a version, or is gone (None): one that is not ours is written again."""
+        kept = self._objects.get(path)
+        if kept is None or kept.wanted is None or kept.written != kept.wanted or version in kept.versions:
+            return
+        now = self._now()
+        if now - kept.repaired > OVERWRITTEN.steady:
+            kept.overwritten = 0
+        kept.overwritten += 1
+        kept.repaired = now
+        kept.due = max(kept.due, now + OVERWRITTEN.delay(kept.overwritten))
+        kept.written = object()
+        if kept.overwritten > OVERWRITTEN.tolerated:
+            self._telemetry.problem("another program keeps writing an object of ours", path=path)
+        self._wake.set()
+
+    def again(self) -> None:
+        """Write all objects again: the API server may have lost them."""
+        for kept in self._objects.values():
+            kept.written = object()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write what is wanted until cancelled."""
+        while True:
+            self._wake.clear()
+            now = self._now()
+            behind = [(path, kept) for path, kept in self._objects.items() if kept.written != kept.wanted]
+            ready = [(path, kept) for path, kept in behind if kept.due <= now]
+            if ready:
+                await asyncio.gather(*(self._one(path, kept) for path, kept in ready))
+                continue
+            pause = min((kept.due - now for _, kept in behind), default=None)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _one(self, path: str, kept: _Kept) -> None:
+        wanted = kept.wanted
+        try:
+            answer = await kept.write()
+        except TopoproxyError as error:
+            self._failed(path, kept, error)
+            return
+        kept.failures, kept.written, kept.due = 0, wanted, self._now() + LEAST_S
+        self._telemetry.resolved("cannot write an object of the cluster", path=path)
+        if wanted == kept.wanted and (wanted is None or kept.once):
+            self._objects.pop(path, None)
+        elif answer and (version := (answer.get("metadata") or {}).get("resourceVersion")):
+            kept.versions.append(str(version))
+
+    def _bound(self) -> None:
+        single = [path for path, kept in self._objects.items() if kept.once]
+        for path in single[:-ONCE_LIMIT]:
+            del self._objects[path]
+
+    def _failed(self, path: str, kept: _Kept, error: TopoproxyError) -> None:
+        refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
+        kept.failures += 1
+        kept.due = self._now() + (REFUSED if refused else FAILED).delay(kept.failures)
+        self._telemetry.problem("cannot write an object of the cluster", path=path, err=error)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

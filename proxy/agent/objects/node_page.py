@@ -1,0 +1,135 @@
+"""The daemon's description of the node (``GET /node``), as values that the objects are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct, field
+
+from proxy.model.errors import UnavailableError
+from proxy.model.idset import CpuSet
+
+
+class PublishedContainer(Struct, frozen=True, rename="camel"):
+    """A container; ``cpus`` are its exclusive CPUs."""
+
+    name: str
+    cpus: str = ""
+    memory: tuple[dict[str, str | int], ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+class PublishedPod(Struct, frozen=True, rename="camel"):
+    """A pod; ``resource_status`` is set where its CPUs were chosen on the node for the pod as a whole."""
+
+    namespace: str
+    name: str
+    uid: str
+    applied: bool = True
+    resource_status: str = ""
+    containers: tuple[PublishedContainer, ...] = ()
+
+
+class PublishedNumaNode(Struct, frozen=True, rename="camel"):
+    """A NUMA node; amounts are bytes."""
+
+    id: int
+    distances: dict[str, int] = field(default_factory=dict)
+    memory: int = 0
+    hugepages: dict[str, int] = field(default_factory=dict)
+
+
+class Policies(Struct, frozen=True, rename="camel"):
+    """The policies in effect, with kubelet's values."""
+
+    cpu_manager_policy: str = "none"
+    topology_manager_policy: str = "none"
+    topology_manager_scope: str = "container"
+
+
+class PublishedZone(Struct, frozen=True, rename="camel"):
+    """A zone of a NodeResourceTopology: quantities by resource, as texts."""
+
+    name: str
+    resources: tuple[dict[str, str], ...] = ()
+    type: str = "Node"
+
+
+class KoordinatorPart(Struct, frozen=True, rename="camel"):
+    """What Koordinator's agent writes into a NodeResourceTopology."""
+
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    topology_policies: tuple[str, ...] = ()
+    zones: tuple[PublishedZone, ...] = ()
+
+
+class Rejection(Struct, frozen=True, rename="camel"):
+    """A pod, or a container of it, that is rejected again and again."""
+
+    pod: str
+    uid: str
+    container: str = ""
+    reason: str = ""
+    message: str = ""
+    count: int = 1
+    applied: bool = True
+
+
+class NodePage(Struct, frozen=True):
+    """The node as the daemon describes it.
+
+    Attributes:
+        name: Of the Node object.
+        mode: ``enforce``, ``observe``, ...
+        published: False where the node is released, or about to be.
+        applied: Whether the plan is applied on the node.
+        policies: In effect.
+        reserved: CPUs that no container owns.
+        free: CPUs that a new owner may get.
+        cpus: Online CPUs: id, core, socket, NUMA node.
+        numa_nodes: In ascending order.
+        memory: Bytes by NUMA node and resource, ``allocatable`` and ``free``; empty where none is promised.
+        devices: The devices that topoproxy assigns, by zone.
+        pods: That run.
+        koordinator: For Koordinator's scheduler.
+        rejections: That are not over.
+        version: Of the changes that it includes.
+    """
+
+    name: str
+    mode: str
+    published: bool
+    applied: bool
+    policies: Policies
+    reserved: str = field(name="reservedCPUs")
+    free: str = field(name="freeCPUs")
+    cpus: tuple[tuple[int, int, int, int], ...]
+    numa_nodes: tuple[PublishedNumaNode, ...] = field(name="numaNodes")
+    memory: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    devices: tuple[PublishedZone, ...] = ()
+    pods: tuple[PublishedPod, ...] = ()
+    koordinator: KoordinatorPart = field(default_factory=KoordinatorPart)
+    rejections: tuple[Rejection, ...] = ()
+    version: str = ""
+
+
+def read_node_page(page: object) -> NodePage:
+    """Read the answer of the daemon.
+
+    Raises:
+        UnavailableError: It is of another kind: the daemon is of another version.
+    """
+    try:
+        return msgspec.convert(page, NodePage)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UnavailableError(f"cannot read the daemon's description of the node: {error}") from error
+
+
+def all_cpus(lists: Iterable[str]) -> CpuSet:
+    """Return the union of CPU lists."""
+    found = CpuSet()
+    for text in lists:
+        found |= CpuSet.parse(text) if text else CpuSet()
+    return found

@@ -1,0 +1,115 @@
+"""The NodeResourceTopology of a node, in the two forms that schedulers read.
+
+There is one object for a node, and its two readers disagree about ``allocatable``. NFD's topology-updater
+(node-feature-discovery v0.17 pkg/nfd-topology-updater, read by scheduler-plugins' NodeResourceTopologyMatch)
+leaves reserved CPUs out of it, and shows in ``available`` what pods have not taken. Koordinator's agent
+writes all CPUs of the zone in all three amounts, and its scheduler takes away reserved and owned CPUs by
+annotations. So the form is a setting; the default is that of the scheduler whose API the cluster has.
+
+Resources are those that the node promises by NUMA node: CPUs always, memory and huge pages where
+``memoryManagerPolicy`` is Static, and the devices that topoproxy assigns itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.agent.objects.fingerprint import ANNOTATION, ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL, fingerprint
+from proxy.agent.objects.node_page import NodePage, PublishedNumaNode, PublishedZone, all_cpus
+from proxy.model.idset import CpuSet
+
+GROUP = "topology.node.k8s.io"
+KIND = "NodeResourceTopology"
+PLURAL = "noderesourcetopologies"
+FIGURES = "topoproxy/figures"
+
+
+def path(version: str) -> str:
+    """Return the path of the collection in a version of the API."""
+    return f"/apis/{GROUP}/{version}/{PLURAL}"
+
+
+def nfd_topology(page: NodePage) -> dict[str, Any]:
+    """Return the object as NFD's topology-updater writes it, in version v1alpha2."""
+    attributes = {
+        "topologyManagerPolicy": page.policies.topology_manager_policy,
+        "topologyManagerScope": page.policies.topology_manager_scope,
+    }
+    annotations = {FIGURES: figures(page)}
+    if page.pods:
+        attributes[ATTRIBUTE] = fingerprint((pod.namespace, pod.name) for pod in page.pods)
+        attributes[ATTRIBUTE_METHOD] = METHOD_ALL
+        annotations[ANNOTATION] = attributes[ATTRIBUTE]
+    devices = {zone.name: zone for zone in page.devices}
+    return {
+        "apiVersion": f"{GROUP}/v1alpha2",
+        "kind": KIND,
+        "metadata": {"name": page.name, "annotations": annotations},
+        "topologyPolicies": list(page.koordinator.topology_policies),
+        "attributes": [{"name": name, "value": value} for name, value in attributes.items()],
+        "zones": [_zone(page, numa, devices.get(f"node-{numa.id}")) for numa in page.numa_nodes],
+    }
+
+
+def koordinator_topology(page: NodePage, version: str = "v1alpha1") -> dict[str, Any]:
+    """Return the object as Koordinator's agent writes it."""
+    part = page.koordinator
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": KIND,
+        "metadata": {
+            "name": page.name,
+            "labels": dict(part.labels),
+            "annotations": {**part.annotations, FIGURES: figures(page)},
+        },
+        "topologyPolicies": list(part.topology_policies),
+        "zones": [
+            {"name": zone.name, "type": zone.type, "resources": list(zone.resources)} for zone in part.zones
+        ],
+    }
+
+
+def with_owner(value: Mapping[str, Any], node: str, uid: str) -> dict[str, Any]:
+    """Return an object that is deleted with the Node object."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+    return {**value, "metadata": {**value["metadata"], "ownerReferences": [owner]}}
+
+
+def figures(page: NodePage) -> str:
+    """Return what schedulers do not read and people want to see, in a few words."""
+    owners = [each.cpus for pod in page.pods for each in pod.containers if each.cpus]
+    return (
+        f"mode={page.mode} owners={len(owners)} exclusive={all_cpus(owners)} free={page.free} "
+        f"reserved={page.reserved}"
+    )
+
+
+def _zone(page: NodePage, numa: PublishedNumaNode, devices: PublishedZone | None) -> dict[str, Any]:
+    cpus = CpuSet(cpu for cpu, _, _, where in page.cpus if where == numa.id)
+    reserved, free = all_cpus([page.reserved]), all_cpus([page.free])
+    resources = [_amounts("cpu", len(cpus), len(cpus - reserved), len(cpus & free))]
+    total = {"memory": numa.memory, **numa.hugepages}
+    for name, table in sorted(page.memory.get(str(numa.id), {}).items()):
+        resources.append(
+            _amounts(name, max(total.get(name, 0), table["allocatable"]), table["allocatable"], table["free"])
+        )
+    zone: dict[str, Any] = {
+        "name": f"node-{numa.id}",
+        "type": "Node",
+        "resources": [*resources, *(devices.resources if devices else ())],
+    }
+    if numa.distances:
+        zone["costs"] = [
+            {"name": f"node-{other}", "value": distance} for other, distance in numa.distances.items()
+        ]
+    return zone
+
+
+def _amounts(name: str, capacity: int, allocatable: int, available: int) -> dict[str, str]:
+    return {
+        "name": name,
+        "capacity": str(capacity),
+        "allocatable": str(allocatable),
+        "available": str(available),
+    }

@@ -1,0 +1,151 @@
+"""Events about pods: placed exclusively, rejected, a cpuset repaired, a hook that failed.
+
+An Event has a name that follows from the pod, the container and the reason, so that what repeats is one
+object with a count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from proxy.agent.objects.node_page import NodePage, PublishedPod, Rejection
+
+SOURCE = "topoproxy"
+_LONGEST = 1024
+"""Characters of a message (kubernetes pkg/apis/core/validation/events.go)."""
+_ADVICE = {
+    "TopologyAffinityError": "Fewer CPUs, another topology policy, or a node with more free CPUs on one NUMA "
+    "node would help.",
+    "UnexpectedAdmissionError": "Fewer CPUs or a node with more free CPUs would help.",
+}
+"""What would help, by the reason of a rejection; admission's own messages say it themselves."""
+_DRIFT = ("drift: another program wrote a cpuset: put back", "CpusetRepaired")
+_CONFLICT = ("another program keeps writing the cpuset of a container", "CpusetConflict")
+
+
+class PodEvent(Struct, frozen=True):
+    """Something to be said about a pod.
+
+    Attributes:
+        namespace, pod, uid: The pod.
+        container: Empty for the pod as a whole.
+        reason: In CamelCase.
+        message: For people.
+        warning: Whether it is a warning.
+    """
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    reason: str
+    message: str
+    warning: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the Event."""
+        word = "\0".join((self.uid, self.container, self.reason))
+        return f"{self.pod[:200]}.{hashlib.sha256(word.encode()).hexdigest()[:16]}"
+
+
+def placed_events(before: NodePage | None, after: NodePage) -> Iterator[PodEvent]:
+    """Yield an event for each container that has other exclusive CPUs than before.
+
+    Args:
+        before: The last description; None where there is none: the agent has just started, and says nothing
+            about what was there before it.
+        after: The newest description.
+    """
+    if before is None:
+        return
+    known = {(pod.uid, each.name): each.cpus for pod in before.pods for each in pod.containers if each.cpus}
+    for pod in after.pods:
+        for each in pod.containers:
+            if each.cpus and known.get((pod.uid, each.name)) != each.cpus:
+                why = f": {each.reasons[0]}" if each.reasons else ""
+                message = f"Container {each.name} has CPUs {each.cpus} exclusively{why}"
+                yield _event(pod, each.name, "PlacedExclusively", message)
+
+
+def rejection_event(found: Rejection) -> PodEvent:
+    """Return the event of a rejection."""
+    namespace, _, name = found.pod.partition("/")
+    what = f"Container {found.container}" if found.container else "The pod"
+    verb = "is rejected" if found.applied else "would be rejected"
+    advice = f" {_ADVICE[found.reason]}" if found.reason in _ADVICE else ""
+    return PodEvent(
+        namespace,
+        name,
+        found.uid,
+        found.container,
+        "PlacementRejected" if found.applied else "PlacementWouldBeRejected",
+        f"{what} {verb} by topoproxy: {found.message}{advice}",
+        warning=found.applied,
+    )
+
+
+def notice_event(message: str, keys: Mapping[str, str], page: NodePage) -> PodEvent | None:
+    """Return the event of a notice of the daemon; None where it concerns no pod that runs."""
+    pod = next((pod for pod in page.pods if f"{pod.namespace}/{pod.name}" == keys.get("pod")), None)
+    if pod is None:
+        return None
+    container = keys.get("container", "")
+    for known, reason in (_DRIFT, _CONFLICT):
+        if message == known:
+            by = f" (probably {keys['probably']})" if keys.get("probably", "None") != "None" else ""
+            said = (
+                f"Another program{by} wrote the cpuset of container {container}: {keys.get('cpus', '')} is "
+                "restored"
+            )
+            return _event(pod, container, reason, said, warning=True)
+    if message == "a hook failed":
+        said = f"Hook {keys.get('hook', '')} failed: {keys.get('reason', '')}"
+        return _event(pod, container, "HookFailed", said, warning=True)
+    return None
+
+
+def _event(
+    pod: PublishedPod, container: str, reason: str, message: str, *, warning: bool = False
+) -> PodEvent:
+    return PodEvent(pod.namespace, pod.name, pod.uid, container, reason, message, warning)
+
+
+def event_object(event: PodEvent, node: str, first: str, last: str, count: int) -> dict[str, Any]:
+    """Return the object of an event.
+
+    Args:
+        event: What happened.
+        node: The name of the Node object.
+        first: When it happened for the first time (RFC 3339).
+        last: When it happened for the last time.
+        count: How often it happened.
+    """
+    about = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": event.namespace,
+        "name": event.pod,
+        "uid": event.uid,
+    }
+    if event.container:
+        about["fieldPath"] = f"spec.containers{{{event.container}}}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": event.name, "namespace": event.namespace},
+        "involvedObject": about,
+        "reason": event.reason,
+        "message": event.message[:_LONGEST],
+        "type": "Warning" if event.warning else "Normal",
+        "source": {"component": SOURCE, "host": node},
+        "reportingComponent": SOURCE,
+        "reportingInstance": node,
+        "firstTimestamp": first,
+        "lastTimestamp": last,
+        "count": count,
+    }

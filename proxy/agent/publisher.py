@@ -1,0 +1,324 @@
+"""Publishes the node: from the daemon's description to objects, annotations, Events and a condition.
+
+The follower (``node_follower``) brings each new description, pure functions (``objects``) make objects of it,
+and the writer (``object_writer``) writes those that differ. Which objects are published follows from the
+configuration and from the APIs that the cluster has; CRDs that are installed later are noticed.
+
+Objects are owned by the Node object, so that they vanish with it. They are removed when the node is released.
+When the agent ends they stay: it is mostly started again soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from proxy.agent.api_client import ApiServerError, JsonObject
+from proxy.agent.node_follower import DaemonNotice, NodeFollower
+from proxy.agent.object_writer import ObjectWriter, Write
+from proxy.agent.objects import node_resource_topology as nrt
+from proxy.agent.objects import numatopology as volcano
+from proxy.agent.objects.node_condition import (
+    TYPE,
+    UNREACHABLE,
+    NodeCondition,
+    condition_of,
+    condition_status,
+)
+from proxy.agent.objects.node_page import NodePage
+from proxy.agent.objects.pod_annotations import annotated_pods, withdrawn
+from proxy.agent.objects.pod_events import (
+    PodEvent,
+    event_object,
+    notice_event,
+    placed_events,
+    rejection_event,
+)
+from proxy.agent.session import AgentSession
+from proxy.agent.watcher import Key, Watcher
+from proxy.config.cluster import TopologyObject
+from proxy.model.errors import TopoproxyError
+
+NODES = "/api/v1/nodes"
+KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
+DISCOVER_S = 300.0
+EVENT_BURST, EVENT_S = 25, 2.0
+"""So many Events at once, and one more every so many seconds."""
+
+
+class Publisher:
+    """Publishes one node."""
+
+    def __init__(self, session: AgentSession, wall: Callable[[], float] = time.time) -> None:
+        """Prepare to publish; nothing is sent.
+
+        Args:
+            session: The node, the daemon, the API server.
+            wall: Seconds since the epoch.
+        """
+        self._session = session
+        self._settings = session.config.cluster
+        self._wall = wall
+        self.writer = ObjectWriter(session.telemetry)
+        self.follower = NodeFollower(
+            session.daemon, session.node, session.telemetry, self._followed, self._silent
+        )
+        self._node_path = f"{NODES}/{session.node}"
+        self._uid = ""
+        self._groups: dict[str, list[str]] = {}
+        self._allocations = True
+        self._condition: tuple[NodeCondition, str] | None = None
+        self._annotated: dict[str, JsonObject] = {}
+        self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
+        self._tokens, self._refilled = float(EVENT_BURST), 0.0
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        node = self._watcher(NODES, lambda item: str(item["metadata"]["uid"]), self._node_changed)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.writer.run())
+                tasks.create_task(self.follower.run())
+                tasks.create_task(self._discover(tasks))
+                tasks.create_task(node.run())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    # -- what the cluster has -----------------------------------------------------------------------------
+
+    def _watcher(
+        self, path: str, digest: Callable[[JsonObject], str], changed: Callable[[Key, str | None], None]
+    ) -> Watcher[str]:
+        """Return a watcher of the one object of a collection that has the name of the node."""
+        selectors = {"fieldSelector": f"metadata.name={self._session.node}"}
+        return self._session.watcher(path, digest, selectors=selectors, changed=changed, metadata_only=True)
+
+    async def _discover(self, tasks: asyncio.TaskGroup) -> None:
+        """Learn again and again which APIs the cluster has."""
+        while True:
+            try:
+                found = await self._session.api.get("/apis")
+            except TopoproxyError:  # the watch of the Node reports it
+                await asyncio.sleep(2.0)
+                continue
+            groups = {
+                str(group.get("name")): [str(each.get("version")) for each in group.get("versions") or ()]
+                for group in found.get("groups") or ()
+            }
+            if groups != self._groups:
+                self._groups = groups
+                self._watch_own(tasks)
+                self._publish()
+            await asyncio.sleep(DISCOVER_S)
+
+    def _watch_own(self, tasks: asyncio.TaskGroup) -> None:
+        """Watch the objects that are published, to notice other writers."""
+        for collection in (self._numatopologies, self._topologies):
+            if not collection or collection in self._watchers:
+                continue
+            path = f"{collection}/{self._session.node}"
+            watcher = self._watcher(
+                collection,
+                lambda item: str(item["metadata"]["resourceVersion"]),
+                lambda key, version, path=path: self.writer.seen(path, version),  # type: ignore[misc]
+            )
+            self._watchers[collection] = tasks.create_task(watcher.run())
+
+    @property
+    def _numatopologies(self) -> str:
+        """The collection of Numatopology objects; empty where none is published."""
+        return volcano.PATH if self._settings.numatopology and "nodeinfo.volcano.sh" in self._groups else ""
+
+    @property
+    def _topologies(self) -> str:
+        """The collection of NodeResourceTopology objects; empty where none is published."""
+        versions = self._groups.get(nrt.GROUP, [])
+        if not versions or self._settings.node_resource_topology is TopologyObject.NONE:
+            return ""
+        wanted = "v1alpha1" if self._koordinator and "v1alpha1" in versions else versions[0]
+        return nrt.path("v1alpha2" if not self._koordinator and "v1alpha2" in versions else wanted)
+
+    @property
+    def _koordinator(self) -> bool:
+        """Whether the object is written as Koordinator's agent does."""
+        form = self._settings.node_resource_topology
+        if form is not TopologyObject.AUTO:
+            return form is TopologyObject.KOORDINATOR
+        return not KOORDINATOR_GROUPS.isdisjoint(self._groups) or "v1alpha2" not in self._groups.get(
+            nrt.GROUP, ()
+        )
+
+    def _node_changed(self, key: Key, uid: str | None) -> None:
+        """Handle another Node object of our name: its condition is not there, and it owns our objects."""
+        if uid is None:
+            self._uid, self._condition = "", None
+            return
+        if uid != self._uid:
+            self._uid, self._condition = uid, None
+            self.writer.forget(f"{self._node_path}/status")
+            self._publish()
+
+    # -- what the daemon says -----------------------------------------------------------------------------
+
+    def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
+        self._publish()
+        if not self._settings.events or not page.published:
+            return
+        for event in placed_events(before, page):
+            self._event(event, 1)
+        self._events_of_rejections(page)
+        for notice in notices:
+            event = notice_event(notice.message, notice.keys, page)
+            if event is not None:
+                self._event(event, 1)
+
+    def _silent(self) -> None:
+        self._want_condition(UNREACHABLE)
+
+    def _events_of_rejections(self, page: NodePage) -> None:
+        """Write an Event for each rejection that is new, has another reason, or has come twice as often."""
+        open_now: dict[tuple[str, str], tuple[int, str]] = {}
+        for each in page.rejections:
+            key, state = (each.uid or each.pod, each.container), (each.count.bit_length(), each.message)
+            open_now[key] = state
+            if self._rejected.get(key) != state:
+                self._event(rejection_event(each), each.count)
+        self._rejected = open_now
+
+    # -- what is written ----------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Have everything written that follows from what is known."""
+        page = self.follower.page
+        if page is None or not self._uid:
+            return
+        if self._settings.node_condition:
+            self._want_condition(condition_of(page))
+        if not page.published:
+            self.withdraw()
+            return
+        if collection := self._numatopologies:
+            self._want(collection, volcano.numatopology(page, allocations=self._allocations), self._volcano)
+        if collection := self._topologies:
+            version = collection.split("/")[3]
+            koordinator = self._koordinator
+            value = nrt.koordinator_topology(page, version) if koordinator else nrt.nfd_topology(page)
+            self._want(collection, value, self._apply)
+        if self._settings.pod_annotations:
+            self._annotate(page)
+
+    def withdraw(self) -> None:
+        """Have everything removed that was published about the node and its pods."""
+        for collection in (self._numatopologies, self._topologies):
+            if collection:
+                path = f"{collection}/{self._session.node}"
+                self.writer.withdraw(path, lambda path=path: self._session.api.delete(path))  # type: ignore[misc]
+        for path in list(self._annotated):
+            self._remove_annotation(path)
+
+    def _want(self, collection: str, value: JsonObject, write: Callable[[str, JsonObject], Write]) -> None:
+        path = f"{collection}/{self._session.node}"
+        owned = nrt.with_owner(value, self._session.node, self._uid)
+        self.writer.want(path, msgspec.json.encode(owned), write(path, owned))
+
+    def _apply(self, path: str, value: JsonObject) -> Write:
+        return lambda: self._session.api.apply(path, value)
+
+    def _volcano(self, path: str, value: JsonObject) -> Write:
+        """Return a write of a Numatopology that leaves out a field which the CRD does not have."""
+
+        async def write() -> JsonObject:
+            try:
+                return await self._session.api.apply(path, value)
+            except ApiServerError as error:
+                if volcano.POD_ALLOCATIONS not in str(error):
+                    raise
+                self._allocations = False
+                reduced = {key: part for key, part in value["spec"].items() if key != volcano.POD_ALLOCATIONS}
+                return await self._session.api.apply(path, {**value, "spec": reduced})
+
+        return write
+
+    def _annotate(self, page: NodePage) -> None:
+        wanted = annotated_pods(page)
+        for path in [path for path in self._annotated if path not in wanted]:
+            self._remove_annotation(path)
+        for path, patch in wanted.items():
+            self._annotated[path] = patch
+            self.writer.want(path, patch, self._merge(path, patch))
+
+    def _remove_annotation(self, path: str) -> None:
+        patch = self._annotated.pop(path)
+        self.writer.withdraw(path, self._merge(path, withdrawn(patch)))
+
+    def _merge(self, path: str, patch: JsonObject) -> Write:
+        """Return a write of a pod; one that is gone, or is another one by now, needs none."""
+
+        async def write() -> JsonObject | None:
+            try:
+                return await self._session.api.merge(path, patch)
+            except ApiServerError as error:
+                if error.status in (404, 409):
+                    return None
+                raise
+
+        return write
+
+    def _want_condition(self, condition: NodeCondition) -> None:
+        if not self._settings.node_condition or not self._uid:
+            return
+        path = f"{self._node_path}/status"
+        self.writer.want(path, (self._uid, condition), lambda: self._write_condition(path, condition))
+
+    async def _write_condition(self, path: str, condition: NodeCondition) -> JsonObject | None:
+        """Write the condition; its time is that of the last change of its status."""
+        if self._condition is None:
+            node = await self._session.api.get(self._node_path)
+            self._condition = _condition_in(node)
+        since = self._now()
+        if self._condition is not None and self._condition[0].status == condition.status:
+            since = self._condition[1]
+            if self._condition[0] == condition:
+                return None
+        answer = await self._session.api.apply(path, condition_status(self._session.node, condition, since))
+        self._condition = condition, since
+        return answer
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    def _event(self, event: PodEvent, count: int) -> None:
+        """Have an Event written, unless there were too many."""
+        now = self._wall()
+        self._tokens = min(EVENT_BURST, self._tokens + max(0.0, now - self._refilled) / EVENT_S)
+        self._refilled = now
+        if self._tokens < 1:
+            return
+        self._tokens -= 1
+        at = self._now()
+        value = event_object(event, self._session.node, at, at, count)
+        path = f"/api/v1/namespaces/{event.namespace}/events/{event.name}"
+        self.writer.want(path, (event, count, at), self._apply(path, value), once=True)
+
+    def _now(self) -> str:
+        return datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _condition_in(node: JsonObject) -> tuple[NodeCondition, str] | None:
+    """Return our condition of a Node object, and when its status changed; None where it has none."""
+    conditions: list[dict[str, Any]] = (node.get("status") or {}).get("conditions") or []
+    for each in conditions:
+        if each.get("type") == TYPE:
+            words = (str(each.get(key) or "") for key in ("status", "reason", "message"))
+            return NodeCondition(*words), str(each.get("lastTransitionTime") or "")
+    return None
+
+
+async def publish(session: AgentSession) -> None:
+    """Publish the node until cancelled: a part of the agent."""
+    await Publisher(session).run()
