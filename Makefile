@@ -34,9 +34,10 @@ HOSTILE_ARGS ?=
 HOOKS_ARGS ?=
 CRIO ?=
 KOORDINATOR ?=
+KUBERNETES ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points golden metrics configuration lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points golden metrics configuration lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +133,10 @@ test-crio: venv ## run the end-to-end tests on CRI-O, which is built if necessar
 test-koordinator: venv e2e-tools ## test with Koordinator's own runtime proxy and hook server: as root, needs go
 	@bin=$$(KOORDINATOR="$(KOORDINATOR)" sh tests/e2e/koordinator/build.sh | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_KOORDINATOR=$$bin $(BIN)/python -m pytest tests/e2e/koordinator $(PYTEST_ARGS)
+
+test-cluster: venv ## test the cluster agent at a real etcd and kube-apiserver: needs go, etcd (Debian: etcd-server)
+	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff check --quiet .

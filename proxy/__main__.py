@@ -17,7 +17,8 @@ def main() -> NoReturn:
     if sys.argv[1:2] == ["serve"]:
         # It would end the process; from the start of the daemon on, it has the configuration read again.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    memory_trim.without_tls()
+    if sys.argv[1:2] != ["agent"]:  # which connects to the API server
+        memory_trim.without_tls()
     from proxy.cli.main import command_line
 
     end = command_line()

@@ -121,6 +121,9 @@ class AdminServer:
                 await writer.wait_closed()
         except (OSError, TimeoutError):
             pass  # The client went away, or does not read.
+        except asyncio.CancelledError:
+            if self._server is not None:  # else this is the end of the server, and the task's own
+                raise
         finally:
             self._clients.discard(task)
             writer.transport.abort()

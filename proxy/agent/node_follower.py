@@ -1,7 +1,7 @@
 """Follows the daemon: its description of the node, as soon as it has changed.
 
-``GET /changes`` answers when something has changed; then ``GET /node`` is read, not more often than five times
-a second. A daemon that does not answer leaves the last description in place.
+``GET /changes`` answers when something has changed; then ``GET /node`` is read, at most five times a second.
+A daemon that does not answer leaves the last description in place.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class ObjectWriter:
             path: Of the object.
             wanted: What is compared with what was written last.
             write: Writes it.
-            once: Forget it once it is written; of more than ``ONCE_LIMIT`` of these, the oldest are forgotten.
+            once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
         """
         kept = self._objects.get(path)
         if kept is None:

@@ -174,9 +174,9 @@ class Publisher:
             self._event(event, 1)
         self._events_of_rejections(page)
         for notice in notices:
-            event = notice_event(notice.message, notice.keys, page)
-            if event is not None:
-                self._event(event, 1)
+            said = notice_event(notice.message, notice.keys, page)
+            if said is not None:
+                self._event(said, 1)
 
     def _silent(self) -> None:
         self._want_condition(UNREACHABLE)

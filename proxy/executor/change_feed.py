@@ -28,6 +28,7 @@ from proxy.model.workload import Container, Phase
 from proxy.telemetry.port import Telemetry
 
 LONGEST_WAIT_S = 25.0
+RULES_S = 1.0
 KEPT = 256
 """How many notices are kept."""
 NOTABLE = frozenset(
@@ -78,6 +79,8 @@ class ChangeFeed(Observer):
         self._notices: deque[Notice] = deque(maxlen=KEPT)
         self._changed = asyncio.Event()
         self._followed = False
+        state = store.state
+        self._rules: tuple[object, ...] = (state.mode, state.node, state.enforcement)
 
     @property
     def version(self) -> str:
@@ -95,13 +98,10 @@ class ChangeFeed(Observer):
             self._follow()
         word, _, number = since.partition(".")
         known = int(number) if word == self._word and number.isdigit() else -1
+        self._look_at_rules()
         if known == self._number:
             self._changed.clear()
-            try:
-                async with asyncio.timeout(min(wait, LONGEST_WAIT_S)):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await self._wait(min(wait, LONGEST_WAIT_S))
         return {
             "schema": schema_ids.CHANGES,
             "version": self.version,
@@ -111,6 +111,25 @@ class ChangeFeed(Observer):
                 if each.number > known >= 0
             ],
         }
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for a change; one of mode or rules comes without a notice, and is noticed within a second."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while not self._changed.is_set() and (left := end - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(min(left, RULES_S)):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._look_at_rules()
+
+    def _look_at_rules(self) -> None:
+        """Count a change of what is decided by operators: mode, rules, and to which pods they apply."""
+        state = self._store.state
+        rules = state.mode, state.node, state.enforcement
+        if any(now is not before for now, before in zip(rules, self._rules, strict=True)):
+            self._rules = rules
+            self._count()
 
     def _follow(self) -> None:
         self._followed = True

@@ -35,8 +35,8 @@ NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 VOLCANO_POLICY = "volcano.sh/numa-topology-policy"
 VOLCANO_DECISION = "volcano.sh/topology-decision"
 CHOSEN_BY, THIS_NODE = "chosenBy", "topoproxy"
-"""A key of ``resource-status``, and its value where the cluster agent wrote the annotation: the CPUs were chosen
-on the node, and no scheduler named them. A later sandbox of the pod is decided as if it were not there."""
+"""A key of ``resource-status``, and its value where the cluster agent wrote the annotation: the CPUs were
+chosen on the node, and no scheduler named them. A later sandbox is decided as if it were not there."""
 BATCH_CPU = "kubernetes.io/batch-cpu"
 """Milli-CPUs that BE pods ask for, as a plain number."""
 

@@ -1,0 +1,174 @@
+"""The writer: soon, seldom, and again where a write fails or another program interferes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from proxy import logs
+from proxy.agent import object_writer as module
+from proxy.agent.api_client import ApiServerError, ApiUnreachableError
+from proxy.agent.object_writer import ObjectWriter
+from proxy.model.backoff import Backoff
+
+LEAST = 0.05
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_S", LEAST)
+    monkeypatch.setattr(module, "FAILED", Backoff(0.02, 0.05))
+    monkeypatch.setattr(module, "REFUSED", Backoff(0.2, 0.4))
+    monkeypatch.setattr(module, "OVERWRITTEN", Backoff(0.05, 1.0, steady=5.0, tolerated=2, least=0.05))
+
+
+class Server:
+    def __init__(self) -> None:
+        self.writes: list[tuple[str, Any]] = []
+        self.errors: list[Exception] = []
+        self.version = 0
+        self.telemetry = logs.telemetry()
+        self.writer = ObjectWriter(self.telemetry)
+
+    def want(self, path: str, value: Any, **more: Any) -> None:
+        self.writer.want(path, value, lambda: self.write(path, value), **more)
+
+    async def write(self, path: str, value: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.version += 1
+        self.writes.append((path, value))
+        return {"metadata": {"resourceVersion": str(self.version)}}
+
+    @property
+    def values(self) -> list[Any]:
+        return [value for _, value in self.writes]
+
+
+def write(test: Callable[[Server], Awaitable[None]]) -> Server:
+    server = Server()
+
+    async def run() -> None:
+        server.writer = ObjectWriter(server.telemetry)
+        task = asyncio.create_task(server.writer.run())
+        try:
+            await test(server)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    return server
+
+
+def test_the_first_change_is_written_at_once_and_a_burst_is_one_more_write() -> None:
+    async def test(server: Server) -> None:
+        for value in range(20):
+            server.want("a", value)
+            await asyncio.sleep(0.001)
+        assert server.values == [0]
+        await asyncio.sleep(2 * LEAST)
+        assert server.values == [0, 19]
+        server.want("a", 19)
+        await asyncio.sleep(2 * LEAST)
+        assert server.values == [0, 19], "nothing has changed"
+
+    write(test)
+
+
+def test_objects_do_not_wait_for_each_other() -> None:
+    async def test(server: Server) -> None:
+        server.want("a", 1)
+        server.want("b", 2)
+        await asyncio.sleep(0.01)
+        assert sorted(server.writes) == [("a", 1), ("b", 2)]
+
+    write(test)
+
+
+def test_a_write_that_fails_is_repeated_with_the_newest_value() -> None:
+    async def test(server: Server) -> None:
+        server.errors = [ApiUnreachableError("down"), ApiServerError("busy", 503)]
+        server.want("a", 1)
+        await asyncio.sleep(0.01)
+        assert "cannot write an object" in str(server.telemetry.problems())
+        server.want("a", 2)
+        await asyncio.sleep(0.25)
+        assert server.values == [2]
+        assert server.telemetry.problems() == []
+
+    write(test)
+
+
+def test_what_the_server_refuses_is_tried_seldom() -> None:
+    async def test(server: Server) -> None:
+        server.errors = [ApiServerError("no", 403) for _ in range(9)]
+        server.want("a", 1)
+        await asyncio.sleep(0.15)
+        assert len(server.errors) == 8
+        await asyncio.sleep(0.2)
+        assert len(server.errors) == 7
+
+    write(test)
+
+
+def test_a_version_of_another_writer_is_written_over_and_our_own_is_not() -> None:
+    async def test(server: Server) -> None:
+        server.want("a", 1)
+        await asyncio.sleep(0.01)
+        server.writer.seen("a", "1")
+        await asyncio.sleep(0.12)
+        assert server.values == [1]
+        server.writer.seen("a", "77")
+        await asyncio.sleep(0.12)
+        assert server.values == [1, 1]
+        server.writer.seen("a", None)
+        await asyncio.sleep(0.12)
+        assert server.values == [1, 1, 1], "it was deleted"
+
+    write(test)
+
+
+def test_against_a_stubborn_writer_the_repairs_become_rare_and_are_reported() -> None:
+    async def test(server: Server) -> None:
+        server.want("a", 1)
+        for step in range(40):
+            await asyncio.sleep(0.02)
+            server.writer.seen("a", f"theirs {step}")
+        assert 3 <= len(server.writes) <= 8
+        assert "another program keeps writing" in str(server.telemetry.problems())
+
+    write(test)
+
+
+def test_what_is_withdrawn_is_removed_once_and_forgotten() -> None:
+    async def test(server: Server) -> None:
+        server.want("a", 1)
+        await asyncio.sleep(2 * LEAST)
+        server.writer.withdraw("a", lambda: server.write("a", "gone"))
+        server.writer.withdraw("never", lambda: server.write("never", "gone"))
+        await asyncio.sleep(2 * LEAST)
+        assert server.values == [1, "gone"]
+        server.writer.seen("a", None)
+        await asyncio.sleep(2 * LEAST)
+        assert server.values == [1, "gone"]
+
+    write(test)
+
+
+def test_single_writes_are_forgotten_and_bounded() -> None:
+    async def test(server: Server) -> None:
+        server.errors = [ApiUnreachableError("down")] * 1000
+        for number in range(300):
+            server.want(f"event {number}", number, once=True)
+        await asyncio.sleep(0.01)
+        server.errors = []
+        await asyncio.sleep(0.3)
+        assert len(server.writes) == module.ONCE_LIMIT
+        assert ("event 299", 299) in server.writes
+
+    write(test)

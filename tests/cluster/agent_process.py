@@ -1,0 +1,129 @@
+"""The agent as a process, beside a daemon on an imitated node, and what it has published."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.control_plane import ControlPlane, Json
+
+NAMESPACE = "topoproxy-system"
+NUMATOPOLOGY = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/n1"
+TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
+SOON_S = 10.0
+_WRITES = re.compile(
+    r'^apiserver_request_total\{.*resource="(?!leases|events|flowschemas|prioritylevelconfigurations)'
+    r'(numatopologies|noderesourcetopologies|nodes|pods)".*verb="(APPLY|PATCH|PUT|POST|DELETE)"\} (\d+)', re.M
+)  # fmt: skip
+
+
+def bound_token(plane: ControlPlane, node: str = "n1") -> str:
+    """Return the token of the agent's pod on a node, as kubelet would request it."""
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    name = f"agent-{node}"
+    pod = plane.get(f"{pods}/{name}") or plane.create(
+        pods,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": "topoproxy-agent",
+                "containers": [{"name": "agent", "image": "x"}],
+            },
+        },
+    )
+    bound = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]}
+    asked = plane.create(
+        f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/topoproxy-agent/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}},
+    )
+    return str(asked["status"]["token"])
+
+
+class AgentProcess:
+    """A running agent."""
+
+    def __init__(self, plane: ControlPlane, directory: Path, settings: str = "", node: str = "n1") -> None:
+        self.kubeconfig = plane.kubeconfig(bound_token(plane, node), f"agent-{time.monotonic_ns()}")
+        config = directory / "agent.yaml"
+        config.write_text(
+            f"adminSocket: unix://{directory}/admin.sock\nlisten: unix://{directory}/cri.sock\n"
+            f"runtime: unix://{directory}/runtime.sock\nstateDir: {directory}/state\n{settings}"
+        )
+        self.log = directory / "agent.log"
+        command = [sys.executable, "-m", "proxy", "agent", "--config", str(config)]
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*command, "--node", node, "--kubeconfig", str(self.kubeconfig)],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            )
+
+    @property
+    def rss_kb(self) -> int:
+        found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1])
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            assert self.process.wait(10) == 0, self.log.read_text()
+        finally:
+            self.process.kill()
+
+
+@contextlib.contextmanager
+def running_agent(
+    plane: ControlPlane, directory: Path, settings: str = "", node: str = "n1"
+) -> Iterator[AgentProcess]:
+    agent = AgentProcess(plane, directory, settings, node)
+    try:
+        yield agent
+        agent.stop()
+    finally:
+        agent.process.kill()
+        agent.process.wait()
+        print(agent.log.read_text())
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = SOON_S) -> float:
+    """Wait until something holds; return the seconds that this took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds, "it does not hold"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def free_cpus(plane: ControlPlane) -> str | None:
+    """Return the free CPUs of the Numatopology; None where there is none."""
+    found = plane.get(NUMATOPOLOGY)
+    return None if found is None else str(found["spec"]["numares"]["cpu"]["allocatable"])
+
+
+def condition(plane: ControlPlane, node: str = "n1") -> Json:
+    found = plane.get(f"/api/v1/nodes/{node}") or {}
+    each = [c for c in found.get("status", {}).get("conditions", []) if c["type"] == "TopologyPlacement"]
+    return each[0] if each else {}
+
+
+def events(plane: ControlPlane, namespace: str = "demo") -> list[Json]:
+    found: list[Json] = plane.request("GET", f"/api/v1/namespaces/{namespace}/events")["items"]
+    return found
+
+
+def writes(plane: ControlPlane) -> int:
+    """Return how many writes of our kinds of objects the API server has answered."""
+    return sum(int(n) for *_, n in _WRITES.findall(plane.request("GET", "/metrics", raw=True)))

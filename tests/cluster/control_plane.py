@@ -1,0 +1,199 @@
+"""A real etcd and kube-apiserver on loopback, and a client of the cluster's administrator."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+START_S = 90.0
+Json = dict[str, Any]
+
+
+def missing() -> str:
+    """Say why there can be no control plane here; empty if there can."""
+    directory = os.environ.get("TOPOPROXY_CLUSTER", "")
+    if not directory:
+        return "needs a kube-apiserver, which make test-cluster builds (TOPOPROXY_CLUSTER: its directory)"
+    if not (Path(directory) / "kube-apiserver").exists():
+        return f"there is no kube-apiserver in {directory}"
+    return "" if shutil.which("etcd") else "needs etcd (Debian: etcd-server)"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"{status}: {body[:500]}")
+        self.status = status
+
+
+class ControlPlane:
+    """etcd and an API server; ``stop_api`` and ``start_api`` make an outage."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port, self._etcd_port, peer = free_port(), free_port(), free_port()
+        self.server = f"https://127.0.0.1:{self.port}"
+        subprocess.run(
+            ["openssl", "genrsa", "-out", directory / "sa.key", "2048"], check=True, capture_output=True
+        )
+        (directory / "tokens.csv").write_text('admin-token,admin,1,"system:masters"\n')
+        self._context = ssl.create_default_context()
+        self._context.check_hostname = False
+        self._context.verify_mode = ssl.CERT_NONE
+        etcd = f"http://127.0.0.1:{self._etcd_port}"
+        self._etcd = self._start(
+            "etcd", "etcd", f"--data-dir={directory}/etcd", f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}", f"--listen-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-cluster=default=http://127.0.0.1:{peer}", "--unsafe-no-fsync",
+        )  # fmt: skip
+        self._api: subprocess.Popen[bytes] | None = None
+
+    def _start(self, log: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{log}.log").open("ab") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, cwd=self.directory)
+
+    def start_api(self) -> None:
+        directory = self.directory
+        program = Path(os.environ["TOPOPROXY_CLUSTER"]) / "kube-apiserver"
+        self._api = self._start(
+            "apiserver", str(program), f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            f"--service-account-key-file={directory}/sa.key",
+            f"--service-account-signing-key-file={directory}/sa.key",
+            "--service-account-issuer=https://kubernetes.default.svc", "--service-account-lookup=true",
+            f"--token-auth-file={directory}/tokens.csv", "--authorization-mode=Node,RBAC",
+            "--bind-address=127.0.0.1", f"--secure-port={self.port}", f"--cert-dir={directory}/certs",
+            "--service-cluster-ip-range=10.96.0.0/16", "--advertise-address=127.0.0.1",
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+            "--endpoint-reconciler-type=none",
+        )  # fmt: skip
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            try:
+                if self.request("GET", "/readyz", raw=True) == "ok":
+                    return
+            except (OSError, ApiError):
+                pass
+            assert self._api.poll() is None, (directory / "apiserver.log").read_text()[-2000:]
+            time.sleep(0.1)
+        raise TimeoutError((directory / "apiserver.log").read_text()[-2000:])
+
+    def stop_api(self) -> None:
+        """Kill the API server, as a machine does that loses its power."""
+        if self._api is not None:
+            self._api.send_signal(signal.SIGKILL)
+            self._api.wait()
+            self._api = None
+
+    def close(self) -> None:
+        self.stop_api()
+        self._etcd.kill()
+        self._etcd.wait()
+
+    def kubeconfig(self, token: str = "admin-token", name: str = "kubeconfig") -> Path:
+        file = self.directory / name
+        cluster = {"server": self.server, "insecure-skip-tls-verify": True}
+        value = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        file.write_text(yaml.safe_dump(value))
+        return file
+
+    # -- the administrator --------------------------------------------------------------------------------
+
+    def request(
+        self, method: str, path: str, value: Any = None, kind: str = "application/json", *, raw: bool = False,
+        token: str = "admin-token",
+    ) -> Any:  # fmt: skip
+        body = None if value is None else json.dumps(value).encode()
+        asked = urllib.request.Request(f"{self.server}{path}", body, method=method)
+        asked.add_header("Authorization", f"Bearer {token}")
+        asked.add_header("Content-Type", kind)
+        try:
+            with urllib.request.urlopen(asked, timeout=10, context=self._context) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            raise ApiError(error.code, error.read().decode()) from None
+        return text if raw else json.loads(text)
+
+    def get(self, path: str) -> Json | None:
+        """Read an object; None where there is none."""
+        try:
+            found: Json = self.request("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def create(self, path: str, value: Json) -> Json:
+        created: Json = self.request("POST", path, value)
+        return created
+
+    def merge(self, path: str, value: Json) -> Json:
+        merged: Json = self.request("PATCH", path, value, "application/merge-patch+json")
+        return merged
+
+    def delete(self, path: str) -> None:
+        self.request("DELETE", path)
+
+    def install(self, manifest: Path) -> None:
+        """Apply all objects of a file, and wait for CRDs to be served."""
+        for value in yaml.safe_load_all(manifest.read_text()):
+            if value:
+                self.apply(value)
+
+    def apply(self, value: Json) -> None:
+        group, _, version = value["apiVersion"].rpartition("/")
+        base = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        namespace = value["metadata"].get("namespace")
+        where = f"{base}/namespaces/{namespace}" if namespace else base
+        path = f"{where}/{_plural(value['kind'])}/{value['metadata']['name']}"
+        self.request("PATCH", f"{path}?fieldManager=test&force=true", value, "application/apply-patch+yaml")
+        if value["kind"] == "CustomResourceDefinition":
+            spec = value["spec"]
+            for each in spec["versions"]:
+                self.until_served(f"/apis/{spec['group']}/{each['name']}/{spec['names']['plural']}")
+
+    def until_served(self, path: str) -> None:
+        end = time.monotonic() + 30
+        while self.get(path) is None:
+            assert time.monotonic() < end, path
+            time.sleep(0.05)
+
+    def node(self, name: str = "n1", **labels: str) -> Json:
+        metadata = {"name": name, "labels": labels}
+        return self.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+
+    def pod(self, name: str, uid_of: str = "default", node: str = "n1") -> Json:
+        """Create a pod that is bound to a node."""
+        spec = {"nodeName": node, "containers": [{"name": "main", "image": "x"}]}
+        value = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        return self.create(f"/api/v1/namespaces/{uid_of}/pods", value)
+
+
+def _plural(kind: str) -> str:
+    word = kind.lower()
+    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"

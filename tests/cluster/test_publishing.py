@@ -1,0 +1,363 @@
+"""What the agent publishes at a real API server: right, soon, and seldom, whatever happens to the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.demo import client as demo
+from proxy.demo.client import DemoPod
+from proxy.model.errors import RuntimeCallError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos
+from tests.cluster.agent_process import (
+    NUMATOPOLOGY,
+    TOPOLOGY,
+    AgentProcess,
+    bound_token,
+    condition,
+    events,
+    free_cpus,
+    running_agent,
+    wait_until,
+    writes,
+)
+from tests.cluster.control_plane import ApiError, ControlPlane
+from tests.cluster.upstream_crds import crd
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+
+STATIC = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\nreconcilePeriod: 1h\n"
+
+
+def owner(name: str = "owner", cpus: int = 2) -> DemoPod:
+    return DemoPod(name, kube_qos=KubeQos.GUARANTEED, cpus=cpus)
+
+
+@pytest.fixture
+def cluster(plane: ControlPlane) -> Iterator[ControlPlane]:
+    """A cluster with the CRDs of NFD and Volcano and a Node n1, and nothing that was published."""
+    plane.install(crd("topology"))
+    plane.install(crd("volcano"))
+    if plane.get("/api/v1/namespaces/demo") is None:
+        plane.create(
+            "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "demo"}}
+        )
+    plane.node()
+    yield plane
+    for path in (NUMATOPOLOGY, TOPOLOGY, "/api/v1/nodes/n1"):
+        if plane.get(path):
+            plane.delete(path)
+    for namespace in ("demo", "topoproxy-system"):
+        for kind in ("pods", "events"):
+            plane.delete(f"/api/v1/namespaces/{namespace}/{kind}?gracePeriodSeconds=0")
+
+
+class Bed:
+    """A daemon in a thread of its own, and its agent."""
+
+    def __init__(self, plane: ControlPlane, node: DaemonNode, agent: AgentProcess, daemon: Any) -> None:
+        self.plane = plane
+        self.node = node
+        self.agent = agent
+        self.daemon = daemon
+
+    def launch(self, spec: DemoPod) -> str:
+        with self.node.client() as client:
+            return client.launch(spec).container_id
+
+    def free(self) -> str | None:
+        return free_cpus(self.plane)
+
+
+def on_bed(
+    plane: ControlPlane,
+    test: Callable[[Bed], None],
+    settings: str = STATIC,
+    agent: str = "",
+    awaited: bool = True,
+) -> None:
+    """Run a test beside a daemon and an agent; the test is in a thread, the daemon on the loop."""
+    with temporary_node() as node:
+        daemon = node.daemon(settings)
+
+        def work() -> None:
+            with running_agent(plane, node.directory, agent) as process:
+                bed = Bed(plane, node, process, daemon)
+                if awaited:
+                    wait_until(lambda: bed.free() is not None and condition(plane), 30)
+                test(bed)
+
+        run(daemon, lambda: asyncio.to_thread(work), synced=True)
+
+
+@contextmanager
+def no_binding(plane: ControlPlane) -> Iterator[None]:
+    """Take away the agent's permissions, as an administrator does."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+    before = plane.request("GET", f"{path}/topoproxy-agent")
+    plane.delete(f"{path}/topoproxy-agent")
+    try:
+        yield
+    finally:
+        del before["metadata"]["resourceVersion"], before["metadata"]["uid"]
+        plane.create(path, before)
+
+
+def zone_cpus(plane: ControlPlane) -> list[str]:
+    found = plane.get(TOPOLOGY)
+    assert found is not None
+    return [resource["available"] for zone in found["zones"] for resource in zone["resources"]]
+
+
+def test_objects_follow_a_create_and_an_end(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        assert bed.free() == "1-15"
+        whole = cluster.get(TOPOLOGY)
+        assert whole is not None
+        assert whole["zones"][0]["costs"][0] == {"name": "node-0", "value": 10}
+        assert {"name": "topologyManagerPolicy", "value": "none"} in whole["attributes"]
+        (zone, _) = whole["zones"]
+        assert zone["resources"] == [{"name": "cpu", "capacity": "8", "allocatable": "7", "available": "7"}]
+        assert whole["metadata"]["ownerReferences"][0]["name"] == "n1"
+        container = bed.launch(owner())
+        taken = bed.node.cpus(container)
+        left = str(CpuSet.parse("1-15") - CpuSet.parse(taken))
+        wait_until(lambda: bed.free() == left, 5)
+        wait_until(lambda: sum(map(int, zone_cpus(cluster))) == 13, 5)
+        attributes = {each["name"]: each["value"] for each in (cluster.get(TOPOLOGY) or {})["attributes"]}
+        assert attributes["nodeTopologyPodsFingerprint"].startswith("pfp0v001")
+        wait_until(lambda: [e for e in events(cluster) if e["reason"] == "PlacedExclusively"])
+        (said,) = events(cluster)
+        assert said["involvedObject"]["name"] == "owner"
+        assert f"has CPUs {taken} exclusively" in said["message"]
+        with bed.node.client() as client:
+            client.stop(container)
+            client.remove(container)
+        wait_until(lambda: bed.free() == "1-15", 5)
+
+    on_bed(cluster, test)
+
+
+def test_a_rejection_is_an_event_and_a_condition_says_what_holds(
+    cluster: ControlPlane,
+) -> None:
+    def test(bed: Bed) -> None:
+        held = condition(cluster)
+        assert (held["status"], held["reason"]) == ("True", "Enforcing")
+        assert "topologyManagerPolicy" in held["message"]
+        for _ in range(3):
+            with pytest.raises(RuntimeCallError):
+                bed.launch(owner("wide", 40))
+        wait_until(lambda: [e for e in events(cluster) if e["reason"] == "PlacementRejected"])
+        said = events(cluster)[0]
+        assert said["type"] == "Warning"
+        assert "not enough cpus available" in said["message"]
+
+    on_bed(cluster, test)
+
+
+def test_observe_claims_nothing_and_says_so(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        assert condition(cluster)["status"] == "False"
+        assert condition(cluster)["reason"] == "Observing"
+        bed.launch(owner())
+        time.sleep(1.5)
+        assert bed.free() == "1-15"
+        assert events(cluster) == []
+
+    on_bed(cluster, test, settings=f"{STATIC}mode: observe\n")
+
+
+def test_an_idle_node_writes_nothing(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        bed.launch(owner())
+        time.sleep(3)
+        before = writes(cluster)
+        time.sleep(10)
+        assert writes(cluster) == before
+
+    on_bed(cluster, test)
+
+
+def test_a_burst_is_one_write_a_second_for_each_object(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        time.sleep(1.2)
+        before, began = writes(cluster), time.monotonic()
+        for number in range(20):
+            bed.launch(DemoPod(f"p{number}", kube_qos=KubeQos.BURSTABLE))
+        bed.launch(owner())
+        wait_until(lambda: bed.free() != "1-15", 5)
+        time.sleep(1.5)
+        lasted = time.monotonic() - began
+        assert writes(cluster) - before <= 2 * (lasted + 1), "two objects change"
+
+    on_bed(cluster, test)
+
+
+def test_what_another_program_writes_or_deletes_is_restored(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        time.sleep(1.2)
+        foreign = {"spec": {"numares": {"cpu": {"allocatable": "0-99"}}}}
+        cluster.merge(NUMATOPOLOGY, foreign)
+        wait_until(lambda: bed.free() == "1-15", 10)
+        cluster.delete(TOPOLOGY)
+        wait_until(lambda: cluster.get(TOPOLOGY), 10)
+        cluster.merge(NUMATOPOLOGY, {"metadata": {"labels": {"theirs": "stays"}}})
+        time.sleep(2.5)
+        labels = (cluster.get(NUMATOPOLOGY) or {})["metadata"]["labels"]
+        assert labels == {"theirs": "stays"}
+
+    on_bed(cluster, test)
+
+
+def test_after_an_outage_under_churn_objects_are_right_within_five_seconds(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        cluster.stop_api()
+        slowest = 0.0
+        for number in range(10):
+            began = time.monotonic()
+            bed.launch(owner(f"o{number}", 1))
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.5)
+        assert slowest < 2, "no call waits for the API server"
+        cluster.start_api()
+        wait_until(lambda: len(CpuSet.parse(bed.free() or "0-15")) == 5, 10)
+        assert len((cluster.get(NUMATOPOLOGY) or {})["spec"]["numares"]) == 1
+
+    on_bed(cluster, test)
+
+
+def test_permissions_that_are_taken_and_given_back(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        with no_binding(cluster):
+            bed.launch(owner())
+            time.sleep(2)
+            assert bed.free() == "1-15"
+        wait_until(lambda: bed.free() != "1-15", 40)
+
+    on_bed(cluster, test)
+
+
+def test_a_token_that_ends_is_read_again_from_the_file(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        pods = "/api/v1/namespaces/topoproxy-system/pods/agent-n1"
+        cluster.delete(f"{pods}?gracePeriodSeconds=0")  # the token is bound to it
+        time.sleep(11)  # the API server remembers for ten seconds that a token is good
+        bed.launch(owner())
+        wait_until(lambda: "Unauthorized" in bed.agent.log.read_text(), 30)
+        cluster.kubeconfig(bound_token(cluster), bed.agent.kubeconfig.name)
+        wait_until(lambda: bed.free() != "1-15", 30)
+
+    on_bed(cluster, test)
+
+
+def test_an_agent_cannot_write_objects_of_another_node(cluster: ControlPlane) -> None:
+    token = bound_token(cluster)
+    other = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/n2"
+    value = {"apiVersion": "nodeinfo.volcano.sh/v1alpha1", "kind": "Numatopology", "metadata": {"name": "n2"}}
+    plain = cluster.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2"}})
+    try:
+        for path, body in (
+            (f"{other}?fieldManager=x&force=true", value),
+            (
+                "/api/v1/nodes/n2/status?fieldManager=x&force=true",
+                {
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "metadata": {"name": "n2"},
+                    "status": {"conditions": [{"type": "TopologyPlacement", "status": "True"}]},
+                },
+            ),
+        ):
+            with pytest.raises(ApiError, match="only objects of its own node") as refused:
+                cluster.request("PATCH", path, body, "application/apply-patch+yaml", token=token)
+            assert refused.value.status == 403
+    finally:
+        cluster.delete(f"/api/v1/nodes/{plain['metadata']['name']}")
+
+
+def test_a_released_node_withdraws_its_objects(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        from proxy.admin.client import ask
+
+        ask(bed.node.directory / "admin.sock", "/release/start", 60, act=True)
+        wait_until(lambda: cluster.get(NUMATOPOLOGY) is None and cluster.get(TOPOLOGY) is None)
+        wait_until(lambda: condition(cluster)["reason"] == "Released")
+
+    on_bed(cluster, test)
+
+
+def test_cpus_that_were_chosen_here_are_an_annotation_of_the_pod(
+    cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {"nodeName": "n1", "containers": [{"name": "main", "image": "x"}]}
+    value = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "lse", "namespace": "demo"},
+        "spec": spec,
+    }
+    pod = cluster.create("/api/v1/namespaces/demo/pods", value)
+    monkeypatch.setattr(demo.uuid, "uuid4", lambda: uuid.UUID(pod["metadata"]["uid"]))
+
+    def test(bed: Bed) -> None:
+        container = bed.launch(DemoPod("lse", "LSE", KubeQos.GUARANTEED, cpus=2))
+        key = "scheduling.koordinator.sh/resource-status"
+        path = "/api/v1/namespaces/demo/pods/lse"
+        wait_until(lambda: (cluster.get(path) or {})["metadata"].get("annotations"))
+        text = (cluster.get(path) or {})["metadata"]["annotations"][key]
+        assert f'"cpuset":"{bed.node.cpus(container)}"' in text
+
+    on_bed(cluster, test)
+
+
+def test_without_crds_only_the_condition_is_written_and_later_crds_are_noticed_by_a_new_agent(
+    cluster: ControlPlane,
+) -> None:
+    for name in ("numatopologies.nodeinfo.volcano.sh", "noderesourcetopologies.topology.node.k8s.io"):
+        cluster.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+
+    def test(bed: Bed) -> None:
+        wait_until(lambda: condition(cluster), 20)
+        assert "cannot write" not in bed.agent.log.read_text()
+
+    on_bed(cluster, test, awaited=False)
+
+
+def test_koordinators_form(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        container = bed.launch(owner())
+        path = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies/n1"
+        key = "node.koordinator.sh/pod-cpu-allocs"
+        taken = bed.node.cpus(container)
+        wait_until(
+            lambda: taken in ((cluster.get(path) or {})["metadata"].get("annotations") or {}).get(key, "")
+        )
+        found: Any = cluster.get(path)
+        assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Koordinator"
+        assert found["topologyPolicies"] == ["None"]
+        assert [zone["name"] for zone in found["zones"]] == ["node-0", "node-1"]
+
+    on_bed(cluster, test, agent="cluster: {nodeResourceTopology: koordinator}\n")
+
+
+def test_two_agents_and_a_new_start_change_nothing(cluster: ControlPlane, tmp_path: Path) -> None:
+    def test(bed: Bed) -> None:
+        bed.launch(owner())
+        wait_until(lambda: bed.free() != "1-15", 5)
+        time.sleep(2)
+        version = (cluster.get(NUMATOPOLOGY) or {})["metadata"]["resourceVersion"]
+        since = condition(cluster)["lastTransitionTime"]
+        with running_agent(cluster, bed.node.directory):
+            time.sleep(5)
+        assert (cluster.get(NUMATOPOLOGY) or {})["metadata"]["resourceVersion"] == version
+        assert condition(cluster)["lastTransitionTime"] == since
+
+    on_bed(cluster, test)
