@@ -18,6 +18,7 @@ lint: ; @echo clean; exit {lint}
 e2e-tools vm-tools: ; @:
 test: ; @echo of the tests; sleep {tests}; echo '= tests ='; exit {test}
 test-vm: ; @echo of the stories; echo $$PPID >stories; sleep {takes}; echo '= stories ='; exit {stories}
+coverage: ; @echo of its tests; echo $$PPID >measuring; sleep {measures}; echo 'package lines'; exit {test}
 """
 
 pytestmark = pytest.mark.skipif(
@@ -33,12 +34,19 @@ def environment(limit: str = "50") -> dict[str, str]:
 
 
 def lay(
-    directory: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, tests: float = 0
+    directory: Path,
+    *,
+    lint: int = 0,
+    test: int = 0,
+    stories: int = 0,
+    takes: float = 0,
+    tests: float = 0,
+    measures: float = 0,
 ) -> Path:
     """Make a copy of the script in a directory where all that it calls is made up."""
     (directory / ".ci").mkdir()
     shutil.copy(RUN, directory / ".ci")
-    made = MADE.format(lint=lint, test=test, stories=stories, takes=takes, tests=tests)
+    made = MADE.format(lint=lint, test=test, stories=stories, takes=takes, tests=tests, measures=measures)
     (directory / "Makefile").write_text(made)
     return directory / ".ci/run"
 
@@ -62,7 +70,8 @@ def said(
 def test_all_is_well(tmp_path: Path) -> None:
     status, lines = said(tmp_path, takes=0.3)
     assert status == 0
-    assert lines == ["clean", "of the tests", "of the stories", "= stories =", "= tests ="]
+    coverage = ["package lines"]
+    assert lines == ["clean", "of the tests", *coverage, "of the stories", "= stories =", "= tests ="]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +81,7 @@ def test_a_failure_is_reported_last(tmp_path: Path, test: int, stories: int, las
     status, lines = said(tmp_path, test=test, stories=stories)
     assert status != 0
     assert lines[-1] == last
-    assert {"of the tests", "of the stories", "= tests =", "= stories ="} <= set(lines)
+    assert {"of the tests", "of the stories", "= tests =", "= stories =", "package lines"} <= set(lines)
 
 
 def test_stories_that_take_too_long_are_ended(tmp_path: Path) -> None:
@@ -109,15 +118,20 @@ def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
     assert "of the tests" not in lines
 
 
-def test_ending_it_ends_the_scenarios(tmp_path: Path) -> None:
-    """They are in a group of processes of their own, which no terminal's signal reaches."""
-    script = lay(tmp_path, takes=300, tests=2)
+@pytest.mark.parametrize(
+    ("file", "slow"),
+    [("stories", {"takes": 300}), ("measuring", {"measures": 300})],
+    ids=["stories", "coverage"],
+)
+def test_ending_it_ends_what_runs_beside_the_tests(tmp_path: Path, file: str, slow: dict[str, float]) -> None:
+    """They are in groups of processes of their own, which no terminal's signal reaches."""
+    script = lay(tmp_path, tests=2, **slow)  # type: ignore[arg-type]
     with subprocess.Popen([script], stdout=subprocess.DEVNULL, env=environment("300")) as process:
-        file = tmp_path / "stories"
-        until(lambda: file.is_file() and file.read_text().strip())
+        started = tmp_path / file
+        until(lambda: started.is_file() and started.read_text().strip())
         process.terminate()
         assert process.wait(60) == 143
-    pid = int(file.read_text())
+    pid = int(started.read_text())
     try:
         until(lambda: not is_alive(pid))
     except AssertionError:
