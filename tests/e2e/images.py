@@ -26,6 +26,9 @@ from pathlib import Path
 PAUSE = "localhost/pause:1"
 WAIT = ["/bin/tail", "-f", "/dev/null"]  # what a sandbox does (not sleep, which the suite looks for by name)
 BUSYBOX = "localhost/busybox:1"
+STOP_SIGNAL = "SIGKILL"
+"""Most containers here run a program that does not end at SIGTERM. When a sandbox is stopped with such a container in it,
+CRI-O waits until the deadline of the call (v1.34.0 server/sandbox_stop_linux.go, stopPodSandbox)."""
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -150,7 +153,7 @@ class Store:
         document = {
             "architecture": ARCH,
             "os": "linux",
-            "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], **config},
+            "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "StopSignal": STOP_SIGNAL, **config},
             "rootfs": {
                 "type": "layers",
                 "diff_ids": [f"sha256:{hashlib.sha256(x).hexdigest()}" for x in layers],
