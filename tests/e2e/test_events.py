@@ -19,7 +19,8 @@ from daemon import MIB, Node
 
 from proxy.model.idset import CpuSet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(CRIO), reason="CRI-O has no such events")]
+needs_events = pytest.mark.skipif(bool(CRIO), reason="CRI-O has no such events")
+pytestmark = [pytest.mark.e2e, needs_events]
 
 ALL = online()
 LAST = CpuSet([max(ALL)])

@@ -16,7 +16,7 @@ import pytest
 from bed import Bed, wait_for
 from cri import CREATED, EXITED, cgroup_of, cpuset_of, online
 from daemon import CPUSET_ANNOTATION, KINDS, QOS_LABEL, Member, Node
-from test_events import back, hears, init_of, known
+from test_events import back, hears, init_of, known, needs_events
 
 from proxy.model.idset import CpuSet
 
@@ -54,6 +54,7 @@ def replaced(node: Node, name: str) -> str:
     return container
 
 
+@needs_events
 @pytest.mark.parametrize("how", WAYS)
 def test_a_container_that_vanishes_behind_our_back(calm_node: Node, bed: Bed, how: str) -> None:
     node = calm_node
@@ -71,6 +72,7 @@ def test_a_container_that_vanishes_behind_our_back(calm_node: Node, bed: Bed, ho
     node.cri.remove(owner)
 
 
+@needs_events
 def test_a_sandbox_replaced_under_the_same_uid(calm_node: Node) -> None:
     """Its pause process dies; kubelet stops what is left and makes a new sandbox for the same pod."""
     node = calm_node
@@ -117,6 +119,7 @@ def test_two_sandboxes_of_one_uid_at_once(calm_node: Node) -> None:
     assert cpuset_of(sharer).cpus == ALL
 
 
+@needs_events
 def test_a_runtime_that_comes_back_is_asked_again(calm_node: Node, bed: Bed) -> None:
     """While it was away: one owner ended, one is left, and another program wrote a sharer's cpuset."""
     node = calm_node
