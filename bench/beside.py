@@ -207,8 +207,8 @@ def busy(target: Path) -> Iterator[None]:
 class Beside:
     """One run."""
 
-    def __init__(self, folder: Path, targets: Sequence[Target], plan: Plan, dice: random.Random) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, targets: Sequence[Target], plan: Plan, dice: random.Random) -> None:
+        self.directory = directory
         self.targets = targets
         self.plan = plan
         self.dice = dice
@@ -226,9 +226,9 @@ class Beside:
         with ended([]) as running:
             daemons: dict[str, Process] = {}
             for target in self.dice.sample(self.targets, len(self.targets)):
-                sock = self.folder / f"runtime-{target.name.replace(' ', '-')}-{self.started}.sock"
+                sock = self.directory / f"runtime-{target.name.replace(' ', '-')}-{self.started}.sock"
                 running.append(start("the runtime", backend_argv(sock), sock, malloc=True))
-                daemons[target.name] = target.start(self.folder, sock, f"-{self.started}")
+                daemons[target.name] = target.start(self.directory, sock, f"-{self.started}")
                 running.append(daemons[target.name])
                 self._settle(daemons[target.name])
             self._show("listening", lambda daemon: daemon.listening_ms, daemons)
@@ -359,14 +359,14 @@ def arguments() -> argparse.Namespace:
 
 def measure(chosen: argparse.Namespace, plan: Plan) -> tuple[Beside, str]:
     """Measure; gives what was found and the name of the base."""
-    with sources(chosen.base) as (root, named), tempfile.TemporaryDirectory(prefix="tb") as folder:
+    with sources(chosen.base) as (root, named), tempfile.TemporaryDirectory(prefix="tb") as directory:
         lock = root / "requirements.lock"
         if lock.exists() and lock.read_bytes() != (ROOT / lock.name).read_bytes():
             say("requirements.lock differs; both run on the packages of this checkout")
         targets = [checkout(NOW, chosen.checkout.resolve()), checkout(BASE, root)]
         if chosen.noise:
             targets.append(checkout(AGAIN, root))
-        run = Beside(Path(folder), targets, plan, random.Random(chosen.seed))
+        run = Beside(Path(directory), targets, plan, random.Random(chosen.seed))
         run.run(chosen.limit)
     return run, named
 

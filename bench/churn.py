@@ -135,7 +135,7 @@ def memory_mb(one: Node) -> float:
 def measure(calls: int = CALLS) -> Churn:
     """Make so many calls."""
     churn, found = Churn(), Found()
-    with tempfile.TemporaryDirectory(prefix="ch") as folder, node(Path(folder)) as one:
+    with tempfile.TemporaryDirectory(prefix="ch") as directory, node(Path(directory)) as one:
         dice, lock = random.Random(7), threading.Lock()
 
         def fail(_: object) -> None:
@@ -161,7 +161,7 @@ def measure(calls: int = CALLS) -> Churn:
                 churn.wrong += one.settled(30)
                 churn.memory.append(memory_mb(one))
                 churn.held.append(one.sizes())
-                churn.ledger.append((one.folder / "state/ledger.jsonl").stat().st_size)
+                churn.ledger.append((one.directory / "state/ledger.jsonl").stat().st_size)
                 with one.runtime._lock:
                     one.runtime._calls.clear()
         churn.wrong += [*found.overlaps, *kept(*churn.held)]

@@ -162,9 +162,9 @@ def move(one: Node, client: CriClient, container_id: str) -> None:
 
 def order(one: Node, **faults: object) -> None:
     """Order the faults that the daemon meets from the next call on."""
-    new = one.folder / "orders.new"
+    new = one.directory / "orders.new"
     new.write_text(json.dumps(faults | {"number": next(one.numbers)}))
-    new.replace(one.folder / "orders")
+    new.replace(one.directory / "orders")
 
 
 def at_step(one: Node, found: Found, step: int) -> bool:
@@ -194,13 +194,13 @@ def at_step(one: Node, found: Found, step: int) -> bool:
 def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[str]]:
     """Kill the daemon at each step of the story, or at some; the next one lives the next day."""
     found = Found()
-    with tempfile.TemporaryDirectory(prefix="cr") as folder, node(Path(folder)) as one:
-        one.faults = {"orders": str(one.folder / "orders")}
+    with tempfile.TemporaryDirectory(prefix="cr") as directory, node(Path(directory)) as one:
+        one.faults = {"orders": str(one.directory / "orders")}
         one.start()
         with CriClient(str(one.socket)) as client:
             for kind in (KINDS[0], KINDS[1], KINDS[2]):
                 client.start(one.create(client, one.pod(client, kind), 0))
-            trace = one.folder / "steps"
+            trace = one.directory / "steps"
             order(one, kill_at=0, steps=str(trace))
             with watched(one, found):
                 shared = next(iter(one.runtime.containers))
@@ -263,7 +263,7 @@ def act(one: Node, client: CriClient, dice: random.Random, mine: int) -> None:
 def moments(count: int, seed: int = 1) -> Found:
     """Kill the daemon at random moments under churn."""
     dice, found = random.Random(seed), Found()
-    with tempfile.TemporaryDirectory(prefix="cr") as folder, node(Path(folder)) as one:
+    with tempfile.TemporaryDirectory(prefix="cr") as directory, node(Path(directory)) as one:
         slow = random.Random(seed)
         for method in ("CreateContainer", "StartContainer", "UpdateContainerResources"):
             one.runtime.before(method, lambda _: time.sleep(slow.choice((0, 0, 0.005, 0.03))))

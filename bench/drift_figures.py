@@ -54,10 +54,10 @@ sys.exit(main())
 
 
 @contextmanager
-def node(folder: Path, bed: Bed, program: Path) -> Iterator[tuple[daemon.Node, list[str]]]:
+def node(directory: Path, bed: Bed, program: Path) -> Iterator[tuple[daemon.Node, list[str]]]:
     """Start a daemon with its defaults, with an owner and sharers; gives the sharers."""
     daemon.PROGRAM = program
-    there = daemon.Daemon(folder, bed, {"reconcilePeriod": "10s"})
+    there = daemon.Daemon(directory, bed, {"reconcilePeriod": "10s"})
     there.start()
     try:
         with there.client() as client:
@@ -92,9 +92,9 @@ def counts(there: daemon.Daemon) -> list[int]:
 
 
 def file_of(container: str) -> Path:
-    folder = cgroup_of(container)
-    assert folder is not None
-    return folder / "cpuset.cpus"
+    directory = cgroup_of(container)
+    assert directory is not None
+    return directory / "cpuset.cpus"
 
 
 def once(file: Path, write: Callable[[], None], pause: float = 0) -> float:
@@ -125,11 +125,11 @@ def row(what: str, seconds: list[float], bar: float) -> tuple[list[str], bool]:
     return [what, *figures, f"{bar:g} s" + (" MISSED" if missed else ""), str(len(seconds))], missed
 
 
-def measure(folder: Path, bed: Bed) -> list[tuple[list[str], bool]]:
-    program, deaf = daemon.PROGRAM, folder / "deaf"
+def measure(directory: Path, bed: Bed) -> list[tuple[list[str], bool]]:
+    program, deaf = daemon.PROGRAM, directory / "deaf"
     deaf.write_text(DEAF.format(python=sys.executable))
     deaf.chmod(0o755)
-    with node(folder / "notified", bed, program) as (found, sharers):
+    with node(directory / "notified", bed, program) as (found, sharers):
         assert found.daemon.status()["drift"]["not_watched"] == ""
         straight = [once(file := file_of(one), direct(file), pause=0.1) for one in sharers]
         quiet(found.daemon)
@@ -141,7 +141,7 @@ def measure(folder: Path, bed: Bed) -> list[tuple[list[str], bool]]:
         wars = found.daemon.status()["drift"]["wars"]
         assert not wars, wars
     clock = []
-    with node(folder / "deaf.d", bed, deaf) as (found, sharers):
+    with node(directory / "deaf.d", bed, deaf) as (found, sharers):
         assert found.daemon.status()["drift"]["watched"] == 0
         for one in sharers[:ROUNDS]:
             time.sleep(random.uniform(0, CLOCK_S / 2))

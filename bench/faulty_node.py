@@ -59,7 +59,7 @@ def owns(record: ContainerRecord) -> bool:
 class Node:
     """One node in a directory."""
 
-    folder: Path
+    directory: Path
     version: int = 1
     moved: set[str] = field(default_factory=set)
     """Ids of containers that are moved: they own what the kernel has; the runtime is updated later."""
@@ -68,28 +68,30 @@ class Node:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        machine = self.folder / "machine"
+        machine = self.directory / "machine"
         write_sysfs(MACHINE, machine)
-        self.cgroups = FakeCgroups(self.folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, self.version)
-        self.runtime = StandInRuntime(self.folder / "runtime.sock", self.cgroups)
-        self.socket, self.admin = self.folder / "cri.sock", self.folder / "admin.sock"
+        self.cgroups = FakeCgroups(
+            self.directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, self.version
+        )
+        self.runtime = StandInRuntime(self.directory / "runtime.sock", self.cgroups)
+        self.socket, self.admin = self.directory / "cri.sock", self.directory / "admin.sock"
         config = {
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",
-            "kubelet": {"stateDir": str(self.folder / "kubelet")},
+            "kubelet": {"stateDir": str(self.directory / "kubelet")},
             "cpuManagerPolicy": "static",
             "reconcilePeriod": "1s",
             "callTimeout": "5s",
             "listen": f"unix://{self.socket}",
             "adminSocket": f"unix://{self.admin}",
             "runtime": f"unix://{self.runtime.socket_path}",
-            "stateDir": str(self.folder / "state"),
+            "stateDir": str(self.directory / "state"),
             "sysfsRoot": str(machine / "sys"),
             "procfsRoot": str(machine / "proc"),
             "cgroupRoot": str(self.cgroups.root),
             "log": {"level": "warning"},
         }
-        (self.folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        (self.directory / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
 
     # -- the daemon ---------------------------------------------------------------------------------------
 
@@ -104,9 +106,9 @@ class Node:
         faults = self.faults | faults
         program = [str(BENCH / "faulty.py")] if faults else ["-m", "proxy"]
         begun = time.monotonic()
-        with (self.folder / "daemon.log").open("ab") as log:
+        with (self.directory / "daemon.log").open("ab") as log:
             self.popen = subprocess.Popen(  # the argument vector is ours
-                [sys.executable, *program, "serve", "--config", str(self.folder / "config.yaml")],
+                [sys.executable, *program, "serve", "--config", str(self.directory / "config.yaml")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -114,7 +116,7 @@ class Node:
                 env={
                     **environment(malloc=False),
                     "FAULTS": json.dumps(faults),
-                    "SIZES": str(self.folder / "sizes"),
+                    "SIZES": str(self.directory / "sizes"),
                 },
             )
         self.until(self._ready, 30, "ready")
@@ -146,7 +148,7 @@ class Node:
     def sizes(self) -> dict[str, int]:
         """Ask a daemon that was started with faults how much its objects hold, by class and attribute."""
         assert self.popen is not None
-        file = self.folder / "sizes"
+        file = self.directory / "sizes"
         file.unlink(missing_ok=True)
         self.popen.send_signal(signal.SIGRTMIN)
         sizes: dict[str, int] = {}
@@ -161,7 +163,7 @@ class Node:
 
     def log(self) -> str:
         """The last words of the daemons."""
-        return (self.folder / "daemon.log").read_text(errors="replace")[-2000:]
+        return (self.directory / "daemon.log").read_text(errors="replace")[-2000:]
 
     @property
     def alive(self) -> bool:
@@ -295,10 +297,10 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(folder: Path, version: int = 1) -> Iterator[Node]:
+def node(directory: Path, version: int = 1) -> Iterator[Node]:
     """Set a node up in an empty directory with a short path."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    one = Node(folder, version)
+    one = Node(directory, version)
     with one.runtime.start():
         try:
             yield one

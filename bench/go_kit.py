@@ -61,33 +61,33 @@ def build(kit: Path) -> Path | None:
         return None
     digest = hashlib.sha256(b"\0".join(source.name.encode() + source.read_bytes() for source in sources))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topoproxy" / "kit"
-    folder = cache / digest.hexdigest()[:16]
-    binary = folder / "cribench"
+    directory = cache / digest.hexdigest()[:16]
+    binary = directory / "cribench"
     if binary.exists():
         return binary
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
     if go is None:
         say("bench-go skipped: there is no go on this machine (PATH, /usr/local/go/bin)")
         return None
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for source in sources:
-        (folder / source.name).write_bytes(source.read_bytes())
-    say(f"building the kit in {folder}")
+        (directory / source.name).write_bytes(source.read_bytes())
+    say(f"building the kit in {directory}")
     steps = (
         ["mod", "init", "cribench"],
         ["mod", "tidy"],
         ["build", "-buildvcs=false", "-o", "cribench.new", "."],
     )
     for step in steps:
-        if step[1] == "init" and (folder / "go.mod").exists():
+        if step[1] == "init" and (directory / "go.mod").exists():
             continue
         done = subprocess.run(
-            [go, *step], cwd=folder, capture_output=True, text=True, timeout=900, check=False
+            [go, *step], cwd=directory, capture_output=True, text=True, timeout=900, check=False
         )
         if done.returncode:
             say(f"bench-go skipped: go {' '.join(step)} failed: {done.stderr.strip()[-400:]}")
             return None
-    (folder / "cribench.new").rename(binary)
+    (directory / "cribench.new").rename(binary)
     return binary
 
 
@@ -140,13 +140,13 @@ def answers(target: Path) -> bool:
 class Bench:
     """One run: a directory, the kit's runtime, the targets, and the figures."""
 
-    def __init__(self, kit: Kit, folder: Path, targets: Sequence[Target], seed: int) -> None:
-        self.kit, self.folder, self.targets = kit, folder, targets
+    def __init__(self, kit: Kit, directory: Path, targets: Sequence[Target], seed: int) -> None:
+        self.kit, self.directory, self.targets = kit, directory, targets
         self.names = (DIRECT, *(target.name for target in targets))
         self.random = random.Random(seed)
         self.figures = Figures()
         self.verdicts: dict[str, list[str]] = {}
-        self.backend = kit.runtime(folder / "runtime.sock")
+        self.backend = kit.runtime(directory / "runtime.sock")
 
     def _ready(self, process: Process) -> None:
         wait_until(lambda: answers(process.sock), 20, f"no answer through {process.name}", process)
@@ -155,7 +155,7 @@ class Bench:
         """Latency, CPU, throughput; all targets in turn."""
         with ended([]) as running:
             for target in self.targets:
-                running.append(target.start(self.folder, self.backend.sock))
+                running.append(target.start(self.directory, self.backend.sock))
                 self._ready(running[-1])
             paths = {DIRECT: self.backend.sock} | {process.name: process.sock for process in running}
             by_name = {process.name: process for process in running}
@@ -223,7 +223,7 @@ class Bench:
         say("starts")
         for turn in range(count):
             for target in self.random.sample(self.targets, len(self.targets)):
-                process = target.start(self.folder, self.backend.sock, f"-start{turn}")
+                process = target.start(self.directory, self.backend.sock, f"-start{turn}")
                 self.figures.add("listening", target.name, process.listening_ms)
                 process.end()
 
@@ -231,7 +231,7 @@ class Bench:
         """Idle, after 10,000 calls, after the checks, which send and get messages of 15 MiB."""
         for target in self.targets:
             say(f"memory and checks: {target.name}")
-            with ended([target.start(self.folder, self.backend.sock, "-memory")]) as (process,):
+            with ended([target.start(self.directory, self.backend.sock, "-memory")]) as (process,):
                 self._ready(process)
                 time.sleep(2)
                 idle = process.memory_mb()
@@ -256,7 +256,7 @@ class Bench:
         for turn in range(1, count + 1):
             for target in self.targets:
                 say(f"outage {turn} of {count}: {target.name}")
-                with ended([target.start(self.folder, self.backend.sock, f"-outage{turn}")]) as (process,):
+                with ended([target.start(self.directory, self.backend.sock, f"-outage{turn}")]) as (process,):
                     self._ready(process)
                     self._outage(process)
 
@@ -391,8 +391,8 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
 
 def measure(kit: Kit, targets: Sequence[Target], rounds: int, seed: int) -> Bench:
     """Measure everything."""
-    with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as folder:
-        bench = Bench(kit, Path(folder), targets, seed)
+    with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as directory:
+        bench = Bench(kit, Path(directory), targets, seed)
         try:
             bench.rounds(rounds)
             bench.starts(5)

@@ -147,7 +147,7 @@ class Client(threading.Thread):
 def measure(seconds: float, sharers: int, hangs: float) -> Load:
     """Make creates of owners beside starts of sharers."""
     load = Load()
-    with tempfile.TemporaryDirectory(prefix="st") as folder, node(Path(folder)) as one:
+    with tempfile.TemporaryDirectory(prefix="st") as directory, node(Path(directory)) as one:
         starts = Starts(one, hangs)
         one.runtime.before("StartContainer", starts)
         one.start()
@@ -171,16 +171,16 @@ def measure(seconds: float, sharers: int, hangs: float) -> Load:
 
 
 @contextlib.contextmanager
-def real_node(folder: Path) -> Iterator[tuple[object, object]]:
+def real_node(directory: Path) -> Iterator[tuple[object, object]]:
     """Make a bed with a daemon and a file system that stops answering."""
     import daemon
     from bed import Bed
     from stalling import Stalling
 
-    bed = Bed(folder / "bed").start()
+    bed = Bed(directory / "bed").start()
     try:
-        stalling = Stalling(bed, folder / "stalling")
-        there = daemon.Daemon(folder / "proxy", bed, {"reconcilePeriod": "1h"})
+        stalling = Stalling(bed, directory / "stalling")
+        there = daemon.Daemon(directory / "proxy", bed, {"reconcilePeriod": "1h"})
         there.start()
         with there.client() as client:
             yield daemon.Node(bed, there, client), stalling
@@ -197,8 +197,8 @@ def once(found: object, stalling: object) -> tuple[float, float]:
     from cri import cgroup_of, online
 
     def group_of(container: str) -> Path | None:
-        folder = cgroup_of(container)
-        return folder if folder is not None and (folder / "cgroup.procs").read_text() else None
+        directory = cgroup_of(container)
+        return directory if directory is not None and (directory / "cgroup.procs").read_text() else None
 
     assert isinstance(found, daemon.Node)
     last = CpuSet([max(online())])

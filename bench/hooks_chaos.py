@@ -212,22 +212,22 @@ class Calls:
 
 def equip(one: Node, share: float) -> None:
     """Give a node its hooks."""
-    hooks, servers = one.folder / "hooks.d", one.folder / "hookserver.d"
+    hooks, servers = one.directory / "hooks.d", one.directory / "hookserver.d"
     hooks.mkdir(mode=0o755)
     servers.mkdir(mode=0o755)
     for name, parts in FILES.items():
         (hooks / f"{name}.py").write_text(HEAD_OF_ALL.format(share=share) + "".join(parts))
-    asks = {"remote-endpoint": str(one.folder / "hooks.sock"), "failure-policy": "Ignore"}
+    asks = {"remote-endpoint": str(one.directory / "hooks.sock"), "failure-policy": "Ignore"}
     (hooks / "70-pure.py").write_text(PURE)
     (servers / "server.json").write_text(json.dumps(asks | {"runtime-hooks": POINTS}))
-    config = json.loads((one.folder / "config.yaml").read_text())
+    config = json.loads((one.directory / "config.yaml").read_text())
     config["hooks"] = {
         "folder": str(hooks),
-        "vendorFolder": str(one.folder / "none"),
+        "vendorFolder": str(one.directory / "none"),
         "serverFolder": str(servers),
         "timeout": f"{TIMEOUT_S * 1000:g}ms",
     }
-    (one.folder / "config.yaml").write_text(json.dumps(config))
+    (one.directory / "config.yaml").write_text(json.dumps(config))
 
 
 @contextlib.contextmanager
@@ -238,7 +238,7 @@ def bad_server(one: Node) -> Iterator[list[int]]:
         sys.executable,
         str(BENCH / "hook_server.py"),
         "--listen",
-        str(one.folder / "hooks.sock"),
+        str(one.directory / "hooks.sock"),
         "--bad",
     ]
 
@@ -312,7 +312,7 @@ class Chaos:
 def measure(calls: int = CALLS, share: float = 0.05) -> Chaos:
     """Make so many calls with hooks that misbehave in this share of what they are asked."""
     chaos = Chaos(Calls(), Churn(), Found())
-    with tempfile.TemporaryDirectory(prefix="hc") as folder, node(Path(folder)) as one:
+    with tempfile.TemporaryDirectory(prefix="hc") as directory, node(Path(directory)) as one:
         equip(one, share)
         with bad_server(one) as kills:
             one.start()

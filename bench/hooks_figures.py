@@ -60,10 +60,10 @@ ROWS: dict[str, tuple[dict[str, str], float | None]] = {
 HEAD = ("CreateContainer 5.5 kB, one after the other", "p50", "added", "times", "bar")
 
 
-def _argv(files: dict[str, str], folder: Path, sock: Path, runtime: Path) -> list[str]:
+def _argv(files: dict[str, str], directory: Path, sock: Path, runtime: Path) -> list[str]:
     """Write a daemon's hooks and configuration; gives how it is started."""
-    argv = TOPOPROXY.argv(folder, sock, runtime)
-    hooks, servers = folder / "hooks.d", folder / "hookserver.d"
+    argv = TOPOPROXY.argv(directory, sock, runtime)
+    hooks, servers = directory / "hooks.d", directory / "hookserver.d"
     hooks.mkdir(mode=0o755, exist_ok=True)
     servers.mkdir(mode=0o755, exist_ok=True)
     for name, text in files.items():
@@ -73,17 +73,17 @@ def _argv(files: dict[str, str], folder: Path, sock: Path, runtime: Path) -> lis
         asks = {"remote-endpoint": str(runtime.parent / "hooks.sock"), "failure-policy": "Fail"}
         (servers / name).write_text(json.dumps(asks | {"runtime-hooks": ["PreCreateContainer"]}))
     config = Path(argv[argv.index("--config") + 1])
-    section = {"folder": str(hooks), "vendorFolder": str(folder / "none"), "serverFolder": str(servers)}
+    section = {"folder": str(hooks), "vendorFolder": str(directory / "none"), "serverFolder": str(servers)}
     section["failurePolicy"] = "Fail"  # a hook that does not answer shows
     config.write_text(config.read_text() + f"hooks: {json.dumps(section)}\n")
     return argv
 
 
-def _started(name: str, folder: Path, runtime: Path, untouched: int) -> tuple[Process, int]:
+def _started(name: str, directory: Path, runtime: Path, untouched: int) -> tuple[Process, int]:
     """Start a daemon, wait until its hooks change creates; gives it and the bytes that the runtime gets."""
     files, seen = ROWS[name][0], [0]
     target = Target(name, lambda own, sock, to: _argv(files, own, sock, to))
-    process = target.start(folder, runtime)
+    process = target.start(directory, runtime)
     changes = any("PreCreateContainer" in text for text in files.values()) or "server.json" in files
 
     def ready() -> bool:
@@ -97,17 +97,17 @@ def _started(name: str, folder: Path, runtime: Path, untouched: int) -> tuple[Pr
     return process, seen[0]
 
 
-def measure(rounds: int, calls: int, folder: Path) -> dict[str, list[float]]:
+def measure(rounds: int, calls: int, directory: Path) -> dict[str, list[float]]:
     """Measure all rows; gives the p50 of each round in microseconds."""
-    runtime = folder / "runtime.sock"
+    runtime = directory / "runtime.sock"
     found: dict[str, list[float]] = {name: [] for name in ROWS}
     with ended([start("the runtime", backend_argv(runtime), runtime, malloc=True)]) as running:
-        server = folder / "hooks.sock"
+        server = directory / "hooks.sock"
         argv = [sys.executable, str(BENCH / "hook_server.py"), "--listen", str(server)]
         running.append(start("the hook server", argv, server, malloc=False))
         daemons, untouched = {}, 1 << 20
         for name in ROWS:
-            daemons[name], seen = _started(name, folder, runtime, untouched)
+            daemons[name], seen = _started(name, directory, runtime, untouched)
             running.append(daemons[name])
             untouched = min(untouched, seen)
         for turn in range(rounds):
@@ -142,8 +142,8 @@ def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--quick", action="store_true")
     quick = words.parse_args().quick
-    with tempfile.TemporaryDirectory(prefix="hk") as folder:
-        table = rows(measure(3 if quick else 9, 150 if quick else 400, Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="hk") as directory:
+        table = rows(measure(3 if quick else 9, 150 if quick else 400, Path(directory)))
     print(render(HEAD, table))
     return int(any("MISSED" in cell for row in table for cell in row))
 

@@ -123,16 +123,16 @@ class Pings:
 class Daemon:
     """A daemon with a described machine in front of a real runtime."""
 
-    def __init__(self, folder: Path, runtime: Path, root: Path, ping_usec: int = PING_USEC) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.root, self.ping_usec = folder, root, ping_usec
-        self.socket, self.admin = folder / "cri.sock", folder / "admin.sock"
-        self.log = folder / "daemon.log"
-        self.pings = Pings(folder / "notify.sock")
+    def __init__(self, directory: Path, runtime: Path, root: Path, ping_usec: int = PING_USEC) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self.root, self.ping_usec = directory, root, ping_usec
+        self.socket, self.admin = directory / "cri.sock", directory / "admin.sock"
+        self.log = directory / "daemon.log"
+        self.pings = Pings(directory / "notify.sock")
         self.popen: subprocess.Popen[bytes] | None = None
-        machine = folder / "machine"
+        machine = directory / "machine"
         write_sysfs(MACHINE, machine)
-        cgroups = FakeCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        cgroups = FakeCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
         config = {
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",
@@ -141,13 +141,13 @@ class Daemon:
             "listen": f"unix://{self.socket}",
             "adminSocket": f"unix://{self.admin}",
             "runtime": f"unix://{runtime}",
-            "stateDir": str(folder / "state"),
-            "kubelet": {"stateDir": str(folder / "kubelet")},
+            "stateDir": str(directory / "state"),
+            "kubelet": {"stateDir": str(directory / "kubelet")},
             "sysfsRoot": str(machine / "sys"),
             "procfsRoot": str(machine / "proc"),
             "cgroupRoot": str(cgroups.root),
         }
-        self.config = folder / "config.yaml"
+        self.config = directory / "config.yaml"
         self.config.write_text(json.dumps(config))  # JSON is YAML
         self.config.chmod(0o600)
 
@@ -165,7 +165,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self.folder,
+                cwd=self.directory,
                 env=environment(malloc=False) | variables,
             )
         while not self._is_ready():
@@ -318,7 +318,7 @@ class Play:
         self.day.longest = max(self.day.longest, *map(len, texts))
         self.day.memory_mb = self.daemon.memory_mb()
         self.day.log_kb = len(log) / 1000
-        ledger = self.daemon.folder / "state/ledger.jsonl"
+        ledger = self.daemon.directory / "state/ledger.jsonl"
         self.day.ledger_kb = ledger.stat().st_size / 1000 if ledger.exists() else 0.0
 
     def clear(self) -> None:
@@ -336,15 +336,15 @@ def _texts(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
 
 
 def play(
-    bed: Bed, folder: Path, honest: Sequence[HonestPod], hostile: Sequence[HostilePod], root: Path = ROOT
+    bed: Bed, directory: Path, honest: Sequence[HonestPod], hostile: Sequence[HostilePod], root: Path = ROOT
 ) -> Day:
     """Play the day: hostile pods are spread over the steps of the honest one; it is killed half way.
 
     Raises:
         BenchError: The daemon does not get ready, or ends by itself.
     """
-    daemon = Daemon(folder, bed.socket, root)
-    play = Play(bed, daemon, folder.name)
+    daemon = Daemon(directory, bed.socket, root)
+    play = Play(bed, daemon, directory.name)
     try:
         daemon.start()
         with contextlib.ExitStack() as stack:

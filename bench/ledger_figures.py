@@ -35,11 +35,11 @@ def measure() -> tuple[list[float], int, int]:
     state = full()
     owner = next(c for c in state.containers.values() if c.placement.pool is Pool.OWN)
     took, largest = [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        ledger, _ = open_ledger(Path(folder), "bench")
+    with tempfile.TemporaryDirectory() as directory:
+        ledger, _ = open_ledger(Path(directory), "bench")
         ledger.write({f"c/{c.id}": dump(c) for c in state.containers.values()})
         ledger.write({f"p/{p.sandbox_id}": dump(p) for p in state.pods.values()})
-        file = Path(folder) / "ledger.jsonl"
+        file = Path(directory) / "ledger.jsonl"
         for turn in range(ROUNDS):
             key, container = f"i/call-{turn}", changed_copy(owner, id=f"call-{turn}")
             begun = time.perf_counter()

@@ -82,15 +82,15 @@ def groups(root: Path) -> Iterator[list[str]]:
     top = root / GROUP
     made = [top, *(top / f"c{number}" for number in range(CONTAINERS))]
     try:
-        for folder in made:
-            folder.mkdir()
+        for directory in made:
+            directory.mkdir()
             for name in ("cpuset.cpus", "cpuset.mems"):
-                (folder / name).write_text((root / name).read_text())
+                (directory / name).write_text((root / name).read_text())
         yield [f"{GROUP}/c{number}" for number in range(CONTAINERS)]
     finally:
-        for folder in reversed(made):
+        for directory in reversed(made):
             with contextlib.suppress(FileNotFoundError):
-                folder.rmdir()
+                directory.rmdir()
 
 
 def states(online: CpuSet, paths: list[str]) -> tuple[NodeState, NodeState]:

@@ -157,9 +157,9 @@ class Target:
     malloc: bool = False
     more: Mapping[str, str] | None = None
 
-    def start(self, folder: Path, runtime: Path, tag: str = "") -> Process:
+    def start(self, directory: Path, runtime: Path, tag: str = "") -> Process:
         """Start it with a directory of its own."""
-        own = folder / f"{self.name.replace(' ', '-')}{tag}"
+        own = directory / f"{self.name.replace(' ', '-')}{tag}"
         own.mkdir(exist_ok=True)
         sock = own / "cri.sock"
         return start(self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc, more=self.more)
@@ -173,28 +173,28 @@ _BESIDE = Path(sys.executable).parent / "topoproxy"
 PROGRAM = [str(_BESIDE)] if _BESIDE.exists() else [sys.executable, "-m", "proxy"]
 
 
-def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
+def _topoproxy(directory: Path, sock: Path, runtime: Path) -> list[str]:
     from proxy.backends.cgroup.fake.cpuset import FakeCgroups
     from proxy.model.idset import CpuSet, Mask
 
     online = Path("/sys/devices/system/cpu/online").read_text().strip()
     nodes = Path("/sys/devices/system/node/online")
     mask = Mask.parse(nodes.read_text().strip()) if nodes.exists() else Mask([0])
-    FakeCgroups(folder / "cgroup", CpuSet.parse(online), mask, 2)
-    config = folder / "config.yaml"
+    FakeCgroups(directory / "cgroup", CpuSet.parse(online), mask, 2)
+    config = directory / "config.yaml"
     config.write_text("apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\n")
     options = {
         "--config": config,
         "--listen": f"unix://{sock}",
         "--runtime": f"unix://{runtime}",
-        "--admin": f"unix://{folder / 'admin.sock'}",
-        "--state-dir": folder / "state",
-        "--cgroup-root": folder / "cgroup",
+        "--admin": f"unix://{directory / 'admin.sock'}",
+        "--state-dir": directory / "state",
+        "--cgroup-root": directory / "cgroup",
     }
     return [*PROGRAM, "serve", *(str(part) for pair in options.items() for part in pair)]
 
 
-def _plain(folder: Path, sock: Path, runtime: Path) -> list[str]:
+def _plain(directory: Path, sock: Path, runtime: Path) -> list[str]:
     return [sys.executable, str(BENCH / "plain_proxy.py"), "--listen", str(sock), "--runtime", str(runtime)]
 
 
@@ -217,8 +217,8 @@ def checkout(name: str, root: Path) -> Target:
     if Path(done.stdout.strip()).parent != root / "proxy":
         raise BenchError(f"cannot run topoproxy of {root}: {done.stdout.strip()} is imported")
 
-    def command(folder: Path, sock: Path, runtime: Path) -> list[str]:
-        return [sys.executable, "-m", "proxy", *_topoproxy(folder, sock, runtime)[len(PROGRAM) :]]
+    def command(directory: Path, sock: Path, runtime: Path) -> list[str]:
+        return [sys.executable, "-m", "proxy", *_topoproxy(directory, sock, runtime)[len(PROGRAM) :]]
 
     return Target(name, command, more=more)
 

@@ -118,7 +118,7 @@ def paths_of(one: pb.Container, top: str = GROUP) -> tuple[str, str, str]:
 
 
 @contextlib.contextmanager
-def groups(folder: Path) -> Iterator[tuple[Path, str]]:
+def groups(directory: Path) -> Iterator[tuple[Path, str]]:
     """Make the groups; gives the root to name to the daemon, and what it is."""
     paths = [GROUP, f"{GROUP}/burstable"]
     paths += [path for number_ in range(CONTAINERS) for path in paths_of(container(number_))]
@@ -126,7 +126,7 @@ def groups(folder: Path) -> Iterator[tuple[Path, str]]:
     try:
         kernel = open_cgroups(root)
     except CgroupError:
-        kernel = KernelCgroups(folder, 0)
+        kernel = KernelCgroups(directory, 0)
     if kernel.version == 1 and os.geteuid() == 0:
         try:
             for path in paths:
@@ -140,7 +140,7 @@ def groups(folder: Path) -> Iterator[tuple[Path, str]]:
                     (kernel.root / path).rmdir()
         return
     online = CpuSet.parse(ONLINE.read_text())
-    tree = FakeCgroups(folder / "groups", online, Mask([0]), 2)
+    tree = FakeCgroups(directory / "groups", online, Mask([0]), 2)
     for path in paths:
         tree.mkdir(path)
     yield tree.root, "a folder with its rules"
@@ -214,12 +214,12 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
         groups(Path(name)) as (root, what),
         ended([]) as all_,
     ):
-        folder = Path(name)
-        sock = folder / "runtime.sock"
+        directory = Path(name)
+        sock = directory / "runtime.sock"
         argv = [sys.executable, str(BENCH / "reconcile_figures.py"), "--runtime", str(sock), "--top", GROUP]
         argv += ["--groups", str(open_cgroups(root).root)] if what == V1 else []
         all_.append(start("the runtime", argv, sock, malloc=True))
-        own = folder / "daemon"
+        own = directory / "daemon"
         own.mkdir()
         listen = own / "cri.sock"
         argv = TOPOPROXY.argv(own, listen, sock)

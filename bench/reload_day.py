@@ -236,8 +236,8 @@ def _last(one: Node) -> dict[str, Any]:
 def measure(reloads: int = RELOADS) -> ReloadDay:
     """Reload so many times."""
     day = ReloadDay()
-    with tempfile.TemporaryDirectory(prefix="rl") as folder, node(Path(folder)) as one:
-        file = one.folder / "config.yaml"
+    with tempfile.TemporaryDirectory(prefix="rl") as directory, node(Path(directory)) as one:
+        file = one.directory / "config.yaml"
         base = json.loads(file.read_text())
         one.start()
         probe, clients = Probe(one), Clients(one, day)

@@ -112,14 +112,14 @@ def answers(target: Path) -> bool:
 class Bench:
     """One run: a directory, a runtime, the targets, and the figures."""
 
-    def __init__(self, folder: Path, plan: Plan, seed: int) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, plan: Plan, seed: int) -> None:
+        self.directory = directory
         self.plan = plan
         self.random = random.Random(seed)
         self.figures = Figures()
         self.failures: list[str] = []
         self.backend = start(
-            "the runtime", backend_argv(folder / "runtime.sock"), folder / "runtime.sock", malloc=True
+            "the runtime", backend_argv(directory / "runtime.sock"), directory / "runtime.sock", malloc=True
         )
         self.cpus: dict[str, str] = {}
 
@@ -129,7 +129,7 @@ class Bench:
         """Latency, throughput and CPU, all targets in turn."""
         with ended([]) as running:
             for target in TARGETS:
-                running.append(target.start(self.folder, self.backend.sock))
+                running.append(target.start(self.directory, self.backend.sock))
             paths = {DIRECT: self.backend.sock} | {process.name: process.sock for process in running}
             by_name = {process.name: process for process in running}
             for name, path in paths.items():
@@ -183,7 +183,7 @@ class Bench:
         for turn in range(self.plan.starts):
             say(f"start {turn + 1} of {self.plan.starts}")
             for target in self.random.sample(TARGETS, len(TARGETS)):
-                process = target.start(self.folder, self.backend.sock, f"-start{turn}")
+                process = target.start(self.directory, self.backend.sock, f"-start{turn}")
                 self.figures.add("listening", target.name, process.listening_ms)
                 process.end()
 
@@ -191,7 +191,7 @@ class Bench:
         """Resident memory: idle, after 10,000 calls, after messages of 15 MiB both ways."""
         say("memory")
         for target in TARGETS:
-            with ended([target.start(self.folder, self.backend.sock, "-memory")]) as (process,):
+            with ended([target.start(self.directory, self.backend.sock, "-memory")]) as (process,):
                 wait_until(lambda path=process.sock: answers(path), 10, f"no answer through {target.name}")
                 time.sleep(1)
                 idle = process.memory_mb()
@@ -216,7 +216,7 @@ class Bench:
         for turn in range(self.plan.outages):
             say(f"outage {turn + 1} of {self.plan.outages}")
             for target in self.random.sample(TARGETS, len(TARGETS)):
-                with ended([target.start(self.folder, self.backend.sock, f"-outage{turn}")]) as (process,):
+                with ended([target.start(self.directory, self.backend.sock, f"-outage{turn}")]) as (process,):
                     wait_until(
                         lambda path=process.sock: answers(path), 10, f"no answer through {target.name}"
                     )
@@ -285,8 +285,8 @@ def rows(figures: Figures) -> list[list[str]]:
 
 def measure(plan: Plan, seed: int) -> Bench:
     """Measure everything."""
-    with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as folder:
-        bench = Bench(Path(folder), plan, seed)
+    with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as directory:
+        bench = Bench(Path(directory), plan, seed)
         try:
             bench.rounds()
             bench.starts()

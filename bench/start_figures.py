@@ -67,15 +67,15 @@ class Probe:
             self.wall, self.cpu = max(self.wall, wall - before_wall), max(self.cpu, cpu - before_cpu)
 
 
-async def started(folder: Path, count: int) -> dict[str, float]:
+async def started(directory: Path, count: int) -> dict[str, float]:
     """Start a daemon in a directory; gives what the probe has seen, and how long it took."""
     text = f"""
-listen: unix://{folder}/cri.sock
-adminSocket: unix://{folder}/admin.sock
-runtime: unix://{folder}/runtime.sock
-stateDir: {folder}/state
+listen: unix://{directory}/cri.sock
+adminSocket: unix://{directory}/admin.sock
+runtime: unix://{directory}/runtime.sock
+stateDir: {directory}/state
 """
-    groups = FakeCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
+    groups = FakeCgroups(directory / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
     daemon = Daemon(parse(text, "bench"), machine=MACHINE, cgroups=groups)
     probe = Probe()
     begun = time.perf_counter()
@@ -102,13 +102,13 @@ def measure(count: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {"without a ledger": [], "with a ledger": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="ts") as name, ended([]) as all_:
-            folder = Path(name)
-            tree = FakeCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
+            directory = Path(name)
+            tree = FakeCgroups(directory / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
             paths = [TOP, f"{TOP}/burstable"]
             paths += [path for number in range(count) for path in paths_of(container(number), TOP)]
             for path in paths:
                 tree.mkdir(path)
-            sock = folder / "runtime.sock"
+            sock = directory / "runtime.sock"
             argv = [sys.executable, str(BENCH / "reconcile_figures.py"), "--runtime", str(sock)]
             argv += ["--top", TOP, "--containers", str(count)]
             all_.append(start("the runtime", argv, sock, malloc=True))

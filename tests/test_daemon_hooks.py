@@ -243,9 +243,9 @@ def pre_create_container(event):
 def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
     file = node.directory / "config.yaml"
 
-    def write(settings: str, folder: Path) -> str:
+    def write(settings: str, directory: Path) -> str:
         text = (
-            f"hooks: {{folder: {folder}, vendorFolder: {node.directory}/vendor, "
+            f"hooks: {{folder: {directory}, vendorFolder: {node.directory}/vendor, "
             f"serverFolder: {node.directory}/servers{settings}}}\n"
         )
         file.write_text(node.configuration(text))
@@ -254,8 +254,8 @@ def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
     node.write("10-narrow.py", LABELS)
     daemon = node.daemon(write("", node.hooks), file=file)
 
-    async def reload(settings: str, folder: Path | None = None) -> None:
-        write(settings, folder or node.hooks)
+    async def reload(settings: str, directory: Path | None = None) -> None:
+        write(settings, directory or node.hooks)
         page = await daemon.reload.action()
         assert page["reload"]["result"] == "applied", page
 

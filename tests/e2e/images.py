@@ -27,8 +27,9 @@ PAUSE = "localhost/pause:1"
 WAIT = ["/bin/tail", "-f", "/dev/null"]  # what a sandbox does (not sleep, which the suite looks for by name)
 BUSYBOX = "localhost/busybox:1"
 STOP_SIGNAL = "SIGKILL"
-"""Most containers here run a program that does not end at SIGTERM. When a sandbox is stopped with such a container in it,
-CRI-O waits until the deadline of the call (v1.34.0 server/sandbox_stop_linux.go, stopPodSandbox)."""
+"""Most containers here run a program that does not end at SIGTERM. When a sandbox is stopped with such a
+container in it, CRI-O waits until the deadline of the call (v1.34.0 server/sandbox_stop_linux.go,
+stopPodSandbox)."""
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"

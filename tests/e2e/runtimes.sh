@@ -1,18 +1,18 @@
 #!/bin/sh
 # Get other container runtimes than the machine's, for the end-to-end tests to run on.
 #
-#   sh tests/e2e/runtimes.sh FOLDER [SUITE...]
+#   sh tests/e2e/runtimes.sh DIRECTORY [SUITE...]
 #
 # Newer Debian suites (trixie: containerd 1.7, sid: 2.x, if none are named) are asked through the mirror and
-# the keys that this machine's apt uses; their packages are unpacked below FOLDER and never installed. Their
+# the keys that this machine's apt uses; their packages are unpacked below DIRECTORY and never installed. Their
 # containerd runs on an older Debian; their runc wants a newer C library and is taken only where it runs. With
 # Go, a current runc is built from its module, beside the newest containerd: RUNC=VERSION, RUNC=no for none.
 #
-# Prints one folder a line, each for TOPOPROXY_CONTAINERD. What is there already is not fetched again. What
+# Prints one directory a line, each for TOPOPROXY_CONTAINERD. What is there already is not fetched again. What
 # cannot be had is said on the error output and left out; the exit status is 1 if nothing could be had.
 set -u
 
-folder=${1:?a folder}
+directory=${1:?a directory}
 shift
 [ $# -gt 0 ] || set -- trixie sid
 runc=${RUNC:-v1.3.6}
@@ -23,15 +23,15 @@ say() { echo "runtimes.sh: $*" >&2; }
 for tool in apt-get dpkg-deb timeout; do
     command -v "$tool" >/dev/null 2>&1 || { say "there is no $tool here"; exit 1; }
 done
-mkdir -p "$folder" || exit 1
-folder=$(cd "$folder" && pwd)
-log=$folder/log
+mkdir -p "$directory" || exit 1
+directory=$(cd "$directory" && pwd)
+log=$directory/log
 : >"$log"
 
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' 'Created-By: Packages' 2>>"$log" |
     awk '$2 == "Debian" && $1 !~ /security/ { print $1; exit }')
 [ -n "$mirror" ] || { say "this machine's apt knows no Debian mirror"; exit 1; }
-apt=$folder/apt
+apt=$directory/apt
 mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
 for suite in "$@"; do echo "deb [signed-by=$keys] $mirror $suite main"; done >"$apt/sources.list"
 apt_get() {
@@ -70,16 +70,16 @@ build() { # TO: runc, without what needs libraries; its own module is the main o
     at=$(cd / && timeout -k 10 "$limit" go mod download -json "$module" 2>>"$log" |
         awk -F '"' '$2 == "Dir" { print $4 }')
     [ -n "$at" ] || { say "no runc $runc, see $log"; return 1; }
-    rm -rf "$folder/source"
-    cp -r "$at" "$folder/source" && chmod -R u+w "$folder/source" || return 1
-    (cd "$folder/source" && timeout -k 10 600 go build -mod=mod -trimpath -o "$1/runc" . >>"$log" 2>&1) ||
+    rm -rf "$directory/source"
+    cp -r "$at" "$directory/source" && chmod -R u+w "$directory/source" || return 1
+    (cd "$directory/source" && timeout -k 10 600 go build -mod=mod -trimpath -o "$1/runc" . >>"$log" 2>&1) ||
         { say "runc $runc does not build, see $log"; return 1; }
-    rm -rf "$folder/source"
+    rm -rf "$directory/source"
 }
 
 got=
 for suite in "$@"; do
-    to=$folder/$suite
+    to=$directory/$suite
     [ -x "$to/containerd" ] || fetch "$suite" "$to" || continue
     got=$to
     echo "$to"

@@ -34,7 +34,7 @@ def record(words):
 """
 
 
-class Folders:
+class Directories:
     """Where hooks lie, and a file in which they write what they saw."""
 
     def __init__(self, root: Path) -> None:
@@ -56,13 +56,13 @@ class Folders:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    return Folders(tmp_path)
+def directories(tmp_path: Path) -> Directories:
+    return Directories(tmp_path)
 
 
 @contextlib.asynccontextmanager
-async def running(w: Any, folders: Folders) -> AsyncIterator[Hooking]:
-    made = Hooking(folders.config, w.executor, w.sync, w.start_update, w.wire)
+async def running(w: Any, directories: Directories) -> AsyncIterator[Hooking]:
+    made = Hooking(directories.config, w.executor, w.sync, w.start_update, w.wire)
     task = asyncio.create_task(made.run())
     try:
         yield made
@@ -77,9 +77,9 @@ def followers(w: Any) -> list[LifecycleEvents]:
     return [observer for observer in w.executor.store._observers if isinstance(observer, LifecycleEvents)]
 
 
-def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders: Folders) -> None:
+def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, directories: Directories) -> None:
     async def day(w) -> None:
-        async with running(w, folders) as made:
+        async with running(w, directories) as made:
             await w.until(lambda: w.wire.awaited is None)
             assert (await w.begin(await w.pod("ls", "LS"))).refused is None
             assert (made.engine, made.library, made.page(), followers(w)) == (None, None, {}, [])
@@ -87,39 +87,39 @@ def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders
     live(day)
 
 
-def test_calls_wait_for_the_hooks_that_are_there(live, folders: Folders) -> None:
-    folders.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
+def test_calls_wait_for_the_hooks_that_are_there(live, directories: Directories) -> None:
+    directories.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
 
     async def day(w) -> None:
-        async with running(w, folders):
+        async with running(w, directories):
             assert w.wire.awaited is not None
             await w.pod("ls", "LS")
-            assert folders.calls() == ["asked"]
+            assert directories.calls() == ["asked"]
             assert w.wire.awaited is None
 
     live(day)
 
 
-def test_calls_do_not_wait_for_ever(live, folders: Folders, monkeypatch) -> None:
-    folders.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
+def test_calls_do_not_wait_for_ever(live, directories: Directories, monkeypatch) -> None:
+    directories.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
 
     async def day(w) -> None:
-        async with running(w, folders) as made:
+        async with running(w, directories) as made:
             await w.pod("ls", "LS")
-            assert folders.calls() == []
+            assert directories.calls() == []
             await w.until(lambda: made.engine.points)
 
     live(day)
 
 
-def test_calls_do_not_wait_for_a_directory_that_hangs(live, folders: Folders, monkeypatch) -> None:
+def test_calls_do_not_wait_for_a_directory_that_hangs(live, directories: Directories, monkeypatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.1)
     monkeypatch.setattr(hooks_setup, "may_be_hooks", lambda config: gate.wait(60))
 
     async def day(w) -> None:
-        async with running(w, folders) as made:
+        async with running(w, directories) as made:
             await w.pod("ls", "LS")
             assert made.engine is None
             assert not gate.is_set()
@@ -129,9 +129,11 @@ def test_calls_do_not_wait_for_a_directory_that_hangs(live, folders: Folders, mo
     live(day)
 
 
-def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folders, monkeypatch) -> None:
+def test_what_was_there_is_learned_when_the_runtime_answers(
+    live, directories: Directories, monkeypatch
+) -> None:
     monkeypatch.setattr(backfill, "RETRY", Backoff(0.05, 0.05))
-    folders.write("def synchronize(event):\n    record([c.container.image for c in event.containers])\n")
+    directories.write("def synchronize(event):\n    record([c.container.image for c in event.containers])\n")
 
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
@@ -144,11 +146,11 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
             return plain()
 
         w.runtime.raw_lists = away
-        async with running(w, folders):
+        async with running(w, directories):
             await w.until(lambda: [f for f in followers(w) if f.memory.container(one)])
-            await w.until(lambda: folders.calls() and folders.calls()[-1] == "['listed']")
+            await w.until(lambda: directories.calls() and directories.calls()[-1] == "['listed']")
             assert len(times) == 3
-            before = len(folders.calls())
+            before = len(directories.calls())
             assert (
                 "cannot show hooks the labels and annotations" in w.executor.telemetry.problems()[0]["what"]
             )
@@ -156,43 +158,47 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
             await w.sync.once()
             w.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
             await w.sync.once()
-            await w.until(lambda: len(folders.calls()) == before + 1)
-            assert folders.calls()[-1] == "['listed']", "a node that is ours again is synchronized as a whole"
+            await w.until(lambda: len(directories.calls()) == before + 1)
+            assert directories.calls()[-1] == "['listed']", (
+                "a node that is ours again is synchronized as a whole"
+            )
 
     live(day)
 
 
-def test_hooks_are_synchronized_when_the_runtime_comes_late(live, folders: Folders, monkeypatch) -> None:
+def test_hooks_are_synchronized_when_the_runtime_comes_late(
+    live, directories: Directories, monkeypatch
+) -> None:
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
-    folders.write("def synchronize(event):\n    record(len(event.containers))\n")
+    directories.write("def synchronize(event):\n    record(len(event.containers))\n")
 
     async def day(w) -> None:
-        async with running(w, folders) as made:
+        async with running(w, directories) as made:
             await w.until(lambda: made.engine is not None and made.engine.points)
-            assert folders.calls() == []
+            assert directories.calls() == []
             await w.sync.once()
-            await w.until(folders.calls)
-            assert folders.calls() == ["0"]
+            await w.until(directories.calls)
+            assert directories.calls() == ["0"]
 
     live(day, synced=False)
 
 
-def test_a_hook_that_does_not_end_is_not_waited_for_long(live, folders: Folders, monkeypatch) -> None:
+def test_a_hook_that_does_not_end_is_not_waited_for_long(live, directories: Directories, monkeypatch) -> None:
     monkeypatch.setattr(hooks_setup, "STOP_S", 0.3)
-    folders.write("import time\ndef shutdown(event):\n    record('ends')\n    time.sleep(5)\n")
+    directories.write("import time\ndef shutdown(event):\n    record('ends')\n    time.sleep(5)\n")
 
     async def day(w) -> None:
-        async with running(w, folders) as made:
+        async with running(w, directories) as made:
             await w.until(lambda: made.engine is not None and made.engine.points)
-        assert folders.calls() == ["ends"]
+        assert directories.calls() == ["ends"]
         call = await w.call("StopContainer", pb.StopContainerRequest(container_id="x"))
         assert call.refused is None
 
     live(day)
 
 
-def test_what_may_be_a_hook(folders: Folders) -> None:
-    config = folders.config
+def test_what_may_be_a_hook(directories: Directories) -> None:
+    config = directories.config
     assert not may_be_hooks(config)
     config.vendor_directory.mkdir()
     (config.vendor_directory / "README").touch()

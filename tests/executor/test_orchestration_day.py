@@ -95,10 +95,10 @@ class Listed(dict[str, Any]):
 class Day:
     """A client with many hands, the runtime that it talks to, and the others."""
 
-    def __init__(self, world: Any, seed: int, folder: Path) -> None:
+    def __init__(self, world: Any, seed: int, directory: Path) -> None:
         self.w = world
         self.dice = random.Random(seed)
-        self.folder = folder
+        self.directory = directory
         self.node_object = Object()
         self.held: dict[str, dict[str, CpuSet]] = {}
         self.whole: Machine = world.machine
@@ -120,13 +120,13 @@ class Day:
         self.write_state()
         executor = self.w.executor
         port = KubeletCpuManagerReader(
-            KubeletSettings(), str(self.folder), "", lambda: self.w.executor.state.node.topology
+            KubeletSettings(), str(self.directory), "", lambda: self.w.executor.state.node.topology
         )
         self.w.beside(port)
         executor.node_policy._source = self.node_object
 
     def write_state(self) -> None:
-        write_text(self.folder, static_state(CpuSet(range(16)), self.held))
+        write_text(self.directory, static_state(CpuSet(range(16)), self.held))
 
     # -- what must hold at any moment ---------------------------------------------------------------------
 

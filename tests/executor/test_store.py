@@ -37,10 +37,12 @@ HOLDERS = ("executor", "_executor", "store", "_store", "context", "_context")
 """Names under which the code has what holds the state."""
 
 
-def kubelet_holds(w: Any, folder: Path, held: dict[str, dict[str, CpuSet]]) -> None:
+def kubelet_holds(w: Any, directory: Path, held: dict[str, dict[str, CpuSet]]) -> None:
     """Write the state file of kubelet's CPU manager, and have the node follow it."""
-    write_text(folder, static_state(ALL, held, reserved=CpuSet([15])))
-    port = KubeletCpuManagerReader(KubeletSettings(), str(folder), "", lambda: w.executor.state.node.topology)
+    write_text(directory, static_state(ALL, held, reserved=CpuSet([15])))
+    port = KubeletCpuManagerReader(
+        KubeletSettings(), str(directory), "", lambda: w.executor.state.node.topology
+    )
     w.beside(port)
 
 
@@ -258,10 +260,10 @@ def test_the_state_cannot_be_assigned() -> None:
 
 def test_no_part_of_the_executor_knows_the_executor() -> None:
     """Parts take the context and the parts that they use; only what shows the whole node takes the whole."""
-    folder = Path(proxy.__file__).parent / "executor"
+    directory = Path(proxy.__file__).parent / "executor"
     importing = {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*.py")
+        str(path.relative_to(directory))
+        for path in directory.rglob("*.py")
         for tree in ast.walk(ast.parse(path.read_text()))
         if isinstance(tree, ast.ImportFrom) and tree.module == "proxy.executor.node_executor"
     }

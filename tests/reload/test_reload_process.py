@@ -22,18 +22,22 @@ WAIT_S = 60
 
 @pytest.fixture
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    folder = tmp_path_factory.mktemp("n")
-    with faulty_node(folder) as one:
+    directory = tmp_path_factory.mktemp("n")
+    with faulty_node(directory) as one:
         one.start()
         yield one
 
 
 def write(node: Node, text: str | None = None, **values: object) -> None:
-    file = node.folder / "config.yaml"
-    base = json.loads((node.folder / "base.json").read_text()) if (node.folder / "base.json").exists() else {}
+    file = node.directory / "config.yaml"
+    base = (
+        json.loads((node.directory / "base.json").read_text())
+        if (node.directory / "base.json").exists()
+        else {}
+    )
     if not base:
         base = json.loads(file.read_text())
-        (node.folder / "base.json").write_text(json.dumps(base))
+        (node.directory / "base.json").write_text(json.dumps(base))
     file.write_text(json.dumps({**base, **values}) if text is None else text)
 
 
@@ -79,7 +83,7 @@ def test_a_hangup_reloads_and_the_log_says_so(node: Node) -> None:
     assert "line 1: not YAML" in page["reload"]["reason"]
     assert "the configuration was not reloaded, nothing has changed" in node.log()
     assert pools(node) == "2-15"
-    drop_in = node.folder / "config.d/50-more.yaml"
+    drop_in = node.directory / "config.d/50-more.yaml"
     drop_in.parent.mkdir()
     drop_in.write_text("koordinator: {reservedCPUs: 0-3}\n")
     write(node)
@@ -92,7 +96,7 @@ def test_a_hangup_reloads_and_the_log_says_so(node: Node) -> None:
 def test_a_hangup_during_the_start_does_not_end_the_daemon(node: Node) -> None:
     node.kill()
     node.popen = subprocess.Popen(
-        [sys.executable, "-m", "proxy", "serve", "--config", str(node.folder / "config.yaml")],
+        [sys.executable, "-m", "proxy", "serve", "--config", str(node.directory / "config.yaml")],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -88,8 +88,8 @@ def connect(path: Path) -> socket.socket:
     return client
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
-    found = {p.name: p.lstat() for p in folder.iterdir()}
+def snapshot(directory: Path) -> dict[str, tuple[int, int, int]]:
+    found = {p.name: p.lstat() for p in directory.iterdir()}
     return {name: (s.st_ino, s.st_mode, s.st_mtime_ns) for name, s in found.items()}
 
 

@@ -26,11 +26,11 @@ def pre_create_container(event):
 
 def test_hooks_begin_with_enforcement_and_leave_observed_pods_alone() -> None:
     with temporary_node(FileNode) as node:
-        folder = node.directory / "hooks.d"
-        folder.mkdir(mode=0o755)
-        (folder / "10-mine.py").write_text(HOOK)
+        directory = node.directory / "hooks.d"
+        directory.mkdir(mode=0o755)
+        (directory / "10-mine.py").write_text(HOOK)
         nothing = node.directory / "none"
-        section = f"hooks: {{folder: {folder}, vendorFolder: {nothing}, serverFolder: {nothing}}}\n"
+        section = f"hooks: {{folder: {directory}, vendorFolder: {nothing}, serverFolder: {nothing}}}\n"
         daemon = node.from_file(OBSERVE + section)
 
         async def day() -> None:

@@ -35,7 +35,7 @@ containerEdits:
 """
 
 
-class Folders:
+class Directories:
     """Two directories of specs, and what was complained about."""
 
     def __init__(self, root: Path) -> None:
@@ -51,8 +51,8 @@ class Folders:
 
 
 @pytest.fixture
-def directories(tmp_path: Path) -> Folders:
-    return Folders(tmp_path)
+def directories(tmp_path: Path) -> Directories:
+    return Directories(tmp_path)
 
 
 def spec(kind: str = "a.com/b", **devices: str) -> str:
@@ -61,7 +61,7 @@ def spec(kind: str = "a.com/b", **devices: str) -> str:
     return json.dumps({"cdiVersion": "0.6.0", "kind": kind, "devices": listed})
 
 
-def test_yaml_with_everything_that_vendors_write(directories: Folders) -> None:
+def test_yaml_with_everything_that_vendors_write(directories: Directories) -> None:
     file = directories.static / "nvidia.yaml"
     file.write_text(YAML)
     assert directories.specs.device("nvidia.com/gpu=0") == CdiDevice(
@@ -77,14 +77,14 @@ def test_yaml_with_everything_that_vendors_write(directories: Folders) -> None:
     assert directories.complaints == []
 
 
-def test_json_and_a_claim_of_a_dra_driver(directories: Folders) -> None:
+def test_json_and_a_claim_of_a_dra_driver(directories: Directories) -> None:
     (directories.dynamic / "k8s.gpu.example.com-claim.json").write_text(
         spec("k8s.gpu.example.com/claim", c1="/dev/x0")
     )
     assert directories.paths("k8s.gpu.example.com/claim=c1") == ("/dev/x0",)
 
 
-def test_a_device_without_device_files_is_known(directories: Folders) -> None:
+def test_a_device_without_device_files_is_known(directories: Directories) -> None:
     (directories.static / "a.json").write_text(
         '{"kind": "a.com/b", "devices": [{"name": "x"}, {"name": ""}, 7]}'
     )
@@ -92,7 +92,7 @@ def test_a_device_without_device_files_is_known(directories: Folders) -> None:
     assert directories.paths("a.com/b=") is None
 
 
-def test_the_later_directory_wins(directories: Folders) -> None:
+def test_the_later_directory_wins(directories: Directories) -> None:
     (directories.dynamic / "z.json").write_text(spec(x="/dev/dynamic"))
     (directories.static / "a.json").write_text(spec(x="/dev/static", y="/dev/only"))
     assert directories.paths("a.com/b=x") == ("/dev/dynamic",)
@@ -102,7 +102,7 @@ def test_the_later_directory_wins(directories: Folders) -> None:
     assert directories.paths("a.com/b=x") == ("/dev/static",)
 
 
-def test_a_name_twice_in_a_directory_counts_for_nothing(directories: Folders) -> None:
+def test_a_name_twice_in_a_directory_counts_for_nothing(directories: Directories) -> None:
     (directories.static / "a.json").write_text(spec(x="/dev/a", y="/dev/y"))
     (directories.static / "b.json").write_text(spec(x="/dev/b"))
     (directories.static / "c.json").write_text(spec(x="/dev/c"))
@@ -115,7 +115,7 @@ def test_a_name_twice_in_a_directory_counts_for_nothing(directories: Folders) ->
 
 
 def test_specs_are_read_once_and_again_when_they_change(
-    directories: Folders, monkeypatch: pytest.MonkeyPatch
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     real = os.open
@@ -159,7 +159,7 @@ NESTED_YAML = "kind: " + "[" * 300_000
     ],
 )
 def test_a_broken_file_is_reported_once_and_left_out(
-    directories: Folders, name: str, text: str, words: str
+    directories: Directories, name: str, text: str, words: str
 ) -> None:
     file = directories.static / name
     file.write_bytes(text.encode(errors="surrogateescape"))
@@ -178,13 +178,13 @@ def test_a_broken_file_is_reported_once_and_left_out(
     assert len(directories.complaints) == 2
 
 
-def test_a_file_of_the_largest_size_is_read(directories: Folders) -> None:
+def test_a_file_of_the_largest_size_is_read(directories: Directories) -> None:
     text = spec(x="/dev/a")
     (directories.static / "a.json").write_text(text + " " * ((1 << 20) - len(text)))
     assert directories.paths("a.com/b=x") == ("/dev/a",)
 
 
-def test_other_files_are_not_opened(directories: Folders) -> None:
+def test_other_files_are_not_opened(directories: Directories) -> None:
     (directories.static / "a.yml").write_text("{")
     (directories.static / "b.json.bak").write_text("{")
     (directories.static / "folder.json").mkdir()
@@ -202,7 +202,7 @@ def test_directories_may_be_missing_and_come_later(tmp_path: Path) -> None:
     assert specs.device("a.com/b=x") is not None
 
 
-def test_of_too_many_files_those_that_count_most_are_read(directories: Folders) -> None:
+def test_of_too_many_files_those_that_count_most_are_read(directories: Directories) -> None:
     (directories.static / "first.json").write_text(spec(first="/dev/first"))
     for number in range(600):
         text = spec(**{f"x{number}": "/dev/x"}) if number in (0, 499, 500) else spec()
@@ -213,7 +213,7 @@ def test_of_too_many_files_those_that_count_most_are_read(directories: Folders) 
     assert directories.complaints == ["cannot read all CDI specs: there are too many limit=499"]
 
 
-def test_lists_of_thousands_are_cut(directories: Folders) -> None:
+def test_lists_of_thousands_are_cut(directories: Directories) -> None:
     edits = {"deviceNodes": [{"path": f"/dev/n{number}"} for number in range(300)]}
     devices = [
         {"name": str(number), "containerEdits": edits if number == 0 else {}} for number in range(2100)
