@@ -18,6 +18,7 @@ from proxy.model.workload import Phase
 from proxy.release.service import Release
 from proxy.telemetry import metrics
 from tests.executor.played_writes import PlayedWrites
+from tests.testkit.changed_copy import changed_copy
 
 TENANTS = {"admission": AdmissionRules(name_others=False)}
 """Pods of several tenants: answers to one name no pod of another."""
@@ -361,6 +362,36 @@ def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(live: Callable[...,
         w.executor.calls.land(flight)
         await w.until(lambda: str(limits.lists["kubepods/podls"]) == "0-15")
         assert not w.executor.unit_properties.fencing._standing
+
+    live(day, call_timeout=2.0)
+
+
+def test_on_v2_a_limit_stays_while_a_container_within_cannot_be_narrowed(live: Callable[..., None]) -> None:
+    """The limit keeps it off the owner's CPUs, so the create is forwarded, and nothing else does."""
+
+    async def day(w: Any) -> None:
+        limits, pod = Limits(w), "kubepods/podls"
+        ls = await w.run(await w.pod("ls", "LS"))
+        read = w.cgroups.read
+        w.cgroups.read = lambda path: changed_copy(
+            read(path),
+            effective_cpus=limits.effective(w, ls, pod) if path == ls else read(path).effective_cpus,
+        )
+        flight = w.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        w.cgroups.broken.add(ls)
+        assert (await owner(w)).refused is None
+        w.start_update.landed(flight, flight.carries)
+        await w.until(lambda: not w.executor.unit_properties.fencing._standing)
+        assert w.on(ls) == "0-15"
+        assert str(limits.effective(w, ls, pod)) == "4-15"
+        w.cgroups.broken.clear()
+        flight = w.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        assert (await owner(w, "4-5", "lse2")).refused is None
+        w.start_update.landed(flight, flight.carries)
+        await w.until(lambda: str(limits.lists[pod]) == "0-15")
+        await w.quiet()
+        w.check()
+        assert w.on(ls) == "6-15"
 
     live(day, call_timeout=2.0)
 

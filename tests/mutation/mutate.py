@@ -59,7 +59,7 @@ ROOMS: dict[str, list[Part]] = {
     "relay": [
         (
             ["proxy/relay"],
-            tests_of("relay", "frames huffman flow headers session windows garbage splits"),
+            tests_of("relay", "frames huffman flow headers session windows garbage splits bounds"),
         )
     ],
     "executor": [

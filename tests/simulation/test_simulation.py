@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 EVENTS = 3000
 SEED = 3
 EARLY = {
-    "read_back_skipped": 8, "shrink_skipped": 1, "late_answer_ignored": 1, "calls_in_flight_ignored": 2,
+    "read_back_skipped": 8, "shrink_skipped": 1, "late_answer_ignored": 2, "calls_in_flight_ignored": 2,
     "ledger_after_forward": 1, "record_lost": 10, "hotplug_dropped": 2, "repair_skipped": 9,
     "call_forgotten": 6, "exception_escapes": 1, "settling_skipped": 5,
 }  # fmt: skip

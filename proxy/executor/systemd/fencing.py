@@ -24,6 +24,7 @@ from proxy.engine.pod_fence import (
     raised,
 )
 from proxy.executor.context import NodeContext
+from proxy.executor.enforce import Enforced
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError
@@ -95,6 +96,10 @@ class Fencing:
         self.fences = fences
         self._standing: StandingFences = {}
         """For the kernel worker."""
+        self._left: dict[str, CpuSet] = {}
+        """Groups that are still narrow, and the list that each had before. For the kernel worker."""
+        self._parents: dict[str, str] = {}
+        """The cgroup parent of the pods of each group that is narrow. For the kernel worker."""
 
     def can(self, container: Container) -> bool:
         """Report whether a container's pod has a slice of its own that can be narrowed."""
@@ -162,9 +167,13 @@ class Fencing:
         return Fence(path, cpus)
 
     async def take(self, fence: Fence) -> None:
-        """Take a fence away."""
+        """Take a fence away.
+
+        It stays while a container within it cannot be kept off the CPUs outside of it by its own group. Then
+        it goes with a later fence, and a container that is to have more widens it.
+        """
         try:
-            await self._context.kernel.run(self._take, fence.path)
+            self._writes.moved(await self._context.kernel.run(self._take, fence.path))
         except CgroupError as error:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
@@ -276,19 +285,30 @@ class Fencing:
         path = self._context.enforcer.cgroups.pod_group(parent)
         if path is None or self.fences is None:
             return None
-        self._standing = raised(self._standing, path, self.fences.swap(path, cpus))
+        before = self.fences.swap(path, cpus)
+        self._standing = raised(self._standing, path, self._left.pop(path, before))
+        self._parents[path] = parent
         return path
 
-    def _take(self, path: str) -> None:
+    def _take(self, path: str) -> Enforced:
         fence, self._standing = self._standing.get(path), lowered(self._standing, path)
         if fence is None or path in self._standing:
-            return
+            return Enforced()
+        state, parent = self._context.state, self._parents.pop(path)
+        within = [
+            container.id for container in state.containers.values() if container.pod.cgroup_parent == parent
+        ]
+        done = self._context.enforcer.enforce(within)
+        if done.refused:
+            self._left[path] = fence.before
+            return done
         try:
             assert self.fences is not None
-            self.fences.swap(path, fence.before or self._context.state.node.machine.present)
+            self.fences.swap(path, fence.before or state.node.machine.present)
         except CgroupError as error:
             if error.errno != errno.ENOENT:  # else the pod has ended
                 raise
+        return done
 
     def _take_all(self) -> None:
         while self._standing:
