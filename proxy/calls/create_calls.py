@@ -47,19 +47,20 @@ class CreateCalls:
 
     def _create(self, call: HeldCall) -> None:
         asked, executor = call.create_request(), self.executor
-        pod = executor.state.pods.get(asked.sandbox_id)
+        store = executor.store
+        pod = store.state.pods.get(asked.sandbox_id)
         if pod is None or not (pod.cgroup_parent or pod.cgroup_changed_by_hook):
             pod = self._described(asked, pod)
         elif pod.cpuset is not None and not pod.cpuset_chosen_locally:
             pod = self._renewed(pod, asked)
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
-        state, fact_lookup = executor.state, executor.fact_lookup
+        state, fact_lookup = store.state, executor.fact_lookup
         given = asked.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
         asks = fact_lookup.pod_matters(state, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
-        if asks or holders(executor.state, pod) or executor.kubelet_cpus.matters(pod, asked.resources):
+        if asks or holders(state, pod) or executor.kubelet_cpus.matters(pod, asked.resources):
             self._hold(call, self._find_out(call, pod, asked, given))
         else:
             self._decide(call, pod, asked)
@@ -107,15 +108,16 @@ class CreateCalls:
             self._decide(call, pod, asked)
 
     def _decide(self, call: HeldCall, pod: Pod, asked: CreateRequest) -> None:
-        if self.executor.store.mode.is_leaving:
+        executor = self.executor
+        if executor.store.state.mode.is_leaving:
             call.release()
             return
-        self.executor.sandboxes.moved_on(pod, asked.name)
-        grants, state = self.executor.device_grants, self.executor.state
+        executor.sandboxes.moved_on(pod, asked.name)
+        grants, state = executor.device_grants, executor.store.state
         if grants is not None and asks_for_devices(state, pod, asked.name) and applies_to(state, pod):
             self._hold(call, self._decide_devices(call, pod, asked, grants))
         else:
-            decided = self.executor.creates.place(pod, asked.name, asked.attempt, asked.resources)
+            decided = executor.creates.place(pod, asked.name, asked.attempt, asked.resources)
             self._decided(call, decided)
 
     async def _decide_devices(

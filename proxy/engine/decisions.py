@@ -66,7 +66,8 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     except PreferenceMissing as question:
         return before, (AskPreference.of(question),)
     after, container = plan.state, plan.container
-    first = (*first, *devices_recorded(state, after, event.pod.key))
+    if after.devices is not state.devices:
+        first = (*first, *devices_recorded(state, after, event.pod.key))
     answer = create_answer(after, event.pod, container, plan.verdict)
     decided = PlanDecided(plan, answer, withdrawn)
     if container is None:

@@ -22,7 +22,7 @@ import time
 from msgspec import structs
 
 from proxy.allocation.providers.provider import Preferences
-from proxy.engine.call_answers import AskPreference
+from proxy.engine.call_answers import AskPreference, Forward, ForwardUnchanged
 from proxy.engine.container_events import CreateRequested
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
@@ -30,6 +30,7 @@ from proxy.engine.node_effects import PlanDecided
 from proxy.executor.bad_input import NOT_AS_ASKED
 from proxy.executor.context import NodeContext
 from proxy.model.defects import InputDefect
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Pod, Pool, Request
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
@@ -73,13 +74,14 @@ class Creates:
         if plan.container is None:
             self._report_refusal(plan, pod, name)
             return decided
-        applied = applies_to(context.state, pod)
+        answer = decided.answer
+        applied = type(answer) is not ForwardUnchanged
         if not applied:
             context.telemetry.count(metrics.CREATES_WOULD_PLACE)
             context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
         elif not decided.withdrawn:  # else it was placed, and counted, before
             context.telemetry.count(metrics.CREATES_PLACED)
-        self.report(plan, applied=applied)
+        self.report(plan, applied=applied, cpus=answer.sent if type(answer) is Forward else None)
         return decided
 
     def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
@@ -91,11 +93,17 @@ class Creates:
         context.telemetry.count(metrics.CREATES_REFUSED if applied else metrics.CREATES_WOULD_REFUSE)
         context.rejections.rejected(pod, name, plan.verdict, applied=applied)
 
-    def report(self, plan: Plan, *, applied: bool = True) -> None:
-        """Record and log a placement; that of a container that shares CPUs is logged at debug level only."""
+    def report(self, plan: Plan, *, applied: bool = True, cpus: CpuSet | None = None) -> None:
+        """Record and log a placement; that of a container that shares CPUs is logged at debug level only.
+
+        Args:
+            plan: The decision.
+            applied: Whether the plan is applied to the pod.
+            cpus: As for ``remember``.
+        """
         context, container = self._context, plan.container
         assert container is not None
-        self.remember(plan, applied=applied)
+        self.remember(plan, applied=applied, cpus=cpus)
         placement, telemetry = container.placement, context.telemetry
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
@@ -131,12 +139,18 @@ class Creates:
             return plan
         return structs.replace(plan, explanation=structs.replace(why, reasons=(*why.reasons, plan.problem)))
 
-    def remember(self, plan: Plan, *, applied: bool) -> None:
-        """Keep the record of a decision."""
+    def remember(self, plan: Plan, *, applied: bool, cpus: CpuSet | None = None) -> None:
+        """Keep the record of a decision.
+
+        Args:
+            plan: The decision.
+            applied: Whether the plan is applied to the pod.
+            cpus: The CPUs of the container, where they are known; None to look.
+        """
         context, container, why = self._context, plan.container, plan.explanation
         assert container is not None
         if why is None:
-            cpus = context.state.wanted(container)
+            cpus = context.store.state.wanted(container) if cpus is None else cpus
             context.history.note_simple(context.wall(), container, cpus, applied=applied)
         else:
             why = why if applied else structs.replace(why, applied=False)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, TypeVar, cast, get_args
 
 from msgspec import structs
@@ -79,12 +80,16 @@ class NodeStore:
     """Holds the state of the node. For the event loop; ``state`` may be read from any thread.
 
     Attributes:
+        state: The node as it is now; read-only.
         journal: Has changes written to the ledger.
         calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
         synced: Set once all running containers are known. Until then, free-looking CPUs may have an owner.
         attention: Set to have the runtime's lists compared soon.
         to_settle: Set when there are more unsettled containers.
     """
+
+    # A property without a function in Python: each call reads it several times.
+    state = cast("NodeState", property(attrgetter("_state"), doc="The node as it is now."))
 
     def __init__(
         self,
@@ -127,11 +132,6 @@ class NodeStore:
             **dict.fromkeys(get_args(DriftEffect), _answer),
             **dict.fromkeys(get_args(QuotaEffect), _answer),
         }
-
-    @property
-    def state(self) -> NodeState:
-        """The node as it is now."""
-        return self._state
 
     @property
     def mode(self) -> NodeMode:

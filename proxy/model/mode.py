@@ -6,7 +6,13 @@ from enum import StrEnum
 
 
 class NodeMode(StrEnum):
-    """The mode of the node. A release goes from ``enforce`` over ``releasing`` to ``released``."""
+    """The mode of the node. A release goes from ``enforce`` over ``releasing`` to ``released``.
+
+    Attributes:
+        is_leaving: Whether containers get back what they would have without us, or have got it back.
+    """
+
+    is_leaving: bool
 
     PASSTHROUGH = "passthrough"
     """All calls are relayed, and nothing is decided."""
@@ -24,7 +30,5 @@ class NodeMode(StrEnum):
         """Report whether decisions take effect."""
         return self is NodeMode.ENFORCE
 
-    @property
-    def is_leaving(self) -> bool:
-        """Report whether containers get back what they would have without us, or have got it back."""
-        return self in (NodeMode.RELEASING, NodeMode.RELEASED)
+    def __init__(self, name: str) -> None:
+        self.is_leaving = name in ("releasing", "released")

@@ -31,7 +31,10 @@ class PersistentMap(Mapping[str, V]):
         buckets = self._buckets.copy()
         bucket = buckets[at]
         buckets[at] = {**bucket, key: value}
-        return _of(buckets, self._size if key in bucket else self._size + 1)
+        table: PersistentMap[V] = _new(PersistentMap)
+        table._buckets = buckets
+        table._size = self._size if key in bucket else self._size + 1
+        return table
 
     def drop(self, key: str) -> PersistentMap[V]:
         """Return the table without an entry; the same table where it has none."""
@@ -41,7 +44,10 @@ class PersistentMap(Mapping[str, V]):
         buckets = self._buckets.copy()
         buckets[at] = bucket = buckets[at].copy()
         del bucket[key]
-        return _of(buckets, self._size - 1)
+        table: PersistentMap[V] = _new(PersistentMap)
+        table._buckets = buckets
+        table._size = self._size - 1
+        return table
 
     def __getitem__(self, key: str) -> V:
         return self._buckets[hash(key) % _BUCKETS][key]
@@ -72,10 +78,3 @@ class PersistentMap(Mapping[str, V]):
 
 
 _new = PersistentMap.__new__
-
-
-def _of(buckets: list[dict[str, V]], size: int) -> PersistentMap[V]:
-    table: PersistentMap[V] = _new(PersistentMap)
-    table._buckets = buckets
-    table._size = size
-    return table

@@ -56,7 +56,7 @@ class OwnerQuotas(Observer):
     @property
     def known(self) -> RemovedQuotas:
         """The quotas that were removed."""
-        return self._context.state.facts.quotas
+        return self._context.store.state.facts.quotas
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over the records of the ledger; the first pass compares them with the kernel."""
