@@ -7,6 +7,7 @@ looked at.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from enum import StrEnum
 
@@ -23,10 +24,13 @@ FILES = 1024
 """Open files of the daemon: each connection and each watched cgroup takes one."""
 EXPIRES_S = 14 * 86400.0
 """Seconds before its end in which a certificate should be renewed."""
+OLDEST_CONTAINERD, FIXED_RUNC = (1, 6, 0), (1, 1, 6)
+"""The first containerd that is supported; the first runc that sends CPUs to systemd in the right order."""
 QUIET_S = 300.0
 """Seconds without a call: kubelet lists containers several times a minute."""
 
 
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 NO_KUBELET = "kubelet has no directory here"
 
 
@@ -134,6 +138,28 @@ def _runtime(facts: DoctorFacts) -> Outcome:
     return OK, f"{facts.runtime.version} answers at {facts.configuration.runtime}", ""
 
 
+def _runtime_version(facts: DoctorFacts) -> Outcome:
+    runtime = facts.runtime
+    if runtime.problem:
+        return SKIP, "the runtime does not answer", ""
+    name, _, version = runtime.version.partition(" ")
+    if name == "containerd" and _number(version) < OLDEST_CONTAINERD:
+        return FAIL, f"{runtime.version} is too old", "install containerd 1.6 or later"
+    if runtime.runc and runtime.driver != "cgroupfs" and _number(runtime.runc) < FIXED_RUNC:
+        return (
+            WARN,
+            f"runc {runtime.runc} sends wrong CPUs to systemd, which are corrected after each start",
+            "install runc 1.1.6 or later",
+        )
+    return OK, f"{runtime.version} has no known fault", ""
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """Read a version such as ``v1.6.20~ds1``; one that cannot be read is newer than all."""
+    found = _VERSION.match(version)
+    return tuple(map(int, found.groups())) if found else (1 << 30,)
+
+
 def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
     kubelet, ours = facts.kubelet, facts.configuration.listen
     if not kubelet.directory and kubelet.running is None:
@@ -237,6 +263,18 @@ def _other_writers(facts: DoctorFacts) -> Outcome:
     )
 
 
+def _denials(facts: DoctorFacts) -> Outcome:
+    if facts.denials is None:
+        return SKIP, "there is no audit log that can be read", ""
+    if facts.denials:
+        return (
+            WARN,
+            f"SELinux or AppArmor denied the daemon {counted(facts.denials, 'action')}",
+            "ausearch -m avc,apparmor shows them; allow them in the policy of the daemon",
+        )
+    return OK, "the audit log has no denial of the daemon", ""
+
+
 def _hook_files(facts: DoctorFacts) -> Outcome:
     if facts.hooks:
         return FAIL, "; ".join(facts.hooks), "topoproxy hooks list shows all hooks and their states"
@@ -313,6 +351,7 @@ CHECKS: dict[str, Callable[[DoctorFacts], Outcome]] = {
     "machine": _machine,
     "cgroup-cpuset": _cgroup_cpuset,
     "runtime": _runtime,
+    "runtime-version": _runtime_version,
     "cgroup-driver": _cgroup_driver,
     "kubelet-endpoint": _kubelet_endpoint,
     "kubelet-managers": _cpu_manager,
@@ -321,6 +360,7 @@ CHECKS: dict[str, Callable[[DoctorFacts], Outcome]] = {
     "daemon-problems": _problems,
     "open-files": _open_files,
     "other-writers": _other_writers,
+    "denials": _denials,
     "hook-files": _hook_files,
     "disk": _disk,
     "ledger": _ledger,

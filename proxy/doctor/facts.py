@@ -57,11 +57,13 @@ class RuntimeFacts(Struct, frozen=True):
         problem: Why it does not answer; empty if it does.
         version: Its name and version.
         driver: Its cgroup driver; empty where it does not say.
+        runc: The version of runc; empty where it is not known.
     """
 
     problem: str = ""
     version: str = ""
     driver: str = ""
+    runc: str = ""
 
 
 class KubeletSetup(Struct, frozen=True):
@@ -160,6 +162,7 @@ class DoctorFacts(Struct, frozen=True):
         machine: Why the machine cannot be read, or does not fit the configuration; empty if neither.
         hooks: What is wrong with files of hooks.
         writers: Other programs on the node that write cpusets.
+        denials: How many actions of the daemon SELinux or AppArmor denied; None where that is not logged.
     """
 
     now: float
@@ -174,3 +177,4 @@ class DoctorFacts(Struct, frozen=True):
     certificates: tuple[CertificateFacts, ...] = ()
     hooks: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
+    denials: int | None = None

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from proxy.admin.client import ask
 from proxy.backends.cgroup.cpuset import open_cgroups
-from proxy.backends.kubelet.cri_endpoint import named_endpoints, running_endpoint
+from proxy.backends.kubelet.cri_endpoint import named_endpoints, running_flags
 from proxy.backends.kubelet.small_file import read_small
 from proxy.backends.ledger.format import recover
 from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
@@ -51,6 +52,12 @@ WRITERS = frozenset(
 )
 """Processes that write cpusets, by ``comm``, which has at most 15 characters."""
 NRI_PLUGINS = Path("/opt/nri/plugins")
+AUDIT_LOG = Path("/var/log/audit/audit.log")
+RUNC = tuple(Path(directory, "runc") for directory in ("/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin"))
+_RUNC_VERSION = re.compile(r"^runc version (\S+)", re.MULTILINE)
+_DENIED = re.compile(rb'^.*(?:avc: +denied|apparmor="DENIED").*topoproxy.*$', re.MULTILINE)
+_TAIL = 1 << 20
+"""Bytes of the end of the audit log that are read."""
 _DRIVER = re.compile(r"^\s*cgroupDriver:\s*[\"']?(\w+)", re.MULTILINE)
 _POLICY = re.compile(r'"policyName"\s*:\s*"(\w+)"')
 _OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
@@ -62,10 +69,14 @@ class Places(Struct, frozen=True):
 
     Attributes:
         nri: Plug-ins that the runtime starts.
+        audit: The log of the kernel's audit.
+        runc: Where runc may be; the first that is there counts.
         wall: Seconds since the epoch.
     """
 
     nri: Path = NRI_PLUGINS
+    audit: Path = AUDIT_LOG
+    runc: tuple[Path, ...] = RUNC
     wall: Callable[[], float] = time.time
 
 
@@ -94,7 +105,7 @@ def gather(config: Config, refused: str, timeout: float, places: Places | None =
         ),
         machine=lack,
         cgroups=_cgroups(config),
-        runtime=_runtime(config),
+        runtime=_runtime(config, places),
         kubelet=_kubelet(config),
         daemon=_daemon(config, timeout),
         state=_state(config, machine),
@@ -102,6 +113,7 @@ def gather(config: Config, refused: str, timeout: float, places: Places | None =
         certificates=tuple(_certificates(config)),
         hooks=(*hooks, *found.strange),
         writers=tuple(_writers(config, places)),
+        denials=_denials(places.audit),
     )
 
 
@@ -131,28 +143,55 @@ def _cgroups(config: Config) -> CgroupFacts:
     return CgroupFacts("", groups.version, tuple(lacking))
 
 
-def _runtime(config: Config) -> RuntimeFacts:
+def _runtime(config: Config, places: Places) -> RuntimeFacts:
     runtime = GrpcRuntime(str(config.runtime), RUNTIME_S)
     try:
         version = runtime.version()
         try:
-            return RuntimeFacts("", version, runtime.cgroup_driver())
+            driver = runtime.cgroup_driver()
         except (UnavailableError, RuntimeCallError):
-            return RuntimeFacts("", version)
+            driver = ""
+        return RuntimeFacts("", version, driver, _runc(places.runc))
     except (UnavailableError, RuntimeCallError) as error:
         return RuntimeFacts(str(error))
     finally:
         runtime.close()
 
 
+def _runc(paths: Sequence[Path]) -> str:
+    """Return runc's version; empty where it is not found or does not answer."""
+    path = next((each for each in paths if each.is_file()), None)
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run(  # noqa: S603  the paths are constants
+            [path, "--version"], capture_output=True, text=True, timeout=RUNTIME_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = _RUNC_VERSION.search(done.stdout)
+    return found[1] if found else ""
+
+
+def _denials(log: Path) -> int | None:
+    """Count what the kernel has denied the daemon, by the end of the audit log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return len(_DENIED.findall(file.read(_TAIL)))
+    except OSError:
+        return None
+
+
 def _kubelet(config: Config) -> KubeletSetup:
-    directory = config.kubelet.state_dir
-    settings = _text(config.kubelet.config_file or directory / "config.yaml") or ""
-    running, driver = running_endpoint(config.procfs_root), _DRIVER.search(settings)
+    directory, flags = config.kubelet.state_dir, running_flags(config.procfs_root) or {}
+    running = flags.get("container-runtime-endpoint")
+    file = config.kubelet.config_file or Path(flags.get("config") or directory / "config.yaml")
+    driver = _DRIVER.search(_text(file) or "")
     return KubeletSetup(
         str(directory) if directory.is_dir() else "",
         None if running is None else EndpointSetting("the running kubelet", running),
-        tuple(EndpointSetting(str(path), endpoint) for path, endpoint in named_endpoints(directory)),
+        tuple(EndpointSetting(str(path), endpoint) for path, endpoint in named_endpoints(directory, flags)),
         driver[1] if driver else "",
         _policy(directory / "cpu_manager_state"),
         _policy(directory / "memory_manager_state"),

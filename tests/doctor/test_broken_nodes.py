@@ -44,6 +44,8 @@ class DoctoredNode(DaemonNode):
         )
         self.write("kubelet/config.yaml", f"containerRuntimeEndpoint: unix://{directory}/cri.sock\n")
         self.write(f"proc/{os.getpid()}/limits", LIMITS.format(2048))
+        self.write("audit.log", "type=SERVICE_START unit=topoproxy\n")
+        self.use_runc("1.1.6")
         self.more = ""
         """More lines of the configuration that the doctor reads."""
         self.now = EARLIEST + 1.0
@@ -54,6 +56,17 @@ class DoctoredNode(DaemonNode):
         path.write_text(text)
         path.chmod(0o600)
         return path
+
+    def use_drop_ins(self, endpoint: str) -> None:
+        """Have kubelet run with a directory of drop-ins, of which the last one names an endpoint."""
+        self.process(7, "kubelet", "/usr/bin/kubelet", "--config-dir", str(self.directory / "kubelet.conf.d"))
+        self.write(
+            "kubelet.conf.d/10-ours.conf", f"containerRuntimeEndpoint: unix://{self.directory}/cri.sock\n"
+        )
+        self.write("kubelet.conf.d/20-theirs.conf", f"containerRuntimeEndpoint: {endpoint}\n")
+
+    def use_runc(self, version: str) -> None:
+        self.write("runc", f"#!/bin/sh\necho runc version {version}\necho commit: x\n").chmod(0o700)
 
     def use_certificate(self, text: str) -> None:
         """Have the configuration of the doctor name a certificate."""
@@ -72,7 +85,8 @@ class DoctoredNode(DaemonNode):
             config = parse(self.configuration(self.more), "test")
         except ConfigError as error:
             config, refused = parse(self.configuration(), "test"), str(error)
-        places = Places(self.directory / "nri", lambda: self.now)
+        audit, runc = self.directory / "audit.log", (self.directory / "none", self.directory / "runc")
+        places = Places(self.directory / "nri", audit, runc, lambda: self.now)
         return {
             each.id: (each.result.value, each.text)
             for each in examine(gather(replace(config, origin=None), refused, 20.0, places))
@@ -122,6 +136,13 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
             7, "kubelet", "/usr/bin/kubelet", "--v=2", f"--container-runtime-endpoint={THEIRS}"
         ),
     ),
+    "drop-in-elsewhere": ("kubelet-endpoint", "fail", lambda node: node.use_drop_ins(THEIRS)),
+    "old-runc": ("runtime-version", "warn", lambda node: node.use_runc("1.1.5")),
+    "denied": (
+        "denials",
+        "warn",
+        lambda node: node.write("audit.log", 'type=AVC apparmor="DENIED" profile="topoproxy" name="/x"\n'),
+    ),
     "static-kubelet": (
         "kubelet-managers",
         "warn",
@@ -162,7 +183,8 @@ def test_a_broken_node_is_named(name: str) -> None:
 def test_a_runtime_that_is_down_is_named() -> None:
     found = examined(lambda node: node.runtime.stop())
     assert found["runtime"][0] == "fail"
-    assert set(found) <= {"runtime", "daemon", "daemon-problems", "cgroup-driver", "kubelet-calls"}
+    beside = {"runtime-version", "daemon", "daemon-problems", "cgroup-driver", "kubelet-calls"}
+    assert set(found) <= {"runtime", *beside}
 
 
 def test_without_the_daemon_the_node_is_examined_all_the_same() -> None:

@@ -38,6 +38,7 @@ HEALTHY = DoctorFacts(
     state=StateFacts(free_bytes=1 << 30),
     sockets=(SocketFacts("/run/topoproxy/cri.sock"),),
     certificates=(CertificateFacts("/etc/c.pem", ends=NOW + 2 * EXPIRES_S),),
+    denials=0,
 )
 
 
@@ -47,6 +48,10 @@ def having(**changes: Any) -> DoctorFacts:
 
 def kubelet(**changes: Any) -> DoctorFacts:
     return having(kubelet=structs.replace(KUBELET, **changes))
+
+
+def runtime(**changes: Any) -> DoctorFacts:
+    return having(runtime=structs.replace(HEALTHY.runtime, **changes))
 
 
 def daemon(**changes: Any) -> DoctorFacts:
@@ -64,6 +69,7 @@ def test_a_healthy_node_has_no_finding() -> None:
     assert not any(each.advice for each in examine(HEALTHY))
 
 
+NO_RUNTIME = {"runtime": "fail", "runtime-version": "skip", "cgroup-driver": "skip"}
 DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "open-files": "skip"}
 
 
@@ -78,10 +84,19 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (having(machine="cannot read the machine"), {"machine": "fail"}),
         (having(cgroups=CgroupFacts("cannot find the controller")), {"cgroup-cpuset": "fail"}),
         (having(cgroups=CgroupFacts(without_cpuset=("/kubepods.slice",))), {"cgroup-cpuset": "fail"}),
-        (having(runtime=RuntimeFacts("cannot ask")), {"runtime": "fail", "cgroup-driver": "skip"}),
+        (having(runtime=RuntimeFacts("cannot ask")), NO_RUNTIME),
         (having(runtime=RuntimeFacts("", "containerd 1.7", "")), {"cgroup-driver": "skip"}),
         (having(runtime=RuntimeFacts("", "containerd 2.1", "cgroupfs")), {"cgroup-driver": "fail"}),
         (kubelet(driver=""), {"cgroup-driver": "skip"}),
+        (runtime(version="containerd v1.5.18"), {"runtime-version": "fail"}),
+        (runtime(version="containerd 1.6.0~rc1"), {}),
+        (runtime(version="cri-o 1.5.0"), {}),
+        (runtime(version="containerd unknown"), {}),
+        (runtime(runc="1.1.5"), {"runtime-version": "warn"}),
+        (runtime(runc="1.1.5+ds1", driver=""), {"runtime-version": "warn", "cgroup-driver": "skip"}),
+        (runtime(runc="1.1.6"), {}),
+        (having(denials=None), {"denials": "skip"}),
+        (having(denials=2), {"denials": "warn"}),
         (kubelet(endpoints=(CONFIG,)), {"kubelet-endpoint": "fail"}),
         (kubelet(endpoints=(FLAGS, *KUBELET.endpoints)), {"kubelet-endpoint": "fail"}),
         (kubelet(endpoints=(INSTANCE, *KUBELET.endpoints)), {"kubelet-endpoint": "warn"}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.kubelet.cri_endpoint import other_endpoints
+from proxy.backends.kubelet.cri_endpoint import named_endpoints, other_endpoints, running_flags
 
 OURS = Path("/run/topoproxy/cri.sock")
 ELSEWHERE = "unix:///run/containerd/containerd.sock"
@@ -42,3 +42,35 @@ def test_files_that_cannot_be_read_name_nothing(tmp_path: Path) -> None:
     (tmp_path / "instance-config.yaml").write_bytes(b"\xff" * 100_000)
     (tmp_path / "kubeadm-flags.env").write_text("no flag here\n")
     assert other_endpoints(tmp_path, OURS) == []
+
+
+def test_drop_ins_win_over_the_configuration_of_the_running_kubelet(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("containerRuntimeEndpoint: unix:///own\n")
+    (tmp_path / "config.yaml").write_text("containerRuntimeEndpoint: unix:///unused\n")
+    flags = {"config": str(own), "config-dir": str(tmp_path / "conf.d")}
+    assert named_endpoints(tmp_path, flags) == [(own, "unix:///own")]
+    drop_ins = tmp_path / "conf.d"
+    drop_ins.mkdir()
+    for name, text in (
+        ("10-a.conf", '{"containerRuntimeEndpoint": "unix:///a", "kind": "KubeletConfiguration"}'),
+        ("20-b.conf", "containerRuntimeEndpoint: unix:///b\n"),
+        ("30-c.conf", "maxPods: 9\n"),
+        ("40-d.yaml", "containerRuntimeEndpoint: unix:///d\n"),
+    ):
+        (drop_ins / name).write_text(text)
+    assert named_endpoints(tmp_path, flags) == [(drop_ins / "20-b.conf", "unix:///b"), (own, "unix:///own")]
+    (drop_ins / "20-b.conf").unlink()
+    assert named_endpoints(tmp_path, flags)[0] == (drop_ins / "10-a.conf", "unix:///a")
+    assert named_endpoints(tmp_path) == [(tmp_path / "config.yaml", "unix:///unused")]
+
+
+def test_the_flags_of_the_running_kubelet(tmp_path: Path) -> None:
+    assert running_flags(tmp_path / "none") is None
+    for pid, words in ((1, "/sbin/init"), (20, "/usr/bin/kubelet\0--v=2\0--config\0/k.yaml\0--v=3\0--x")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_text(words)
+    (tmp_path / "7").mkdir()
+    assert running_flags(tmp_path) == {"v": "3", "config": "/k.yaml", "x": ""}
+    (tmp_path / "20/cmdline").write_text("/usr/bin/kubelet-helper\0--v=2")
+    assert running_flags(tmp_path) is None
