@@ -32,6 +32,15 @@ def test_what_others_leave() -> None:
     assert budget(usage, 40, 25) == 5_000
 
 
+def test_what_is_kept_back_counts_where_the_system_uses_less() -> None:
+    def left(allocatable: int, reservation: int) -> int:
+        return budget(Usage(20_000, allocatable, 7.0, reservation, {"x": 6.0}, frozenset()))
+
+    assert left(20_000, 0) == 13_000 - 6_000 - 1_000, "as much as the system uses"
+    assert left(18_000, 500) == 13_000 - 6_000 - 2_000, "by kubelet"
+    assert left(18_000, 3_000) == 13_000 - 6_000 - 3_000, "by the reservation"
+
+
 def test_be_in_name_only_counts() -> None:
     assert not HostApp("a", QosClass.BE).is_be, "it runs beside the group that is kept small"
 

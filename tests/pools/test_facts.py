@@ -14,7 +14,7 @@ from proxy.model.quoting import QUOTED
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS, VOLCANO_POLICY
 from proxy.pools.annotations import VOLCANO_DECISION as DECISION
-from proxy.pools.facts import POD_KEYS, QOS_LABEL, kube_qos, parent_of, pod_facts, qos_class
+from proxy.pools.facts import LONGEST_PATH, POD_KEYS, QOS_LABEL, kube_qos, parent_of, pod_facts, qos_class
 
 
 def resource_status(text: str) -> tuple[CpuSet | None, str]:
@@ -181,6 +181,16 @@ def test_pod_facts() -> None:
     )
     assert (pod.ref, pod.attempt, pod.qos, pod.kube_qos) == ("ns/n", 3, QosClass.LSR, KubeQos.BURSTABLE)
     assert pod.cpuset == CpuSet.parse("1-2")
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e4"])
+def test_a_cgroup_parent_that_is_too_long_for_a_path_is_not_kept(letter: str) -> None:
+    def parent(count: int) -> str:
+        return pod_facts("s", "u", "ns", "p", 0, {}, {}, "/p/" + letter * count).cgroup_parent
+
+    fits = (LONGEST_PATH - 3) // len(letter.encode())
+    assert parent(fits) == "/p/" + letter * fits
+    assert parent(fits + 1) == ""
 
 
 def test_parent_of() -> None:

@@ -164,6 +164,10 @@ def test_uneven_shares_of_whole_groups() -> None:
     assert even_shares({}, 1) is None
 
 
+def test_uneven_shares_are_as_even_as_the_emptiest_node_permits() -> None:
+    assert even_shares({0: 5, 1: 5, 2: 3}, 12) == {0: 5, 1: 4, 2: 3}
+
+
 counts = st.dictionaries(st.integers(0, 11), st.integers(0, 12), min_size=1, max_size=6)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.allocation.koordinator.bind_request import PolicyConflictError
-from proxy.allocation.koordinator.hints import ScoredHint
+from proxy.allocation.koordinator.hints import ScoredHint, summed_up
 from proxy.allocation.koordinator.node_shares import InsufficientError, divide
 from proxy.allocation.koordinator.scored_hints import ALL_SETS, node_status, policy_of, score_of, scored_hints
 from proxy.allocation.koordinator.scored_merge import NodeStatus, align
@@ -44,6 +44,11 @@ def test_nodes_with_a_pod_that_spans_nodes_are_shared() -> None:
     masks = [Mask([0]), Mask([1]), Mask([1, 2]), Mask([2]), Mask()]
     expected = {0: NodeStatus.SINGLE, 1: NodeStatus.SHARED, 2: NodeStatus.SHARED}
     assert node_status(masks) == node_status(masks[::-1]) == expected
+
+
+def test_a_summary_leaves_out_nodes_that_are_not_enough() -> None:
+    hints = [ScoredHint(Mask([0]), preferred=True), ScoredHint(Mask([1]), preferred=True, unsatisfied=True)]
+    assert summed_up("cpu", [*hints, ScoredHint(Mask([0, 1]))]) == "cpu prefer [01] among [01 11]"
 
 
 AVAILABLE = {0: {"cpu": 2000, "memory": 8}, 1: {"cpu": 4000, "memory": 0}, 2: {"cpu": 3000, "memory": 4}}

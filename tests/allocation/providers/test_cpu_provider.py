@@ -15,6 +15,7 @@ from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
+from proxy.model.explanation import Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
@@ -174,3 +175,16 @@ def test_an_init_container_without_a_seen_end_is_not_counted_twice() -> None:
     plan = place(state, POD, "a", 0, request, "t")
     assert plan.container is not None
     assert plan.container.placement.exclusive.isdisjoint(CpuSet.parse("0-3"))
+
+
+def test_a_shortfall_is_explained_where_the_numa_node_could_hold_the_container() -> None:
+    state = NodeState.of(changed_copy(NODE, machine=MACHINE), [OTHER], [owning("x", "0-1,8-9", pod=OTHER)])
+
+    def found(cpus: int, node: int) -> object:
+        asks = PodRequests("p", (ask("a", cpus),))
+        request = ProviderRequest(POD, asks, "a", Request(), exclusive=True, cpus=cpus)
+        return provider(build_context(state, request), CpuProvider).explain_shortfall(request, node)
+
+    assert found(6, 0) == (Shortfall("cpu", Mask([0]), 6, 4),)
+    assert found(4, 0) == found(8, 1) == ()
+    assert found(9, 0) is found(9, 1) is None, "it could never hold that many"

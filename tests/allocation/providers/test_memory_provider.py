@@ -56,6 +56,8 @@ def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
         provider = PROVIDER.prepare(VIEW, each)
         assert (provider.bound, provider.hints(each), provider.explain_shortfall(each, 0)) == (True, None, ())
         assert provider.allocate(each, ANY, Grants()).grants == Grants()
+        too_much = changed_copy(each, asks=request(500).asks)
+        assert provider.explain_shortfall(too_much, 0) == (), "the shortfall is not on this NUMA node"
     free = PROVIDER.prepare(VIEW, wanted)
     assert not free.bound
     assert list(free.hints(wanted) or ()) == ["memory"]
