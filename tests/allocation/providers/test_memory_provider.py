@@ -85,6 +85,8 @@ def test_what_is_charged_is_released_when_the_container_goes() -> None:
     assert charged.state.nodes[0].table("memory").free == 30 * MIB
     assert charged.explain_shortfall(request(60), 0) == (Shortfall("memory", Mask([0]), 60 * MIB, 30 * MIB),)
     assert charged.explain_shortfall(request(60), 1) == ()
+    together = changed_copy(request(60, scope=Scope.POD), name="")
+    assert charged.explain_shortfall(together, 0) == (Shortfall("memory", Mask([0]), 60 * MIB, 30 * MIB),)
     assert charged.explain_shortfall(request(101), 1) is None, "it could never hold that"
     assert charged.explain_shortfall(request(60), 7) is None, "no such NUMA node"
     assert charged.account({"s": pod}, {}, (), (container,)).state == PROVIDER.state
