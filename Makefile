@@ -32,12 +32,13 @@ WORKERS ?=
 PLANT ?=
 HOSTILE_ARGS ?=
 HOOKS_ARGS ?=
+DEVICES_ARGS ?=
 CRIO ?=
 KOORDINATOR ?=
 KUBERNETES ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks drift conformance proto hook-points golden metrics configuration lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -190,6 +191,10 @@ hostile-day: venv e2e-tools ## run 200 hostile and 50 honest pods on containerd,
 bench-hooks: venv ## measure the cost of hooks, and make 10,000 calls while hooks misbehave: HOOKS_ARGS="--calls 1000"
 	@$(BIN)/python bench/hooks_figures.py
 	@$(BIN)/python bench/hooks_chaos.py $(HOOKS_ARGS)
+
+device-chaos: venv ## time lists of devices, and create 10,000 containers while device plug-ins misbehave: DEVICES_ARGS="--calls 1000"
+	@$(BIN)/python bench/device_figures.py
+	@$(BIN)/python bench/device_chaos.py $(DEVICES_ARGS)
 
 drift: venv e2e-tools ## measure how soon a foreign write to a cpuset is repaired: as root on Debian, a minute
 	@$(BIN)/python bench/drift_figures.py

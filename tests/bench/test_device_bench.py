@@ -1,0 +1,24 @@
+"""Device plug-ins in the real daemon: what must hold while they misbehave, and what is measured."""
+
+from __future__ import annotations
+
+
+def test_no_create_hangs_and_no_device_is_given_twice_while_plugins_misbehave() -> None:
+    """``make device-chaos`` creates 10,000 containers."""
+    import device_chaos
+
+    chaos = device_chaos.measure(400)
+    assert chaos.wrong == []
+    assert (chaos.hung, chaos.bare) == (0, 0), chaos.took
+    assert len(chaos.took[True]) > 100
+    assert len(device_chaos.rows(chaos)[0]) == len(device_chaos.HEAD)
+
+
+def test_lists_of_a_thousand_devices_are_measured() -> None:
+    """How long it takes is not a matter of a test."""
+    import device_figures
+
+    took = device_figures.measure(5)
+    assert len(took) >= 5
+    assert all(ms > 0 for ms in took)
+    assert len(device_figures.rows(took)[0]) == len(device_figures.HEAD)
