@@ -16,6 +16,7 @@ PARTIES = {
     "Pod author": "P",
     "Namespace administrator": "N",
     "Hook author": "H",
+    "Device plug-in": "D",
     "Root on the node": "R",
     "Container runtime": "C",
     "kubelet": "K",

@@ -99,6 +99,7 @@ class DevicePluginRegistry:
         self._resources: dict[str, ManagedResource] = {}
         self._pauses: dict[str, RegisterPause] = {}
         self._connecting: set[str] = set()
+        self._closed = False
 
     # -- registrations ------------------------------------------------------------------------------------
 
@@ -127,6 +128,9 @@ class DevicePluginRegistry:
             raise
         finally:
             self._connecting.discard(resource)
+        if self._closed:
+            endpoint.close()
+            raise DevicePluginError(resource, f"cannot register {resource}: the daemon stops")
         self._take(resource, endpoint)
 
     def _admit(self, resource: str) -> None:
@@ -176,6 +180,7 @@ class DevicePluginRegistry:
 
     def close(self) -> None:
         """Drop all plug-ins; the node keeps what it knows."""
+        self._closed = True
         for each in self._resources.values():
             each.end()
         self._resources.clear()

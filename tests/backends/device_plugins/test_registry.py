@@ -470,3 +470,18 @@ def test_a_resource_that_is_withdrawn_for_a_reason_can_be_registered_again(node:
         assert node.healthy == ALL
 
     play(node, scenario)
+
+
+def test_a_registration_that_is_under_way_at_the_end_is_refused(node: Node) -> None:
+    plugin = node.plugin()
+    plugin.hanging.clear()
+
+    async def scenario() -> None:
+        register = asyncio.create_task(node.refused(node.registry.register(NAME, plugin.path)))
+        await until(lambda: plugin.calls)
+        node.registry.close()
+        plugin.hanging.set()
+        assert "the daemon stops" in await register
+        assert node.registry.page() == []
+
+    play(node, scenario)
