@@ -11,8 +11,12 @@ pkg/kubelet/cm/container_manager_linux.go):
 
 Only what is applied is reported as ours. For a pod to which the plan is not applied, and for the whole node
 in mode ``observe`` and after a release, kubelet's own answer is passed on as it is; without one, such a pod
-has neither CPUs nor memory. Devices, claims and fields that our messages do not declare are always those of
-kubelet's answer.
+has neither CPUs nor memory. Claims and fields that our messages do not declare are always those of kubelet's
+answer.
+
+Devices are kubelet's and those of plug-ins that registered with topoproxy: each manager has its own
+resources. As at kubelet there is one entry for each device and NUMA node. Those that a container holds are
+listed in any mode, as the container has them.
 """
 
 from __future__ import annotations
@@ -50,8 +54,14 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
     for entry in answer.pod_resources:
         known = placed.get((entry.namespace, entry.name), {})
         for container in entry.containers:
-            if (ours := known.get(container.name)) is not None and _is_applied(state, ours):
+            ours = known.get(container.name)
+            if ours is None:
+                continue
+            if _is_applied(state, ours):
                 _fill(container, state, ours.placement)
+            if held := state.devices.held.get(ours.pod.key, {}).get(container.name):
+                for resource, ids in sorted(held.items()):
+                    container.devices.extend(_devices(state, resource, ids))
     return answer
 
 
@@ -65,6 +75,8 @@ def allocatable_answer(
     if not applies_to(state, None):
         return answer
     node = state.node
+    for resource in sorted(state.devices.registered):
+        answer.devices.extend(_devices(state, resource, state.devices.healthy(resource)))
     answer.cpu_ids[:] = node.topology.cpus - node.cpu.reserved
     if state.memory is not None:
         del answer.memory[:]
@@ -120,6 +132,18 @@ def _exclusive(state: NodeState, placement: Placement) -> CpuSet:
 def _blocks(placement: Placement) -> Iterator[pb.ContainerMemory]:
     for block in placement.blocks:
         yield _memory(block.resource, block.size, block.affinity)
+
+
+def _devices(state: NodeState, resource: str, ids: Iterable[str]) -> Iterator[pb.ContainerDevices]:
+    known = state.devices.registered.get(resource, {})
+    for name in sorted(ids):
+        device = known.get(name)
+        if device is None or not device.nodes:
+            yield pb.ContainerDevices(resource_name=resource, device_ids=[name])
+            continue
+        for node in device.nodes:
+            topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)])
+            yield pb.ContainerDevices(resource_name=resource, device_ids=[name], topology=topology)
 
 
 def _memory(resource: str, size: int, nodes: Mask) -> pb.ContainerMemory:

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -188,3 +189,45 @@ def test_allocatable_memory_is_that_of_each_node_without_the_reserve_also_when_i
     assert counted.memory.nodes[0].table("memory").free < 7 * GIB
     answer = allocatable_answer(counted, pb.AllocatableResourcesResponse(memory=[pb.ContainerMemory(size=1)]))
     assert memory(answer.memory) == [("memory", 7 * GIB, [0])]
+
+
+VF = "example.com/vf"
+OUR_DEVICES = (
+    DeviceState()
+    .register(
+        VF,
+        [
+            RegisteredDevice("a", Mask([0, 1])),
+            RegisteredDevice("b"),
+            RegisteredDevice("c", Mask([1]), healthy=False),
+        ],
+    )
+    .give("u1", "main", VF, frozenset("ab"))
+    .give("u1", "main", "example.com/gone", frozenset("z"))
+)
+
+
+def test_devices_that_topoproxy_assigns_stand_beside_those_of_kubelet() -> None:
+    theirs = devices("nvidia.com/gpu", "GPU-0", nodes=(1,))
+    known = kubelet(kubelet_pod("web", pb.ContainerResources(name="main", devices=[theirs])))
+    for mode in (NodeMode.ENFORCE, NodeMode.OBSERVE):
+        there = structs.replace(state(owner(), sharer(), mode=mode), devices=OUR_DEVICES)
+        found = {p.name: list(p.containers[0].devices) for p in pods_answer(there, known).pod_resources}
+        assert found["batch"] == []
+        assert found["web"] == [
+            theirs,
+            devices("example.com/gone", "z"),
+            devices(VF, "a", nodes=(0,)),
+            devices(VF, "a", nodes=(1,)),
+            devices(VF, "b"),
+        ]
+    assert len(known.pod_resources[0].containers[0].devices) == 1, "kubelet's answer serves others, too"
+
+
+def test_healthy_devices_of_topoproxy_can_be_allocated_where_the_plan_is_applied() -> None:
+    there = structs.replace(state(), devices=OUR_DEVICES)
+    listed = pb.AllocatableResourcesResponse(devices=[devices("nvidia.com/gpu", "GPU-0")])
+    found = [(d.resource_name, list(d.device_ids)) for d in allocatable_answer(there, listed).devices]
+    assert found == [("nvidia.com/gpu", ["GPU-0"]), (VF, ["a"]), (VF, ["a"]), (VF, ["b"])]
+    observed = structs.replace(there, mode=NodeMode.OBSERVE)
+    assert list(allocatable_answer(observed, listed).devices) == list(listed.devices)
