@@ -30,7 +30,7 @@ def environment(limit: str = "50") -> dict[str, str]:
     # make that is called by make says which directory it enters: these tests may be run by make themselves
     ours = ("TOPOPROXY_INSTALL", "MAKELEVEL", "MFLAGS")
     kept = {key: value for key, value in os.environ.items() if key not in ours}
-    return {**kept, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""}
+    return {**kept, "TOPOPROXY_VM_LIMIT": limit, "TOPOPROXY_COVERAGE_WAIT": "2", "MAKEFLAGS": ""}
 
 
 def lay(
@@ -52,11 +52,18 @@ def lay(
 
 
 def said(
-    directory: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, limit: str = "50"
+    directory: Path,
+    *,
+    lint: int = 0,
+    test: int = 0,
+    stories: int = 0,
+    takes: float = 0,
+    measures: float = 0,
+    limit: str = "50",
 ) -> tuple[int, list[str]]:
     """Run the script to its end."""
     done = subprocess.run(
-        [lay(directory, lint=lint, test=test, stories=stories, takes=takes)],
+        [lay(directory, lint=lint, test=test, stories=stories, takes=takes, measures=measures)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # the script sends its own to stdout
         text=True,
@@ -88,6 +95,14 @@ def test_stories_that_take_too_long_are_ended(tmp_path: Path) -> None:
     status, lines = said(tmp_path, takes=40, limit="1")
     assert status != 0
     assert "the scenarios in virtual machines took too long, and were ended" in lines
+
+
+def test_coverage_does_not_make_the_check_longer(tmp_path: Path) -> None:
+    status, lines = said(tmp_path, measures=300)
+    assert status == 0
+    assert "the coverage was not measured: it took longer than the tests" in lines
+    assert "package lines" not in lines
+    assert lines[-1] == "= tests ="
 
 
 def test_what_could_not_be_installed_is_not_tried_again(tmp_path: Path) -> None:
