@@ -1,4 +1,4 @@
-"""The composition root: the one place where rooms are wired together.
+"""The composition root: the one place where the parts of the daemon are made and connected.
 
 Start-up is ordered so that the socket is there as early as can be: configuration, machine, lock and socket
 first; then what takes longer to import, while the kernel queues connections. That is why the relay, the
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from proxy import logs, memory_trim
@@ -24,6 +25,7 @@ from proxy.executor.time_slices import TimeSlices
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.notify import SystemdNotifier
+from proxy.process_upkeep import ping_watchdog, stay_small
 from proxy.release.lazy import LazyRelease
 from proxy.sockets.instance_lock import Lock
 from proxy.sockets.unix_socket import Listener, mirror_mode, open_listener
@@ -152,12 +154,13 @@ class Daemon:
         await self._front.start(self._listener.socket)
         await self._start_admin()
         self._task(self._mirror)
-        self._task(self._watchdog)
+        health = None if self.executor is None else self.executor.health
+        self._task(lambda: ping_watchdog(self._notifier, health, self._status))
         self._task(self._reloads)
         if self.executor is not None:
             self._task(self._client_watch(self.executor, self._front).run)
             self._task(self.executor.health.run)
-        self._task(self._slim)
+            self._task(partial(stay_small, self.executor))
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
@@ -375,46 +378,6 @@ class Daemon:
                 )
             mirror_mode(self._listener.path, self.config.runtime)
             await asyncio.sleep(5)
-
-    async def _slim(self) -> None:
-        """Give back what start-up and the first comparison needed; later, what each comparison has mapped."""
-        if self.executor is None:
-            return
-        await self.executor.synced.wait()
-        await asyncio.sleep(0.2)
-        memory_trim.freeze()
-        from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
-
-        telemetry, seen, begin = self.executor.telemetry, (-1, -1), 6
-        while True:
-            now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
-            if now != seen:
-                await asyncio.to_thread(memory_trim.trim)
-                await asyncio.to_thread(memory_trim.drop_clean_pages, "cygrpc")
-                seen = now
-            await asyncio.sleep(0.3 if begin > 0 else 2)
-            begin -= 1
-
-    async def _watchdog(self) -> None:
-        health = self.executor.health if self.executor is not None else None
-        reported: list[str] = []
-        while self._notifier.interval is not None:
-            stuck = health.stuck() if health is not None else {}
-            words = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
-            if health is not None and health.may_restart():
-                what = "; ".join(words)
-                logs.log.say_once(
-                    "watchdog",
-                    "error",
-                    "workers are stuck: the watchdog gets no ping, for a restart",
-                    workers=what,
-                )
-            else:
-                self._notifier.ping()
-            if words or reported:
-                self._notifier.status("; ".join(words) or self._status())
-            reported = words
-            await asyncio.sleep(self._notifier.interval)
 
     def _status(self) -> str:
         listening = self._listener.path if self._listener is not None else self.config.listen

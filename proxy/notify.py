@@ -1,4 +1,4 @@
-"""Telling systemd how we are: readiness, a line of status, signs of life (sd_notify(3))."""
+"""Notifies systemd of readiness, a line of status, and signs of life (sd_notify(3))."""
 
 from __future__ import annotations
 

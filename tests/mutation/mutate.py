@@ -73,6 +73,13 @@ ROOMS: dict[str, list[Part]] = {
             tests_of("executor", "kernel_view plan_report rejections history parts worker_health quotas"),
         )
     ],
+    "doctor": [
+        (
+            files_of("doctor", "checks certificate"),
+            tests_of("doctor", "checks certificate"),
+        ),
+        (files_of("doctor", "gather"), tests_of("doctor", "broken_nodes")),
+    ],
     "observe": [
         (
             files_of("observe", "plan_report_text device_list metrics"),

@@ -1,0 +1,66 @@
+"""What the daemon's process does for itself while it runs: signs of life to systemd, and staying small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy import logs, memory_trim
+
+if TYPE_CHECKING:
+    from proxy.executor.context import NodeContext
+    from proxy.executor.worker_health import Health
+    from proxy.notify import SystemdNotifier
+
+SETTLED_S = 0.2
+"""Seconds after the first comparison in which what it needed is freed."""
+SOON_S, LATER_S = 0.3, 2.0
+"""Seconds between two looks at whether there is something to give back: at first, and later."""
+SOON_LOOKS = 6
+
+
+async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status: Callable[[], str]) -> None:
+    """Send signs of life, unless workers are stuck for so long that a restart is due.
+
+    Args:
+        notifier: Reaches systemd; without a watchdog this returns.
+        health: Knows which workers are stuck; None where there are none.
+        status: Returns the line for ``systemctl status`` while all is well.
+    """
+    reported: list[str] = []
+    while notifier.interval is not None:
+        stuck = health.stuck() if health is not None else {}
+        words = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
+        if health is not None and health.may_restart():
+            what = "; ".join(words)
+            logs.log.say_once(
+                "watchdog",
+                "error",
+                "workers are stuck: the watchdog gets no ping, for a restart",
+                workers=what,
+            )
+        else:
+            notifier.ping()
+        if words or reported:
+            notifier.status("; ".join(words) or status())
+        reported = words
+        await asyncio.sleep(notifier.interval)
+
+
+async def stay_small(executor: NodeContext) -> None:
+    """Give back what start-up and the first comparison needed; later, what each comparison has mapped."""
+    await executor.synced.wait()
+    await asyncio.sleep(SETTLED_S)
+    memory_trim.freeze()
+    from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
+
+    telemetry, seen, begin = executor.telemetry, (-1, -1), SOON_LOOKS
+    while True:
+        now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
+        if now != seen:
+            await asyncio.to_thread(memory_trim.trim)
+            await asyncio.to_thread(memory_trim.drop_clean_pages, "cygrpc")
+            seen = now
+        await asyncio.sleep(SOON_S if begin > 0 else LATER_S)
+        begin -= 1

@@ -1,0 +1,98 @@
+"""Signs of life stop while workers are stuck, and memory is given back when there is something to give."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from proxy import memory_trim, process_upkeep
+from proxy.process_upkeep import ping_watchdog, stay_small
+from proxy.telemetry.metrics import RECONCILES
+from tests.testkit.captured_log import telemetry
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Notified:
+    """systemd's side; it takes the interval away after some rounds, which ends them."""
+
+    def __init__(self, health: Stuck, rounds: int) -> None:
+        self.health, self.rounds = health, rounds
+        self.sent: list[str] = []
+
+    @property
+    def interval(self) -> float | None:
+        self.rounds -= 1
+        return 0.0 if self.rounds >= 0 else None
+
+    def ping(self) -> None:
+        self.sent.append("ping")
+
+    def status(self, text: str) -> None:
+        self.sent.append(text)
+
+
+class Stuck:
+    """Workers that are stuck in some rounds: for how many seconds, and whether a restart is due."""
+
+    def __init__(self, *rounds: tuple[float, bool]) -> None:
+        self.rounds, self.at = rounds, -1
+
+    def stuck(self) -> dict[str, float]:
+        self.at += 1
+        seconds = self.rounds[min(self.at, len(self.rounds) - 1)][0]
+        return {"kernel": seconds} if seconds else {}
+
+    def may_restart(self) -> bool:
+        return self.rounds[min(self.at, len(self.rounds) - 1)][1]
+
+
+def sent(*rounds: tuple[float, bool]) -> list[str]:
+    health: Any = Stuck(*rounds)
+    notified: Any = Notified(health, 2 * len(rounds))
+    asyncio.run(asyncio.wait_for(ping_watchdog(notified, health, lambda: "well"), 10))
+    found: list[str] = notified.sent
+    return found
+
+
+def test_a_worker_that_is_stuck_is_named_and_its_end_too() -> None:
+    stuck = "the kernel worker has been stuck for 9 s"
+    assert sent((0, False), (9, False), (0, False)) == ["ping", "ping", stuck, "ping", "well"]
+
+
+def test_no_sign_of_life_is_sent_when_a_restart_is_due() -> None:
+    assert sent((0, False), (400, True), (0, False)) == [
+        "ping",
+        "the kernel worker has been stuck for 400 s",
+        "ping",
+        "well",
+    ]
+
+
+def test_memory_is_given_back_after_each_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[str] = []
+    monkeypatch.setattr(memory_trim, "freeze", lambda: trimmed.append("freeze"))
+    monkeypatch.setattr(memory_trim, "trim", lambda: trimmed.append("trim"))
+    monkeypatch.setattr(memory_trim, "drop_clean_pages", trimmed.append)
+    for name in ("SETTLED_S", "SOON_S", "LATER_S"):
+        monkeypatch.setattr(process_upkeep, name, 0.0)
+
+    async def day() -> None:
+        port, synced = telemetry(), asyncio.Event()
+        executor: Any = SimpleNamespace(synced=synced, telemetry=port)
+        task = asyncio.create_task(stay_small(executor))
+        await asyncio.sleep(0.05)
+        assert trimmed == [], "the first comparison is not done"
+        synced.set()
+        await asyncio.sleep(0.2)
+        assert trimmed == ["freeze", "trim", "cygrpc"]
+        port.count(RECONCILES)
+        async with asyncio.timeout(20):
+            while len(trimmed) < 5:
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(day())
+    assert trimmed == ["freeze", "trim", "cygrpc", "trim", "cygrpc"]
