@@ -11,11 +11,13 @@ the same. Where the plug-in refuses, the reservation ends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from proxy.allocation.devices.state import DeviceState
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
-from proxy.engine.device_book import PODS, RESOURCES, record_of
+from proxy.engine.device_book import PODS, RESOURCES, PodDevices, record_of
 from proxy.engine.node_effects import NodeEffects, PutRecord
 from proxy.engine.node_events import DevicesChanged
 from proxy.engine.state import NodeState
@@ -47,6 +49,15 @@ def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
 def allocate_failed(state: NodeState, event: AllocateFailed) -> Handled:
     """Free what was only reserved for a container."""
     return _recorded(state, state.devices.release_unanswered(event.pod_key, event.name), event.pod_key)
+
+
+def unanswered_dropped(state: NodeState, read: Mapping[str, PodDevices]) -> NodeEffects:
+    """Return the records of pods for which the ledger has devices that were reserved and never allocated."""
+    return tuple(
+        PutRecord(f"{PODS}{key}", record_of(state.devices, key))
+        for key, pod in read.items()
+        if any(one.answer is None for container in pod.values() for one in container.values())
+    )
 
 
 def devices_of_unknown_pods(state: NodeState) -> Handled:

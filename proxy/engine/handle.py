@@ -73,7 +73,8 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
         devices=restored(state.devices, event.devices, event.resources),
     )
     after = with_unrecorded_grants(found)
-    return after, followed(state, after, "ledger read")
+    records = device_grants.unanswered_dropped(after, event.devices)
+    return after, (*records, *followed(state, after, "ledger read"))
 
 
 def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handled:
