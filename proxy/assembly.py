@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.context import NodeContext
     from proxy.executor.device_claims import OtherManagers
-    from proxy.executor.device_ports import DevicePlugins
+    from proxy.executor.device_ports import DevicePlugins, KubeletDevices
     from proxy.executor.drift.ports import Writes
     from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
@@ -165,6 +165,7 @@ def _ports(
         partitions=partitions,
         partition_kind=kind,
         device_plugins=_device_plugins(config, context),
+        kubelet_devices=_kubelet_devices(config, context),
     )
 
 
@@ -364,6 +365,15 @@ def _device_plugins(config: Config, context: NodeContext) -> DevicePlugins | Non
     from proxy.backends.device_plugins.registry import DevicePluginRegistry
 
     return DevicePluginRegistry(context, config.device_plugins.timeout)
+
+
+def _kubelet_devices(config: Config, context: NodeContext) -> KubeletDevices | None:
+    """Make what reads the devices that kubelet has assigned; None where no device plug-ins are served."""
+    if not config.device_plugins.enabled:
+        return None
+    from proxy.backends.kubelet.device_checkpoint import KubeletDevicesReader
+
+    return KubeletDevicesReader(str(config.kubelet.state_dir), context.telemetry)
 
 
 def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginService:

@@ -18,8 +18,8 @@ from msgspec import structs
 from proxy.allocation.devices.state import DeviceState
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
 from proxy.engine.device_book import PODS, RESOURCES, PodDevices, record_of
-from proxy.engine.node_effects import NodeEffects, PutRecord
-from proxy.engine.node_events import DevicesChanged
+from proxy.engine.node_effects import NodeEffect, NodeEffects, PutRecord
+from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.engine.state import NodeState
 
 Handled = tuple[NodeState, NodeEffects]
@@ -34,6 +34,24 @@ def devices_changed(state: NodeState, event: DevicesChanged) -> Handled:
         return _with(state, state.devices.withdraw(resource)), record
     devices = state.devices.register(resource, event.devices.values())
     return _with(state, devices), () if known else (PutRecord(key, {}),)
+
+
+def devices_imported(state: NodeState, event: DevicesImported) -> Handled:
+    """Let containers hold what the manager before has given them; what they hold already stays."""
+    known, effects = {pod.key for pod in state.pods.values()}, list[NodeEffect]()
+    for key, pod in event.pods.items():
+        if not event.every and key not in known:
+            continue
+        devices = state.devices
+        for name, container in pod.items():
+            record = container.get(event.resource)
+            if record is None or record.answer is None or devices.of_container(key, name, event.resource):
+                continue
+            devices = devices.give(key, name, event.resource, frozenset(record.ids))
+            devices = devices.answered(key, name, {event.resource: record.answer})
+        state, more = _recorded(state, devices, key)
+        effects += more
+    return state, tuple(effects)
 
 
 def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:

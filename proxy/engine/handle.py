@@ -159,6 +159,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.HardwareChanged: _machine_changed,
     node_events.KubeletAssigned: _kubelet_assigned,
     node_events.DevicesChanged: device_grants.devices_changed,
+    node_events.DevicesImported: device_grants.devices_imported,
     node_events.BeLimited: _be_limited,
     call_events.SavedCpusLearned: _saved_cpus_learned,
     call_events.ContainersUnsettled: _containers_unsettled,

@@ -152,6 +152,20 @@ class DevicesChanged(Struct, frozen=True):
     devices: Mapping[str, RegisteredDevice] | None
 
 
+class DevicesImported(Struct, frozen=True):
+    """The manager that a resource had before has assigned devices of it, which containers keep.
+
+    Attributes:
+        resource: The resource.
+        pods: What the containers of pods hold, by key of the pod.
+        every: Whether pods that are not known count too: which there are is not known yet.
+    """
+
+    resource: str
+    pods: Mapping[str, PodDevices]
+    every: bool
+
+
 class BeLimited(Struct, frozen=True):
     """BE is suppressed to some CPUs, or not any more.
 
@@ -330,6 +344,7 @@ NodeEvent = (
     | HardwareChanged
     | KubeletAssigned
     | DevicesChanged
+    | DevicesImported
     | BeLimited
     | MemoryNodesCompared
     | LossesDue

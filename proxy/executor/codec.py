@@ -142,6 +142,7 @@ def _dump_container(container: Container) -> dict[str, object]:
             **({} if placement.hook_cpus is None else {"narrowed": str(placement.hook_cpus)}),
             **({"beyond": str(placement.hook_extra_cpus)} if placement.hook_extra_cpus else {}),
             **_dump_shares(placement.shares),
+            **({"devices": {r: list(ids) for r, ids in placement.devices}} if placement.devices else {}),
         },
         "phase": container.phase.value,
         "attempt": container.attempt,
@@ -168,6 +169,7 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
                 tuple(_sentence(reason, MESSAGE) for reason in reasons[:MOST_REASONS]),
                 placement["hard"] is True,
                 _blocks(placement.get("blocks", [])),
+                _devices(placement.get("devices", {})),
                 pool_cpus_limit=_there(placement, "within", cpus),
                 pool_numa_limit=_there(placement, "nodes", bounds.nodes),
                 cfs_quota_off=placement.get("unlimited") is True,
@@ -282,6 +284,10 @@ def _aside(data: Mapping[str, Any], bounds: Bounds) -> SetAside:
         ),
         _shares(data.get("shares", [])),
     )
+
+
+def _devices(data: dict[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((_text(resource), tuple(_text(each) for each in ids)) for resource, ids in data.items())
 
 
 def _blocks(data: list[Any]) -> Blocks:

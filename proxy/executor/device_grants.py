@@ -25,10 +25,12 @@ from proxy.engine.container_events import AllocateFailed, DevicesAllocated
 from proxy.engine.device_book import PODS, record_of
 from proxy.engine.events import LedgerWritten
 from proxy.engine.node_effects import PlanDecided, PodDecided
+from proxy.engine.node_events import DevicesImported
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Creates
-from proxy.executor.device_ports import DevicePluginError, DevicePlugins
+from proxy.executor.device_ports import DevicePluginError, DevicePlugins, KubeletDevices
 from proxy.executor.sandboxes import Sandboxes
+from proxy.executor.worker import Worker
 from proxy.model.devices import AllocateAnswer
 from proxy.model.workload import Container, Pod, Request
 
@@ -40,7 +42,13 @@ class DeviceGrants:
     """Gives devices to containers."""
 
     def __init__(
-        self, context: NodeContext, plugins: DevicePlugins, creates: Creates, sandboxes: Sandboxes
+        self,
+        context: NodeContext,
+        plugins: DevicePlugins,
+        creates: Creates,
+        sandboxes: Sandboxes,
+        worker: Worker,
+        kubelet: KubeletDevices | None = None,
     ) -> None:
         """Prepare; no plug-in is called yet.
 
@@ -49,12 +57,28 @@ class DeviceGrants:
             plugins: The device plug-ins.
             creates: Decides creates.
             sandboxes: Decides pods as a whole.
+            worker: Reads files.
+            kubelet: What kubelet's device manager has assigned; None where that is not known.
         """
         self._context = context
         self._plugins = plugins
         self._creates = creates
         self._sandboxes = sandboxes
+        self._worker = worker
+        self._kubelet = kubelet
         self._allocating: dict[tuple[str, str], asyncio.Task[Answers | DevicePluginError]] = {}
+
+    async def take_over(self, resource: str) -> None:
+        """Before a resource is managed here: let containers keep what kubelet has given them of it."""
+        context = self._context
+        if self._kubelet is None or resource in context.state.devices.registered:
+            return
+        pods = await self._worker.run(self._kubelet.read)
+        some = {key: pod for key, pod in pods.items() if any(resource in each for each in pod.values())}
+        if some:
+            every = not context.synced.is_set()  # a comparison that follows drops those that are gone
+            context.store.handle(DevicesImported(resource, some, every))
+            context.telemetry.event("took over devices from kubelet", resource=resource, pods=len(some))
 
     async def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
         """Decide a create, with what plug-ins prefer."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from proxy.engine.device_book import PodDevices
 from proxy.model.devices import AllocateAnswer
 
 
@@ -19,6 +21,13 @@ class DevicePluginError(Exception):
         super().__init__(message)
         self.resource = resource
         self.message = message
+
+
+class KubeletDevices(Protocol):
+    """The devices that kubelet's device manager has assigned."""
+
+    def read(self) -> Mapping[str, PodDevices]:
+        """Return what containers hold, by uid of the pod; may block. What cannot be read is reported."""
 
 
 class DevicePlugins(Protocol):

@@ -21,7 +21,7 @@ from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates
 from proxy.executor.device_grants import DeviceGrants
-from proxy.executor.device_ports import DevicePlugins
+from proxy.executor.device_ports import DevicePlugins, KubeletDevices
 from proxy.executor.drift.detection import Drift
 from proxy.executor.fact_lookup import FactLookup
 from proxy.executor.hook_overrides import HookOverrides
@@ -91,6 +91,7 @@ class Ports(Struct, frozen=True):
         partitions: The kernel's partitions.
         partition_kind: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
         device_plugins: The device plug-ins whose devices topoproxy assigns.
+        kubelet_devices: The devices that kubelet's device manager has assigned.
     """
 
     hardware: Callable[[Machine], Machine | None] = lambda known: None
@@ -113,6 +114,7 @@ class Ports(Struct, frozen=True):
     partitions: Partitions | None = None
     partition_kind: str = ""
     device_plugins: DevicePlugins | None = None
+    kubelet_devices: KubeletDevices | None = None
 
 
 class NodeExecutor(NodeContext):
@@ -159,7 +161,11 @@ class NodeExecutor(NodeContext):
         self.creates = creates = Creates(self)
         self.sandboxes = sandboxes = Sandboxes(self, lifecycle, writes)
         plugins = self.device_plugins
-        self.device_grants = None if plugins is None else DeviceGrants(self, plugins, creates, sandboxes)
+        self.device_grants = None
+        if plugins is not None:
+            self.device_grants = DeviceGrants(
+                self, plugins, creates, sandboxes, self.fact_lookup.worker, others.kubelet_devices
+            )
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
         self.node_policy = NodePolicySync(
             self, kubelet_cpus, node, others.node_object, others.topology_options, others.namespaces

@@ -18,13 +18,14 @@ from proxy.engine.container_events import (
     CreateWithoutDevices,
     DevicesAllocated,
 )
-from proxy.engine.device_book import load_record, record_of
+from proxy.engine.device_book import DeviceRecord, load_record, record_of
 from proxy.engine.handle import handle
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.node_effects import NodeEffects, NotifyFailed, PlanDecided, PodDecided, PutRecord
 from proxy.engine.node_events import (
     DevicesChanged,
+    DevicesImported,
     EnforcementChanged,
     LedgerRead,
     ModeChanged,
@@ -300,6 +301,28 @@ def test_a_restart_knows_the_devices_from_the_ledger() -> None:
     assert isinstance(after.play(CreateResumed(after.state.containers["a/c"]))[-1], Forward), (
         "answered before"
     )
+
+
+def test_the_ledger_forgets_what_was_never_allocated() -> None:
+    story = Story()
+    pod = story.pod("a", ask())
+    story.create(pod)
+    ledger = {"a": load_record(record_of(story.state.devices, "a") or {})}
+    _, effects = handle(NodeState.empty(NODE), LedgerRead((pod,), (), {}, (), 0.0, ledger, (NIC,)))
+    assert records(effects) == {"d/a": None}
+
+
+def test_devices_of_the_manager_before_stay_with_their_containers() -> None:
+    story = Story()
+    pod = story.pod("a", ask(), ask(1, "d"))
+    story.create(pod)
+    story.given(pod)
+    kept = {name: {NIC: DeviceRecord((nic,), ANSWER)} for name, nic in (("c", "nic3"), ("d", "nic2"))}
+    other = DevicesImported(GPU, {"a": kept}, every=False)
+    assert story.play(other) == ()
+    done = story.play(DevicesImported(NIC, {"a": kept, "gone": kept}, every=False))
+    assert set(records(done)) == {"d/a"}
+    assert [story.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic2"}]
 
 
 def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:

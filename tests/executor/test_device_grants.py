@@ -10,8 +10,11 @@ import pytest
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.cri import api_pb2 as pb
+from proxy.engine.device_book import DeviceRecord
 from proxy.engine.node_events import DevicesChanged
 from proxy.executor.device_ports import DevicePluginError
+from proxy.frontends.hook_bridge.calls import _conflict
+from proxy.hooks.hook import Outcome
 from proxy.model.devices import AllocateAnswer, DeviceNode
 from proxy.model.idset import Mask
 from proxy.model.options import Scope, TopologyPolicy
@@ -306,6 +309,68 @@ def test_scope_pod_asks_for_all_containers_at_once(live: Any) -> None:
         assert paths(await w.begin(sandbox, "d")) == ["/dev/nic0"]
 
     live(story, sources=sources(ask(1, "c"), ask(1, "d")), plugins=plugins, rules=rules)
+
+
+class KubeletDevices:
+    """What kubelet's checkpoint has."""
+
+    def __init__(self, pods: Any) -> None:
+        self.pods = pods
+
+    def read(self) -> Any:
+        return self.pods
+
+
+def test_a_resource_is_taken_over_from_kubelet(live: Any) -> None:
+    plugins = PlayedPlugins()
+    answer = AllocateAnswer({"NICS": "nic0"})
+    kept = {"c": {NIC: DeviceRecord(("nic0",), answer)}, "d": {NIC: DeviceRecord(("nic1",))}}
+
+    async def story(w: Any) -> None:
+        one = await w.pod("a", kube="burstable")
+        await w.create(one)
+        grants = w.executor.device_grants
+        await grants.take_over(NIC)
+        assert w.executor.state.devices.held == {}, "nothing is known of kubelet"
+        grants._kubelet = KubeletDevices({"a": kept, "gone": kept})
+        await grants.take_over(NIC)
+        register(w)
+        assert w.executor.state.devices.in_use(NIC) == {"nic0"}, "an entry without an answer says nothing"
+        grants._kubelet = KubeletDevices({"a": {"c": {NIC: DeviceRecord(("nic3",), answer)}}})
+        await grants.take_over(NIC)
+        assert held(w) == {"nic0"}, "a resource is taken over once"
+        two = await w.pod("b", kube="burstable")
+        assert paths(await w.begin(two)) == ["/dev/nic1"]
+        again = await w.begin(one)
+        assert [(env.key, env.value) for env in sent(again).envs] == [("NICS", b"nic0")]
+        assert len(plugins.log) == 1, "kubelet has asked the plug-in for the container that starts again"
+
+    live(story, sources=sources(), plugins=plugins)
+
+
+def test_a_takeover_before_the_pods_are_known(live: Any) -> None:
+    kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
+
+    async def story(w: Any) -> None:
+        w.executor.device_grants._kubelet = KubeletDevices({"gone": kept})
+        await w.executor.device_grants.take_over(NIC)
+        register(w)
+        assert held(w, "gone") == {"nic0"}
+        await w.sync.once()
+        assert w.executor.state.devices.held == {}
+
+    live(story, sources=sources(), plugins=PlayedPlugins(), synced=False)
+
+
+@pytest.mark.parametrize("name", ["envs", "devices"])
+def test_a_hook_and_a_plug_in_that_set_the_same_thing(name: str) -> None:
+    fields = {"envs[A]": "the device plug-in of x/nic", "devices[/dev/a]": "the device plug-in of x/nic"}
+    owner = {"envs[A]": "tuner"} if name == "envs" else {"devices[/./dev/a/]": "tuner"}
+    words = _conflict(fields, Outcome(owners={"cpus": "other", **owner}))
+    assert (
+        words == f"hook tuner and the device plug-in of x/nic both set {next(f for f in fields if name in f)}"
+    )
+    assert _conflict(fields, Outcome(owners={"envs[B]": "tuner"})) == ""
 
 
 def test_a_restart_of_the_daemon(live: Any) -> None:

@@ -143,7 +143,21 @@ def read_allocation(content: bytes) -> AllocateAnswer:
     answers = _decoded(pb.AllocateResponse, content).container_responses
     if len(answers) != 1:
         raise PluginAnswerError(f"it answers for {len(answers)} containers, and was asked for one")
-    answer = answers[0]
+    return _container_answer(answers[0])
+
+
+def read_container_answer(content: bytes) -> AllocateAnswer:
+    """Read the answer for one container, as kubelet's checkpoint has it.
+
+    Raises:
+        PluginAnswerError: It cannot be decoded, or holds impossible values.
+    """
+    from proxy.api.kubelet import deviceplugin_pb2 as pb
+
+    return _container_answer(_decoded(pb.ContainerAllocateResponse, content))
+
+
+def _container_answer(answer: pb.ContainerAllocateResponse) -> AllocateAnswer:
     for kind in ("envs", "annotations", "mounts", "devices", "cdi_devices"):
         if (count := len(getattr(answer, kind))) > ENTRIES_LIMIT:
             raise PluginAnswerError(f"its answer has {count} {kind} (the most is {ENTRIES_LIMIT})")

@@ -100,6 +100,7 @@ class DevicePluginRegistry:
         self._pauses: dict[str, RegisterPause] = {}
         self._connecting: set[str] = set()
         self._closed = False
+        self._unclaimed = self._loop.call_later(grace_s, self._withdraw_unclaimed)
 
     # -- registrations ------------------------------------------------------------------------------------
 
@@ -181,6 +182,7 @@ class DevicePluginRegistry:
     def close(self) -> None:
         """Drop all plug-ins; the node keeps what it knows."""
         self._closed = True
+        self._unclaimed.cancel()
         for each in self._resources.values():
             each.end()
         self._resources.clear()
@@ -229,6 +231,14 @@ class DevicePluginRegistry:
         """Forget the plug-in of a resource."""
         self._resources.pop(resource).end()
         self._context.telemetry.resolved(DOWN, resource=resource)
+
+    def _withdraw_unclaimed(self) -> None:
+        """Withdraw resources of an earlier run of the daemon whose plug-ins have not registered again."""
+        for resource in self._context.state.devices.registered.keys() - self._resources.keys():
+            self._context.store.handle(DevicesChanged(resource, None))
+            self._context.telemetry.event(
+                "device plug-in has gone: its resource is withdrawn", resource=resource
+            )
 
     # -- calls: DevicePlugins -----------------------------------------------------------------------------
 

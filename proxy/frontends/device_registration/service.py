@@ -15,8 +15,8 @@ from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.config.schema import DevicePluginsConfig
-    from proxy.executor.context import NodeContext
     from proxy.executor.device_claims import OtherManagers
+    from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.device_registration.server import ForwardTarget
 
 LOOK_S: Final = 1.0
@@ -54,7 +54,7 @@ class DevicePluginService:
     def __init__(
         self,
         config: DevicePluginsConfig,
-        executor: NodeContext,
+        executor: NodeExecutor,
         plugins: Registrations,
         others: OtherManagers | None = None,
         kubelet: ForwardTarget | None = None,
@@ -146,5 +146,7 @@ class DevicePluginService:
     async def _register(self, resource: str, path: Path) -> None:
         if self._others is not None and (conflict := await self._others.conflict(resource)):
             raise DevicePluginError(resource, conflict)
+        if self._executor.device_grants is not None:
+            await self._executor.device_grants.take_over(resource)
         await self._plugins.register(resource, path)
         self._executor.telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="registered")

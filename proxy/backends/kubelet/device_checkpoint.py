@@ -1,0 +1,162 @@
+"""Reading the checkpoint of kubelet's device manager: which containers it has given devices to.
+
+Theory (kubernetes v1.36 pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go). The file
+``device-plugins/kubelet_internal_checkpoint`` has one entry for each pod, container and resource: the device
+ids by NUMA node (-1: no node; a device of two nodes is under both), and the plug-in's answer to Allocate as
+protobuf. Before Kubernetes 1.20 the ids were a plain list. Its checksum is that of kubelet's other files
+(``checkpoints``), of the inner structure alone and by value.
+
+A resource moves from kubelet to topoproxy when its plug-in registers here. Containers that run then keep what
+kubelet has given them, so this file is read once for each resource. kubelet keeps the entries of a pod until
+the pod is gone, and replaces the file by renaming. What cannot be read is reported, and nothing is taken from
+it; a checksum that does not match is reported too, since an edited file may still be right.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from proxy.backends.device_plugins.messages import PluginAnswerError, read_container_answer
+from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, lower
+from proxy.backends.kubelet.small_file import read_small
+from proxy.engine.device_book import DeviceRecord, PodDevices
+from proxy.model.errors import TopoproxyError
+from proxy.pools.go_json import load
+from proxy.telemetry.port import Telemetry
+
+DEVICE_STATE = "device-plugins/kubelet_internal_checkpoint"
+LARGEST = 32 << 20
+"""Bytes. Answers to Allocate are part of the file."""
+PROBLEM = "cannot take over devices that kubelet has assigned"
+_NIL = "<nil>"
+
+
+class DeviceCheckpoint(Struct, frozen=True):
+    """The file, read.
+
+    Attributes:
+        pods: What the containers of each pod hold, by uid, container name and resource.
+        unread: Entries that cannot be used, with the reasons.
+        whole: Whether the checksum matches.
+    """
+
+    pods: Mapping[str, PodDevices]
+    unread: tuple[str, ...]
+    whole: bool
+
+
+class KubeletDevicesReader:
+    """Reads the checkpoint; call it in a thread."""
+
+    def __init__(self, state_dir: str, telemetry: Telemetry) -> None:
+        """Read nothing yet.
+
+        Args:
+            state_dir: kubelet's root directory.
+            telemetry: Takes what is wrong with the file.
+        """
+        self._path = f"{state_dir}/{DEVICE_STATE}"
+        self._telemetry = telemetry
+
+    def read(self) -> Mapping[str, PodDevices]:
+        """Return what the containers of each pod hold; nothing where there is no file that can be read."""
+        try:
+            content, _ = read_small(self._path, LARGEST)
+            found = read_device_checkpoint(content.decode("utf-8", "replace"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TopoproxyError) as error:
+            self._telemetry.problem(PROBLEM, path=self._path, err=error)
+            return {}
+        for words in found.unread:
+            self._telemetry.problem(PROBLEM, path=self._path, err=words)
+        if not found.whole:
+            self._telemetry.problem(
+                "took devices over from a checkpoint whose checksum does not match", path=self._path
+            )
+        return found.pods
+
+
+def read_device_checkpoint(content: str) -> DeviceCheckpoint:
+    """Read the file.
+
+    Raises:
+        CheckpointError: It is not such a file.
+    """
+    try:
+        raw: Any = load(content, largest=None)
+        fields = lower(raw)
+        data = lower(fields["data"])
+        entries = [lower(entry) for entry in data.get("poddeviceentries") or ()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"cannot read kubelet's {DEVICE_STATE}: {error!r}") from None
+    pods: dict[str, dict[str, dict[str, DeviceRecord]]] = {}
+    unread: list[str] = []
+    for entry in entries:
+        try:
+            uid, name, resource = (str(entry[key]) for key in ("poduid", "containername", "resourcename"))
+            record = DeviceRecord(_ids(entry["deviceids"]), read_container_answer(_bytes(entry)))
+        except (AttributeError, KeyError, TypeError, ValueError, PluginAnswerError) as error:
+            unread.append(f"an entry cannot be read: {error}")
+            continue
+        pods.setdefault(uid, {}).setdefault(name, {})[resource] = record
+    try:
+        whole = fields.get("checksum") == fnv1a(device_text(data))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        whole = False
+    return DeviceCheckpoint(pods, tuple(unread), whole)
+
+
+def device_text(data: Mapping[str, Any]) -> str:
+    """Return the text whose hash is the checksum.
+
+    Args:
+        data: The inner structure, its keys in lower case.
+    """
+    entries = data.get("poddeviceentries")
+    shown = _NIL if entries is None else f"[{' '.join(_entry(lower(each)) for each in entries)}]"
+    registered = data.get("registereddevices")
+    devices = _NIL if registered is None else _lists(sorted(registered.items()))
+    return (
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){shown}"
+        f" RegisteredDevices:(map[string][]string){devices}}}"
+    )
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    ids, answer = entry["deviceids"], entry.get("allocresp")
+    if isinstance(ids, list):
+        raise TypeError("the ids are not by NUMA node")
+    nodes = _NIL if ids is None else _lists((node, ids[node]) for node in sorted(ids, key=int))
+    content = _NIL if answer is None else f"[{' '.join(map(str, _bytes(entry)))}]"
+    return (
+        f"{{PodUID:(string){entry['poduid']} ContainerName:(string){entry['containername']}"
+        f" ResourceName:(string){entry['resourcename']} DeviceIDs:(checkpoint.DevicesPerNUMA){nodes}"
+        f" AllocResp:([]uint8){content}}}"
+    )
+
+
+def _lists(items: Iterable[tuple[object, Iterable[str] | None]]) -> str:
+    """Return a map of lists as Go shows it."""
+    shown = (f"{key}:{_NIL if each is None else '[' + ' '.join(each) + ']'}" for key, each in items)
+    return f"map[{' '.join(shown)}]"
+
+
+def _ids(raw: Mapping[str, list[str] | None] | list[str]) -> tuple[str, ...]:
+    lists = raw.values() if isinstance(raw, Mapping) else (raw,)
+    found = {str(device) for each in lists for device in each or ()}
+    if not found:
+        raise ValueError("it has no devices")
+    return tuple(sorted(found))
+
+
+def _bytes(entry: Mapping[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(entry.get("allocresp") or "", validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"its answer is not base64: {error}") from None

@@ -1,0 +1,147 @@
+"""The checkpoint of kubelet's device manager."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from proxy.backends.kubelet.checkpoints import CheckpointError, lower
+from proxy.backends.kubelet.device_checkpoint import (
+    DEVICE_STATE,
+    KubeletDevicesReader,
+    device_text,
+    read_device_checkpoint,
+)
+from proxy.engine.device_book import DeviceRecord
+from proxy.model.devices import AllocateAnswer
+from proxy.telemetry.port import Telemetry
+from tests.testkit.captured_log import CapturedLog
+
+FILES = (
+    (
+        (
+            '{"Data":{"PodDeviceEntries":[{"PodUID":"uid-1","ContainerName":"main","ResourceName":"exam'
+            'ple.com/nic","DeviceIDs":{"0":["a","b"],"1":["b"]},"AllocResp":"CgoKA05JQxIDYSxi"},{"PodUI'
+            'D":"uid-2","ContainerName":"init","ResourceName":"example.com/gpu","DeviceIDs":{"-1":["g0"'
+            '],"10":["g1"],"2":["g2"]},"AllocResp":""},{"PodUID":"uid-3","ContainerName":"c","ResourceN'
+            'ame":"example.com/gpu","DeviceIDs":{},"AllocResp":null}],"RegisteredDevices":{"example.com'
+            '/gpu":null,"example.com/nic":["a","b","c"]}},"Checksum":2518957629}'
+        ),
+        (
+            "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)[{PodUID:(strin"
+            "g)uid-1 ContainerName:(string)main ResourceName:(string)example.com/nic DeviceIDs:(checkpo"
+            "int.DevicesPerNUMA)map[0:[a b] 1:[b]] AllocResp:([]uint8)[10 10 10 3 78 73 67 18 3 97 44 9"
+            "8]} {PodUID:(string)uid-2 ContainerName:(string)init ResourceName:(string)example.com/gpu "
+            "DeviceIDs:(checkpoint.DevicesPerNUMA)map[-1:[g0] 2:[g2] 10:[g1]] AllocResp:([]uint8)[]} {P"
+            "odUID:(string)uid-3 ContainerName:(string)c ResourceName:(string)example.com/gpu DeviceIDs"
+            ":(checkpoint.DevicesPerNUMA)map[] AllocResp:([]uint8)<nil>}] RegisteredDevices:(map[string"
+            "][]string)map[example.com/gpu:<nil> example.com/nic:[a b c]]}"
+        ),
+    ),
+    (
+        '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":3467439661}',
+        (
+            "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)<nil> Registere"
+            "dDevices:(map[string][]string)map[]}"
+        ),
+    ),
+    (
+        '{"Data":{"PodDeviceEntries":[],"RegisteredDevices":null},"Checksum":3252601439}',
+        (
+            "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)[] RegisteredDe"
+            "vices:(map[string][]string)<nil>}"
+        ),
+    ),
+    (
+        (
+            '{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r/x","Devic'
+            'eIDs":null,"AllocResp":"CgoKA05JQxIDYSxi"}],"RegisteredDevices":{"r/x":[]}},"Checksum":342'
+            "9516836}"
+        ),
+        (
+            "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)[{PodUID:(strin"
+            "g)u ContainerName:(string)c ResourceName:(string)r/x DeviceIDs:(checkpoint.DevicesPerNUMA)"
+            "<nil> AllocResp:([]uint8)[10 10 10 3 78 73 67 18 3 97 44 98]}] RegisteredDevices:(map[stri"
+            "ng][]string)map[r/x:[]]}"
+        ),
+    ),
+)
+"""Files, and the texts that were hashed, as Go's json and spew write them for kubelet's types."""
+NIC, GPU = "example.com/nic", "example.com/gpu"
+ANSWER = AllocateAnswer({"NIC": "a,b"})
+
+
+@pytest.mark.parametrize(("content", "text"), FILES)
+def test_checksums_are_those_of_go(content: str, text: str) -> None:
+    data = lower(json.loads(content)["Data"])
+    assert device_text(data) == text
+    assert read_device_checkpoint(content).whole
+    wrong = content.replace('"Checksum":', '"Checksum":1')
+    assert not read_device_checkpoint(wrong).whole
+
+
+def test_entries() -> None:
+    found = read_device_checkpoint(FILES[0][0])
+    assert found.pods == {
+        "uid-1": {"main": {NIC: DeviceRecord(("a", "b"), ANSWER)}},
+        "uid-2": {"init": {GPU: DeviceRecord(("g0", "g1", "g2"), AllocateAnswer())}},
+    }
+    assert found.unread == ("an entry cannot be read: it has no devices",)
+
+
+def entry(**values: object) -> str:
+    one = {
+        "PodUID": "u",
+        "ContainerName": "c",
+        "ResourceName": NIC,
+        "DeviceIDs": {"0": ["a"]},
+        "AllocResp": "",
+    }
+    return json.dumps({"Data": {"PodDeviceEntries": [{**one, **values}]}, "Checksum": 7})
+
+
+def test_ids_of_kubelet_before_1_20_are_a_list() -> None:
+    found = read_device_checkpoint(entry(DeviceIDs=["b", "a"]))
+    assert found.pods["u"]["c"][NIC].ids == ("a", "b")
+    assert not found.whole
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"DeviceIDs": 3},
+        {"AllocResp": "***"},
+        {"AllocResp": "/////w=="},
+        {"AllocResp": 5},
+        {"DeviceIDs": {"0": None}},
+    ],
+)
+def test_an_entry_that_cannot_be_read_costs_only_itself(values: dict[str, object]) -> None:
+    found = read_device_checkpoint(entry(**values))
+    assert not found.pods
+    assert len(found.unread) == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"Data": 3}', '{"Data": {"PodDeviceEntries": [3]}}'])
+def test_what_is_no_checkpoint(content: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot read kubelet's device-plugins"):
+        read_device_checkpoint(content)
+
+
+def test_the_reader_reports_what_is_wrong(tmp_path: Path) -> None:
+    logged: list[str] = []
+    reader = KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(logged), lambda: 0.0))
+    assert reader.read() == {}
+    assert logged == [], "most nodes have no such file, or no plug-in that ever registered with kubelet"
+    path = tmp_path / DEVICE_STATE
+    path.parent.mkdir()
+    path.write_text("{")
+    assert reader.read() == {}
+    path.write_text(FILES[0][0])
+    assert set(reader.read()) == {"uid-1", "uid-2"}
+    path.write_text(entry())
+    assert set(reader.read()) == {"u"}
+    assert len(logged) == 3
+    assert ["cannot take over" in logged[0], "no devices" in logged[1], "checksum" in logged[2]] == [True] * 3
