@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.context import NodeContext
     from proxy.executor.device_claims import OtherManagers
-    from proxy.executor.device_ports import DevicePlugins, KubeletDevices
+    from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
     from proxy.executor.drift.ports import Writes
     from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
@@ -367,7 +367,7 @@ def _device_plugins(config: Config, context: NodeContext) -> DevicePlugins | Non
     return DevicePluginRegistry(context, config.device_plugins.timeout)
 
 
-def _kubelet_devices(config: Config, context: NodeContext) -> KubeletDevices | None:
+def _kubelet_devices(config: Config, context: NodeContext) -> KubeletAllocations | None:
     """Make what reads the devices that kubelet has assigned; None where no device plug-ins are served."""
     if not config.device_plugins.enabled:
         return None

@@ -28,7 +28,7 @@ from proxy.engine.node_effects import PlanDecided, PodDecided
 from proxy.engine.node_events import DevicesImported
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Creates
-from proxy.executor.device_ports import DevicePluginError, DevicePlugins, KubeletDevices
+from proxy.executor.device_ports import DevicePluginError, DevicePlugins, KubeletAllocations
 from proxy.executor.sandboxes import Sandboxes
 from proxy.executor.worker import Worker
 from proxy.model.devices import AllocateAnswer
@@ -48,7 +48,7 @@ class DeviceGrants:
         creates: Creates,
         sandboxes: Sandboxes,
         worker: Worker,
-        kubelet: KubeletDevices | None = None,
+        kubelet: KubeletAllocations | None = None,
     ) -> None:
         """Prepare; no plug-in is called yet.
 

@@ -23,7 +23,7 @@ class DevicePluginError(Exception):
         self.message = message
 
 
-class KubeletDevices(Protocol):
+class KubeletAllocations(Protocol):
     """The devices that kubelet's device manager has assigned."""
 
     def read(self) -> Mapping[str, PodDevices]:

@@ -21,7 +21,7 @@ from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates
 from proxy.executor.device_grants import DeviceGrants
-from proxy.executor.device_ports import DevicePlugins, KubeletDevices
+from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
 from proxy.executor.drift.detection import Drift
 from proxy.executor.fact_lookup import FactLookup
 from proxy.executor.hook_overrides import HookOverrides
@@ -114,7 +114,7 @@ class Ports(Struct, frozen=True):
     partitions: Partitions | None = None
     partition_kind: str = ""
     device_plugins: DevicePlugins | None = None
-    kubelet_devices: KubeletDevices | None = None
+    kubelet_devices: KubeletAllocations | None = None
 
 
 class NodeExecutor(NodeContext):
