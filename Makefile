@@ -161,6 +161,7 @@ bench: venv ## compare with a direct connection and a plain proxy: BENCH_ARGS=".
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)
 	@$(BIN)/python bench/simulate.py
 	@$(BIN)/python bench/ledger_figures.py
+	@$(BIN)/python bench/device_figures.py
 	@$(BIN)/python bench/moving_figures.py
 	@$(BIN)/python bench/reconcile_figures.py --seconds 20
 

@@ -43,8 +43,10 @@ def asks_for_devices(state: NodeState, pod: Pod, name: str) -> bool:
         return False
     if devices.held.get(pod.key, {}).get(name):
         return True
-    limits = next((ask.limits for ask in pod.asks.containers if ask.name == name), {})
-    return any(resource in devices.registered for resource in limits)
+    for ask in pod.asks.containers:
+        if ask.name == name:
+            return not devices.registered.keys().isdisjoint(ask.limits)
+    return False
 
 
 def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContext:
