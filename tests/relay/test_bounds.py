@@ -7,6 +7,7 @@ import pytest
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
+from proxy.relay import streams
 from proxy.relay.body_budget import ALL_HELD_BYTES, Room
 from proxy.relay.direction import MOST_EMPTY
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
@@ -114,6 +115,15 @@ def test_a_connection_that_ends_for_its_client_says_why():
     session.farewell(error.value.code, client=True)
     session.lost()
     assert session.to_client() == [frame(7, 0, 0, struct.pack(">II", 0, CALM))]
+
+
+def test_a_connection_that_ends_for_the_runtime_has_no_stream_of_it():
+    session, _ = begun()
+    session.from_client(opened(7) + frame(DATA, 1, 7, grpc(b"config")))
+    session.to_server()
+    session.farewell(CALM, client=False)
+    session.lost()
+    assert session.to_server()[-1] == frame(7, 0, 0, struct.pack(">II", 0, CALM))
 
 
 def test_empty_data_of_a_held_stream_is_dropped_and_counted():
@@ -277,6 +287,15 @@ def test_a_connection_that_fills_the_room_alone_is_refused_itself():
         session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
     assert room.total <= 50_000
     assert len(owner.crowded) == 7
+
+
+def test_a_body_in_one_frame_counts_for_its_connection_too(monkeypatch):
+    monkeypatch.setattr(streams, "HELD_BYTES", 25_000)
+    session, owner = begun()
+    for stream in (1, 3):
+        session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
+    assert list(owner.requests) == [1]
+    assert len(owner.crowded) == 1
 
 
 def test_for_want_of_memory_the_largest_body_goes():
