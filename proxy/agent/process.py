@@ -12,11 +12,12 @@ from proxy.agent.credentials import node_name, read_credentials
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.facts.reading import read_facts
 from proxy.agent.publisher import publish
+from proxy.agent.rejections.ending import end_rejected_pods
 from proxy.agent.session import AgentSession, Part, run_parts
 from proxy.config.schema import Config
 from proxy.notify import SystemdNotifier
 
-PARTS: tuple[Part, ...] = (publish, read_facts)
+PARTS: tuple[Part, ...] = (publish, read_facts, end_rejected_pods)
 """What the agent does, side by side."""
 
 

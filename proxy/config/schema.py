@@ -30,6 +30,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.list_kinds import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
 from proxy.config.origin import Origin
+from proxy.config.rejected_pods import RejectedPodsConfig
 from proxy.config.sections import (
     ApplyConfig,
     BeSuppressConfig,
@@ -70,6 +71,7 @@ __all__ = [
     "OwnerMemoryNodes",
     "OwnerPartitions",
     "PodResourcesConfig",
+    "RejectedPodsConfig",
     "ReserveConfig",
     "Setting",
     "SettleConfig",
@@ -328,6 +330,10 @@ class Config:
     cluster: ClusterConfig = field(
         default=ClusterConfig(),
         metadata=section("cluster", "What topoproxy agent publishes; the daemon does not use it."),
+    )
+    rejected_pods: RejectedPodsConfig = field(
+        default=RejectedPodsConfig(),
+        metadata=section("rejectedPods", "What topoproxy agent does with pods that this node rejects."),
     )
     log: LogConfig = field(default=LogConfig(), metadata=section("log", "The log on standard error."))
     source: str = field(default="built-in defaults", compare=False)

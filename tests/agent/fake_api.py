@@ -161,6 +161,14 @@ class FakeApi(httpx2.AsyncBaseTransport):
             name = name.removesuffix("/status")
             if name not in there:
                 return httpx2.Response(404, json={"message": "not found"})
+        if method == "POST" and name.endswith("/eviction"):
+            name, uid = name.removesuffix("/eviction"), body["deleteOptions"]["preconditions"]["uid"]
+            if name not in there:
+                return httpx2.Response(404, json={"message": "not found"})
+            if there[name]["metadata"]["uid"] != uid:
+                return httpx2.Response(409, json={"message": "the uid in the precondition differs"})
+            self.remove(collection, name)
+            return httpx2.Response(201, json={"kind": "Status"})
         if method == "POST":
             name = f"{name}/{body['metadata']['name']}".strip("/")
         elif method != "PATCH" and name not in there:

@@ -90,6 +90,9 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     ).map(Fixed),
     "serverUsers": st.sets(st.integers(0, 2**32 - 2)).map(lambda users: tuple(sorted(users))),
     "percent": st.integers(0, 100),
+    "afterRejections": st.integers(1, 1000),
+    "perMinute": st.integers(1, 600),
+    "keepAwayFor": st.integers(1, 86_400).map(float),
     "podsPerStep": st.integers(1, 1000),
     "stepPeriod": st.integers(100, 3_600_000).map(lambda ms: ms / 1000),
     **dict.fromkeys(

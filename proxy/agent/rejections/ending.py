@@ -1,0 +1,272 @@
+"""The part of the agent that ends rejected pods, and marks the node while it has no room for them.
+
+It follows the daemon, reads the pods of which something is to be done, and does what ``policy`` decides. The
+API server has the last word: an eviction respects disruption budgets, and every request names the uid of the
+pod, so that another pod of the same name is never meant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import time
+from collections.abc import Callable
+
+from proxy.agent.api_client import ApiServerError, JsonObject
+from proxy.agent.node_follower import DaemonNotice, NodeFollower
+from proxy.agent.objects.node_page import NodePage, Rejection
+from proxy.agent.objects.pod_events import PodEvent, event_object
+from proxy.agent.rejections.node_mark import (
+    KEY,
+    NodeMark,
+    free_cpus,
+    from_annotation,
+    is_over,
+    marked,
+    node_patch,
+)
+from proxy.agent.rejections.pod_at_server import PodAtServer, pod_at_server
+from proxy.agent.rejections.policy import EVERYWHERE, EndedPods, EndPod, decide, due
+from proxy.agent.session import AgentSession
+from proxy.config.rejected_pods import RejectedPolicy
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import TopoproxyError
+
+PAUSES = Backoff(1.0, 60.0)
+KNOWN_S = 30.0
+"""Seconds for which what was read of a pod is used."""
+TRIES = 3
+"""How often a change of the Node object is tried where others change it at the same time."""
+CANNOT_END, CANNOT_MARK = "cannot end a rejected pod", "cannot mark the node"
+_REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "RejectedPodFailed"}
+
+
+async def end_rejected_pods(session: AgentSession) -> None:
+    """Do with rejected pods what the operator wants, until cancelled; ends at once where that is nothing."""
+    ending = RejectedPodEnding(session)
+    await ending.recover()
+    if session.config.rejected_pods.policy is not RejectedPolicy.RETRY:
+        await ending.run()
+
+
+class RejectedPodEnding:
+    """Ends rejected pods of one node."""
+
+    def __init__(
+        self,
+        session: AgentSession,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; nothing is asked for yet.
+
+        Args:
+            session: The node, the daemon, the API server.
+            clock: Seconds that only grow.
+            wall: Seconds since the epoch.
+        """
+        self._session = session
+        self._settings = session.config.rejected_pods
+        self._clock = clock
+        self._wall = wall
+        self._changed = asyncio.Event()
+        self._page: NodePage | None = None
+        self._done = EndedPods()
+        self._left: dict[str, str] = {}
+        self._pods: dict[str, tuple[PodAtServer, float]] = {}
+        self._mark: NodeMark | None = None
+        self._marked: NodeMark | None = None
+
+    async def recover(self) -> None:
+        """Go on with the mark of an earlier run; take it off where rejected pods are tried for ever now."""
+        pauses = RetryDelays(PAUSES)
+        while True:
+            try:
+                node = await self._session.api.get(f"/api/v1/nodes/{self._session.node}")
+                text = ((node.get("metadata") or {}).get("annotations") or {}).get(KEY)
+                taints = [each.get("key") for each in (node.get("spec") or {}).get("taints") or ()]
+                if text is not None or KEY in taints:
+                    self._marked = from_annotation(text or "") or NodeMark(self._wall(), 0, {})
+                    self._mark = self._marked
+                    if self._settings.policy is RejectedPolicy.RETRY:
+                        self._mark = None
+                        await self._write_mark()
+            except ApiServerError as error:
+                if error.status in (403, 404):
+                    return  # what is not permitted, or not there, has no mark of ours
+            except TopoproxyError:
+                pass  # the watches report it
+            else:
+                return
+            await asyncio.sleep(pauses.next())
+
+    async def run(self) -> None:
+        """End rejected pods until cancelled."""
+        session = self._session
+        follower = NodeFollower(session.daemon, session.node, session.telemetry, self._followed, lambda: None)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follower.run())
+            tasks.create_task(self._work())
+
+    def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
+        self._page = page
+        self._changed.set()
+
+    async def _work(self) -> None:
+        later: float | None = None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(later):
+                    await self._changed.wait()
+            self._changed.clear()
+            if self._page is not None:
+                later = await self.step(self._page)
+
+    async def step(self, page: NodePage) -> float | None:
+        """Do what is to be done now.
+
+        Args:
+            page: The node as the daemon describes it.
+
+        Returns:
+            Seconds after which there may be more to do; None for nothing before the node changes.
+        """
+        rejected = {each.uid for each in page.rejections}
+        self._left = {uid: why for uid, why in self._left.items() if uid in rejected}
+        self._pods = {uid: known for uid, known in self._pods.items() if uid in rejected}
+        wanted = due(page.rejections, self._settings) if page.published else []
+        wanted = [each for each in wanted if each.uid not in self._left and each.uid not in self._done.said]
+        later = [] if await self._read(wanted) else [PAUSES.first]
+        pods = {uid: pod for uid, (pod, _) in self._pods.items()}
+        decided = decide(wanted, pods, self._settings, self._done, self._clock())
+        self._done = decided.done
+        for left in decided.left:
+            self._left[left.rejection.uid] = left.why
+            self._session.telemetry.event(
+                "left a rejected pod alone", pod=left.rejection.pod, reason=left.why
+            )
+        ended = [each for each in decided.ends if await self._end(each)]
+        later += [decided.later] if decided.later is not None else []
+        later += await self._follow_mark(page, ended)
+        return min(later, default=None)
+
+    async def _read(self, wanted: list[Rejection]) -> bool:
+        """Read the pods that are not known; returns whether that has succeeded."""
+        for each in wanted:
+            known = self._pods.get(each.uid)
+            if known is not None and self._clock() - known[1] < KNOWN_S:
+                continue
+            self._pods.pop(each.uid, None)
+            try:
+                item = await self._session.api.get(_path(each))
+            except ApiServerError as error:
+                if error.status != 404:
+                    self._session.telemetry.problem(CANNOT_END, pod=each.pod, err=error)
+                    return False
+            except TopoproxyError:  # the watches report it
+                return False
+            else:
+                if (item.get("metadata") or {}).get("uid") == each.uid:
+                    self._pods[each.uid] = pod_at_server(item), self._clock()
+        return True
+
+    async def _end(self, end: EndPod) -> bool:
+        """End a pod; returns whether that has succeeded."""
+        telemetry, ref = self._session.telemetry, end.rejection.pod
+        why = f"{end.rejection.reason}: {end.rejection.message}"
+        if end.would:
+            telemetry.event("would end a rejected pod", pod=ref, reason=why)
+            return False
+        try:
+            if end.policy is RejectedPolicy.FAIL:
+                await self._session.api.merge(f"{_path(end.rejection)}/status", _failed(end.rejection))
+            else:
+                await self._evict(end.rejection)
+        except TopoproxyError as error:
+            telemetry.problem(CANNOT_END, pod=ref, err=error)
+            return False
+        self._pods.pop(end.rejection.uid, None)
+        telemetry.resolved(CANNOT_END, pod=ref)
+        telemetry.event("ended a rejected pod", pod=ref, reason=why)
+        await self._say(end)
+        return True
+
+    async def _evict(self, rejection: Rejection) -> None:
+        namespace, _, name = rejection.pod.partition("/")
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": namespace, "name": name},
+            "deleteOptions": {"preconditions": {"uid": rejection.uid}},
+        }
+        try:
+            await self._session.api.create(f"{_path(rejection)}/eviction", eviction)
+        except ApiServerError as error:
+            if error.status == 404:
+                return
+            if error.status == 429 or not self._settings.delete_fallback:
+                raise
+            await self._session.api.delete(_path(rejection), uid=rejection.uid)
+
+    async def _say(self, end: EndPod) -> None:
+        """Write an Event about a pod that was ended."""
+        if not self._session.config.cluster.events:
+            return
+        namespace, _, name = end.rejection.pod.partition("/")
+        words = f"Rejected {end.rejection.count} times by topoproxy: {end.rejection.message}"
+        event = PodEvent(namespace, name, end.rejection.uid, "", _REASON[end.policy], words, warning=True)
+        at = datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        value = event_object(event, self._session.node, at, at, 1)
+        with contextlib.suppress(TopoproxyError):
+            await self._session.api.apply(f"/api/v1/namespaces/{namespace}/events/{event.name}", value)
+
+    # -- the mark -----------------------------------------------------------------------------------------
+
+    async def _follow_mark(self, page: NodePage, ended: list[EndPod]) -> list[float]:
+        """Set the mark or take it off; returns when to look again, in seconds."""
+        free, now, keep_for = free_cpus(page), self._wall(), self._settings.keep_away_for
+        cpus = [each.cpus for each in ended if each.rejection.reason not in EVERYWHERE]
+        if cpus:
+            self._mark = marked(self._mark, cpus, free, now)
+        elif self._mark is not None and is_over(self._mark, free, keep_for, now):
+            self._mark = None
+        later = [] if await self._write_mark() else [PAUSES.first]
+        return later if self._mark is None else [*later, max(1.0, self._mark.since + keep_for - now)]
+
+    async def _write_mark(self) -> bool:
+        """Have the Node object carry the mark; returns whether it does."""
+        session, wanted = self._session, self._mark
+        if wanted == self._marked:
+            return True
+        path = f"/api/v1/nodes/{session.node}"
+        for attempt in range(TRIES):
+            try:
+                patch = node_patch(await session.api.get(path), wanted, self._settings.keep_away)
+                if patch is not None:
+                    await session.api.merge(path, patch)
+            except ApiServerError as error:
+                if error.status == 409 and attempt < TRIES - 1:
+                    continue
+                session.telemetry.problem(CANNOT_MARK, err=error)
+                return False
+            except TopoproxyError as error:
+                session.telemetry.problem(CANNOT_MARK, err=error)
+                return False
+            break
+        self._marked = wanted
+        session.telemetry.resolved(CANNOT_MARK)
+        session.telemetry.event("the node has room again" if wanted is None else "marked the node: no room")
+        return True
+
+
+def _path(rejection: Rejection) -> str:
+    namespace, _, name = rejection.pod.partition("/")
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def _failed(rejection: Rejection) -> JsonObject:
+    """Return the patch that fails a pod, as kubelet's admission does; for another pod it is a conflict."""
+    message = f"Pod was rejected: {rejection.message}"
+    status = {"phase": "Failed", "reason": rejection.reason, "message": message}
+    return {"metadata": {"uid": rejection.uid}, "status": status}

@@ -1,0 +1,207 @@
+"""What to do with rejected pods: a pure decision from rejections, pods, and what was done before.
+
+Theory (kubernetes#84869). A pod that the node rejects stays bound to the node, and kubelet tries it again and
+again. Its controller would make another pod, and the scheduler could place that elsewhere, only if this one
+ended. But the scheduler does not see why the pod did not fit, so it may choose the same node again, and a
+controller without patience makes thousands of pods. So:
+
+- Nothing is done before a pod was rejected ``after`` times.
+- At most ``per_minute`` pods of the node end in a minute. After each pod of one controller, the next one of
+  the same controller has to wait twice as long, from one minute to half an hour.
+- While the node has no room it is marked, so that the scheduler prefers other nodes (``node_mark``).
+- A pod that would be rejected by every node, because of what it says of itself, is not evicted: that would
+  only move the problem.
+- Pods that no controller makes again are left alone unless the operator wants otherwise. Pods whose
+  controller binds them to this very node (DaemonSets, static pods) are left alone in any case, and so are
+  pods that end already, and system pods by priority class.
+- ``fail`` is what kubelet's admission does, and there nothing of the pod has run. So a pod with a container
+  that has started is never failed.
+- A pod to which the plan is not applied (mode ``observe``) goes on; of it is only said what would be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, structs
+
+from proxy.agent.objects.node_page import Rejection
+from proxy.agent.rejections.pod_at_server import PodAtServer
+from proxy.config.rejected_pods import RejectedPodsConfig, RejectedPolicy
+from proxy.model.admission import AdmissionRule
+
+MINUTE_S = 60.0
+CONTROLLER_S, CONTROLLER_LONGEST_S = 60.0, 1800.0
+"""The pause between two pods of one controller: the first, and the longest."""
+FORGET_S = 2 * CONTROLLER_LONGEST_S
+"""After that time without another pod, a controller begins again with the first pause."""
+EVERYWHERE = frozenset(
+    {
+        "InvalidCPUSet",
+        "InvalidCPURequest",
+        "RefusedByHook",
+        *(
+            rule.reason
+            for rule in (
+                AdmissionRule.NAMESPACE,
+                AdmissionRule.SYSTEM_NAMESPACE,
+                AdmissionRule.REQUEST,
+                AdmissionRule.WHOLE_CPUS,
+                AdmissionRule.POD_LIMIT,
+            )
+        ),
+    }
+)
+"""Reasons for which every node of the same configuration rejects the pod."""
+_SYSTEM = frozenset({"system-node-critical", "system-cluster-critical"})
+
+
+class EndPod(Struct, frozen=True):
+    """End a pod.
+
+    Attributes:
+        rejection: The pod, and why.
+        policy: How.
+        cpus: Whole CPUs that it requests.
+        would: It is only to be said that this would be done.
+    """
+
+    rejection: Rejection
+    policy: RejectedPolicy
+    cpus: int
+    would: bool = False
+
+
+class LeftAlone(Struct, frozen=True):
+    """A pod that is left alone, and why."""
+
+    rejection: Rejection
+    why: str
+
+
+class EndedPods(Struct, frozen=True):
+    """What was done before.
+
+    Attributes:
+        times: When pods ended in the last minute.
+        said: Uids of pods of which was said what would be done.
+        controllers: Uid of a controller to how many of its pods ended, and when the last one did.
+    """
+
+    times: tuple[float, ...] = ()
+    said: frozenset[str] = frozenset()
+    controllers: Mapping[str, tuple[int, float]] = {}
+
+
+class Decision(Struct, frozen=True):
+    """What to do.
+
+    Attributes:
+        ends: Pods to end, in this order.
+        left: Pods that are left alone for good, and why.
+        later: Seconds after which to decide again, because a limit holds back; None for none.
+        done: What counts as done then.
+    """
+
+    ends: tuple[EndPod, ...]
+    left: tuple[LeftAlone, ...]
+    later: float | None
+    done: EndedPods
+
+
+def due(rejections: Iterable[Rejection], settings: RejectedPodsConfig) -> list[Rejection]:
+    """Return the rejections after which something is to be done, if the pods permit it: one of each pod."""
+    if settings.policy is RejectedPolicy.RETRY:
+        return []
+    found: dict[str, Rejection] = {}
+    for each in rejections:
+        if each.uid and each.count >= max(settings.after, found[each.uid].count if each.uid in found else 0):
+            found[each.uid] = each
+    return list(found.values())
+
+
+def decide(
+    rejections: Iterable[Rejection],
+    pods: Mapping[str, PodAtServer],
+    settings: RejectedPodsConfig,
+    done: EndedPods,
+    now: float,
+) -> Decision:
+    """Decide which pods end now.
+
+    Args:
+        rejections: The rejections that are ``due``.
+        pods: The pods by uid, as far as the API server has them.
+        settings: Of the operator.
+        done: What was done before.
+        now: Seconds that only grow.
+    """
+    done = _recent(done, now)
+    ends: list[EndPod] = []
+    left: list[LeftAlone] = []
+    waits: list[float] = []
+    for each in rejections:
+        pod = pods.get(each.uid)
+        if pod is None or pod.ends:
+            continue
+        if why := _obstacle(each, pod, settings):
+            left.append(LeftAlone(each, why))
+            continue
+        if not each.applied:
+            if each.uid not in done.said:
+                done = structs.replace(done, said=done.said | {each.uid})
+                ends.append(EndPod(each, settings.policy, pod.cpus, would=True))
+            continue
+        wait = max(_node_wait(done, settings, now), _controller_wait(done, pod, now))
+        if wait > 0:
+            waits.append(wait)
+            continue
+        ends.append(EndPod(each, settings.policy, pod.cpus))
+        done = _counted(done, pod, now)
+    return Decision(tuple(ends), tuple(left), min(waits, default=None), done)
+
+
+def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConfig) -> str:
+    """Return why a pod is left alone for good; empty where it is not."""
+    kind = pod.controller[0] if pod.controller else ""
+    if pod.is_static:
+        return "kubelet has it from a file of this node"
+    if kind == "DaemonSet":
+        return "its DaemonSet would make it on this node again"
+    if pod.priority_class in _SYSTEM:
+        return f"it is of priority class {pod.priority_class}"
+    if not kind and not settings.without_controller:
+        return "no controller would make it again (rejectedPods.withoutController)"
+    if settings.policy is RejectedPolicy.EVICT and rejection.reason in EVERYWHERE:
+        return f"every node would reject it ({rejection.reason})"
+    if settings.policy is RejectedPolicy.FAIL and pod.has_run:
+        return "one of its containers has run"
+    return ""
+
+
+def _recent(done: EndedPods, now: float) -> EndedPods:
+    times = tuple(at for at in done.times if now - at < MINUTE_S)
+    controllers = {uid: entry for uid, entry in done.controllers.items() if now - entry[1] < FORGET_S}
+    return structs.replace(done, times=times, controllers=controllers)
+
+
+def _node_wait(done: EndedPods, settings: RejectedPodsConfig, now: float) -> float:
+    if len(done.times) < settings.per_minute:
+        return 0.0
+    return done.times[-settings.per_minute] + MINUTE_S - now
+
+
+def _controller_wait(done: EndedPods, pod: PodAtServer, now: float) -> float:
+    if pod.controller is None or pod.controller[1] not in done.controllers:
+        return 0.0
+    count, last = done.controllers[pod.controller[1]]
+    pause = min(CONTROLLER_S * 2.0 ** min(count - 1, 10), CONTROLLER_LONGEST_S)
+    return max(0.0, last + pause - now)
+
+
+def _counted(done: EndedPods, pod: PodAtServer, now: float) -> EndedPods:
+    controllers = dict(done.controllers)
+    if pod.controller is not None:
+        count = controllers.get(pod.controller[1], (0, 0.0))[0]
+        controllers[pod.controller[1]] = (count + 1, now)
+    return structs.replace(done, times=(*done.times, now), controllers=controllers)

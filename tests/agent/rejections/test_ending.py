@@ -1,0 +1,323 @@
+"""Rejected pods end at the API server, and the node is marked while it has no room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from proxy.agent.objects.node_page import NodePage, Policies, Rejection
+from proxy.agent.rejections.ending import RejectedPodEnding, end_rejected_pods
+from proxy.agent.rejections.node_mark import KEY
+from proxy.agent.session import AgentSession
+from proxy.config.rejected_pods import KeepAway, RejectedPodsConfig, RejectedPolicy
+from proxy.config.schema import Config
+from proxy.model.errors import UnavailableError
+from tests.agent.fake_api import FakeApi
+from tests.testkit.captured_log import telemetry
+
+PODS, NODES, EVENTS = "/api/v1/pods", "/api/v1/nodes", "/api/v1/events"
+OWNER = {"kind": "ReplicaSet", "uid": "rs", "controller": True}
+CPUS = tuple((cpu, cpu // 2, cpu // 4, cpu // 4) for cpu in range(8))
+"""Eight CPUs on two NUMA nodes."""
+EVICT = RejectedPodsConfig(policy=RejectedPolicy.EVICT)
+
+
+def page(*rejections: Rejection, free: str = "0,4") -> NodePage:
+    policies = Policies("static", "single-numa-node")
+    return NodePage("n1", "enforce", True, True, policies, "", free, CPUS, (), rejections=rejections)
+
+
+def rejection(**changed: Any) -> Rejection:
+    known = Rejection("ns/web", "u1", "main", "TopologyAffinityError", "cannot place ns/web: no room", 3)
+    return structs.replace(known, **changed)
+
+
+class World:
+    def __init__(self, settings: RejectedPodsConfig = EVICT) -> None:
+        self.now = 1000.0
+        self.lines: list[str] = []
+        self.api = FakeApi(NODES, PODS, EVENTS)
+        self.api.put(NODES, "n1", spec={"taints": [{"key": "other", "effect": "NoExecute"}]})
+        self.pod()
+        self.session = AgentSession(
+            replace(Config(), rejected_pods=settings),
+            "n1",
+            None,  # type: ignore[arg-type]
+            self.api.client(),
+            telemetry(self.lines),
+        )
+        self.ending = RejectedPodEnding(self.session, lambda: self.now, lambda: self.now)
+
+    def pod(self, uid: str = "u1", owners: Any = (OWNER,), **status: Any) -> None:
+        limits = {"limits": {"cpu": "4", "memory": "1Gi"}}
+        self.api.put(
+            PODS,
+            "ns/web",
+            metadata={"uid": uid, "ownerReferences": list(owners)},
+            spec={"containers": [{"name": "main", "resources": limits}]},
+            status={"phase": "Pending", **status},
+        )
+
+    @property
+    def there(self) -> bool:
+        return "ns/web" in self.api.collections[PODS]
+
+    def sent(self, method: str, path: str) -> list[Any]:
+        return [
+            json.loads(r.content) for r in self.api.seen if r.method == method and r.url.path.endswith(path)
+        ]
+
+    @property
+    def taints(self) -> list[Any]:
+        return [each["key"] for each in self.api.collections[NODES]["n1"]["spec"]["taints"] or []]
+
+
+def live(world: World, day: Callable[[World], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        try:
+            await day(world)
+        finally:
+            await world.session.api.close()
+
+    asyncio.run(whole())
+
+
+def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -> None:
+    async def day(w: World) -> None:
+        assert await w.ending.step(page(rejection(count=2))) is None
+        assert (w.there, w.api.count("GET")) == (True, 0), "nothing is asked for before it is due"
+        later = await w.ending.step(page(rejection()))
+        assert not w.there
+        assert later == EVICT.keep_away_for
+        (eviction,) = w.sent("POST", "/eviction")
+        assert eviction["deleteOptions"]["preconditions"]["uid"] == "u1"
+        (event,) = w.api.collections[EVENTS].values()
+        assert event["reason"] == "RejectedPodEvicted"
+        assert event["message"] == "Rejected 3 times by topoproxy: cannot place ns/web: no room"
+        assert w.taints == ["other", KEY]
+        (patch,) = w.sent("PATCH", "/nodes/n1")
+        assert json.loads(patch["metadata"]["annotations"][KEY]) == {
+            "since": 1000.0,
+            "cpus": 4,
+            "free": {"0": 1, "1": 1},
+        }
+        writes = w.session.api.writes
+        await w.ending.step(page())
+        assert w.session.api.writes == writes, "nothing has changed"
+        await w.ending.step(page(free="0-3"))
+        assert w.taints == ["other"], "there is room again"
+        assert await w.ending.step(page(free="0-3")) is None
+
+    live(World(), day)
+
+
+def test_the_mark_comes_off_after_its_time() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        w.now += EVICT.keep_away_for - 10
+        assert await w.ending.step(page()) == 10.0
+        w.now += 10
+        assert await w.ending.step(page()) is None
+        assert w.taints == ["other"]
+
+    live(World(), day)
+
+
+def test_a_pod_is_failed_as_kubelet_would() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        (patch,) = w.sent("PATCH", "/pods/web/status")
+        assert patch == {
+            "metadata": {"uid": "u1"},
+            "status": {
+                "phase": "Failed",
+                "reason": "TopologyAffinityError",
+                "message": "Pod was rejected: cannot place ns/web: no room",
+            },
+        }
+
+    live(World(replace(EVICT, policy=RejectedPolicy.FAIL)), day)
+
+
+def test_a_pod_without_a_controller_stays_and_is_asked_for_once() -> None:
+    async def day(w: World) -> None:
+        w.pod(owners=())
+        for _ in range(3):
+            assert await w.ending.step(page(rejection())) is None
+        assert w.there
+        assert w.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 1
+        (line,) = w.lines
+        assert line.startswith("left a rejected pod alone pod=ns/web reason=")
+        assert w.taints == ["other"], "only a pod that ended marks the node"
+        await w.ending.step(page())
+        await w.ending.step(page(rejection()))
+        assert len(w.lines) == 2, "a pod that is rejected again is looked at again"
+
+    live(World(), day)
+
+
+def test_another_pod_of_the_same_name_is_never_meant() -> None:
+    async def day(w: World) -> None:
+        w.pod("u2")
+        await w.ending.step(page(rejection()))
+        assert w.there
+        w.pod("u1")
+        await w.ending.step(page(rejection()))
+        assert not w.there
+
+    live(World(), day)
+
+
+def test_of_an_observed_pod_is_only_said_what_would_be_done() -> None:
+    async def day(w: World) -> None:
+        for _ in range(3):
+            assert await w.ending.step(page(rejection(applied=False))) is None
+        assert w.there
+        assert w.session.api.writes == 0
+        (line,) = w.lines
+        assert line.startswith("would end a rejected pod pod=ns/web")
+
+    live(World(), day)
+
+
+def test_a_disruption_budget_is_respected_and_tried_again() -> None:
+    async def day(w: World) -> None:
+        path = "/api/v1/namespaces/ns/pods/web/eviction"
+        w.api.answers[path] = [429]
+        await w.ending.step(page(rejection()))
+        assert w.there
+        assert any("cannot end a rejected pod pod=ns/web" in line for line in w.lines)
+        assert w.taints == ["other"]
+        later = await w.ending.step(page(rejection()))
+        assert later is not None
+        assert 0 < later <= 60
+        w.now += later
+        await w.ending.step(page(rejection()))
+        assert not w.there
+
+    live(World(replace(EVICT, delete_fallback=True)), day)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_pod_is_deleted_instead_where_the_operator_permits_that(fallback: bool) -> None:
+    async def day(w: World) -> None:
+        w.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
+        await w.ending.step(page(rejection()))
+        assert w.there is not fallback
+        if fallback:
+            assert w.sent("DELETE", "/pods/web") == [{"preconditions": {"uid": "u1"}}]
+
+    live(World(replace(EVICT, delete_fallback=fallback)), day)
+
+
+def test_an_api_server_that_does_not_answer_is_tried_again() -> None:
+    async def day(w: World) -> None:
+        w.api.down = True
+        assert await w.ending.step(page(rejection())) == 1.0
+        w.api.down = False
+        await w.ending.step(page(rejection()))
+        assert not w.there
+
+    live(World(), day)
+
+
+def test_a_change_of_the_node_by_others_at_the_same_time_is_no_fault() -> None:
+    async def day(w: World) -> None:
+        original, conflicts = w.api._one, [2]
+
+        def one(method: str, collection: str, name: str, body: Any) -> Any:
+            if (method, collection) == ("PATCH", NODES) and conflicts[0]:
+                conflicts[0] -= 1
+                return type(original("GET", NODES, "n1", {}))(409, json={"message": "modified"})
+            return original(method, collection, name, body)
+
+        w.api._one = one  # type: ignore[method-assign]
+        await w.ending.step(page(rejection()))
+        assert w.taints == ["other", KEY]
+
+    live(World(), day)
+
+
+def test_an_agent_that_restarts_goes_on_with_the_mark() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        again = RejectedPodEnding(w.session, lambda: w.now, lambda: w.now)
+        await again.recover()
+        await again.step(page())
+        assert w.taints == ["other", KEY]
+        await again.step(page(free="0-3"))
+        assert w.taints == ["other"]
+
+    live(World(), day)
+
+
+def test_the_mark_comes_off_when_the_operator_wants_retries_again() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        assert w.taints == ["other", KEY]
+        session = replace(w.session, config=Config())
+        await asyncio.wait_for(end_rejected_pods(session), 5)
+        assert w.taints == ["other"]
+        writes = w.session.api.writes
+        await asyncio.wait_for(end_rejected_pods(session), 5)
+        assert w.session.api.writes == writes
+
+    live(World(), day)
+
+
+def test_without_a_mark_nothing_is_written_at_the_node() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        assert not w.there
+        assert w.sent("PATCH", "/nodes/n1") == []
+
+    live(World(replace(EVICT, keep_away=KeepAway.NONE)), day)
+
+
+class ScriptedDaemon:
+    """A daemon that rejects a pod from its second change on."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+        if route == "/changes":
+            self.changes += 1
+            if self.changes == 1:
+                raise UnavailableError("it starts")
+            if self.changes > 3:
+                await asyncio.sleep(10)
+            return {"version": f"w.{self.changes}", "notices": []}
+        row = {"pod": "ns/web", "uid": "u1", "container": "main", "reason": "TopologyAffinityError"}
+        rows = [{**row, "message": "no room", "count": 3, "applied": True}] if self.changes == 3 else []
+        return {
+            "name": "n1",
+            "mode": "enforce",
+            "published": True,
+            "applied": True,
+            "policies": {},
+            "reservedCPUs": "",
+            "freeCPUs": "",
+            "cpus": [list(each) for each in CPUS],
+            "numaNodes": [],
+            "rejections": rows,
+        }
+
+
+def test_the_part_follows_the_daemon() -> None:
+    async def day(w: World) -> None:
+        session = replace(w.session, daemon=ScriptedDaemon())  # type: ignore[arg-type]
+        task = asyncio.ensure_future(end_rejected_pods(session))
+        async with asyncio.timeout(10):
+            while w.there:
+                await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    live(World(), day)
