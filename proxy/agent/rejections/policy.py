@@ -93,7 +93,7 @@ class EndedPods(Struct, frozen=True):
     controllers: Mapping[str, tuple[int, float]] = {}
 
 
-class Decision(Struct, frozen=True):
+class EndingDecision(Struct, frozen=True):
     """What to do.
 
     Attributes:
@@ -126,7 +126,7 @@ def decide(
     settings: RejectedPodsConfig,
     done: EndedPods,
     now: float,
-) -> Decision:
+) -> EndingDecision:
     """Decide which pods end now.
 
     Args:
@@ -158,7 +158,7 @@ def decide(
             continue
         ends.append(EndPod(each, settings.policy, pod.cpus))
         done = _counted(done, pod, now)
-    return Decision(tuple(ends), tuple(left), min(waits, default=None), done)
+    return EndingDecision(tuple(ends), tuple(left), min(waits, default=None), done)
 
 
 def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConfig) -> str:

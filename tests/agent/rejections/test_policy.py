@@ -15,8 +15,8 @@ from proxy.agent.rejections.policy import (
     CONTROLLER_S,
     EVERYWHERE,
     FORGET_S,
-    Decision,
     EndedPods,
+    EndingDecision,
     decide,
     due,
 )
@@ -39,7 +39,7 @@ def decided(
     settings: RejectedPodsConfig = EVICT,
     done: EndedPods = NOTHING,
     now: float = 1000.0,
-) -> Decision:
+) -> EndingDecision:
     pods = {} if pod is None else {each.uid: pod for each in rejections}
     return decide(due(rejections, settings), pods, settings, done, now)
 
@@ -98,7 +98,7 @@ def test_a_pod_that_every_node_rejects_is_not_evicted_and_may_fail(reason: str) 
 
 @pytest.mark.parametrize("pod", [None, structs.replace(OWNED, ends=True)])
 def test_a_pod_that_is_gone_or_ends_needs_nothing(pod: PodAtServer | None) -> None:
-    assert decided(rejection(), pod=pod) == Decision((), (), None, NOTHING)
+    assert decided(rejection(), pod=pod) == EndingDecision((), (), None, NOTHING)
 
 
 def test_of_an_observed_pod_is_said_once_what_would_be_done() -> None:
