@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from proxy import logs, memory_trim
-from proxy.config.checks import check_start
+from proxy.config.checks import start_config
 from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
 from proxy.executor.shutdown import CLOSE_S, Ending
@@ -138,7 +138,8 @@ class Daemon:
     async def _start(self) -> None:
         config = self.config
         machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
-        notices = check_start(config, machine)
+        config, notices = start_config(config, machine)
+        self._config = config
         self._listener = open_listener(config.listen, config.runtime)
         from proxy.frontends.cri.acceptor import Front
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
+from proxy.config.cluster_config import faults
 from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
 from proxy.model.errors import ConfigError
@@ -27,6 +29,7 @@ def check(config: Config) -> list[str]:
         *_cpus(config),
         *_memory(config),
         *_kubelet(config),
+        *_allowed(config),
     ]
 
 
@@ -106,6 +109,31 @@ def refuse(source: str, problems: list[str]) -> ConfigError:
         return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
     listed = "".join(f"\n  {problem}" for problem in problems)
     return ConfigError(f"cannot use the configuration {source}: {len(problems)} problems:{listed}")
+
+
+def start_config(config: Config, machine: Machine) -> tuple[Config, list[str]]:
+    """Return the configuration to start with, and what is away (``check_start``).
+
+    Where only the settings from the cluster make it impossible, the node starts without them.
+
+    Raises:
+        ConfigError: The node's own settings are impossible.
+    """
+    try:
+        return config, check_start(config, machine)
+    except ConfigError as error:
+        if config.own is None:
+            raise
+        fault = f"the settings from the cluster are ignored: {error}"
+        own = replace(config.own, origin=config.origin, cluster_fault=fault)
+        return own, check_start(own, machine)
+
+
+def _allowed(config: Config) -> Iterator[str]:
+    allowed = config.cluster_config.allowed
+    yield from faults(allowed, config)
+    if allowed and config.cluster_facts.directory is None:
+        yield "clusterConfig.allowed: has no use without clusterFacts.directory"
 
 
 def _sockets(config: Config) -> Iterator[str]:

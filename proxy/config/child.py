@@ -28,5 +28,9 @@ def main() -> None:
     except TopoproxyError as error:
         answer["error"] = str(error)
     else:
-        answer |= {"source": config.source, "values": to_plain(config)}
+        answer |= {
+            "source": config.source,
+            "values": to_plain(config),
+            "cluster_fault": config.cluster_fault,
+        }
     json.dump(answer, sys.stdout)

@@ -17,8 +17,9 @@ def exposed(config: Config) -> list[str]:
     """Name the files that other users can read although they are secret, or write although we go by them.
 
     Returns:
-        One sentence a file, each opening with the key and ending with what puts it right. A file that cannot
-        be looked at is left out: its reader reports it.
+        Why the settings of the cluster are ignored, if they are; then one sentence a file, each opening with
+        the key and ending with what puts it right. A file that cannot be looked at is left out: its reader
+        reports it.
     """
     trust, kubelet = Trust(), config.kubelet
     secret = {"kubelet.tokenFile": kubelet.token_file, "kubelet.keyFile": kubelet.key_file}
@@ -36,7 +37,7 @@ def exposed(config: Config) -> list[str]:
             if path is not None:
                 for lack in _lacks(trust, path, secret=hidden):
                     found.setdefault(name, f"{name}: {lack}")
-    return list(found.values())
+    return [*([config.cluster_fault] if config.cluster_fault else []), *found.values()]
 
 
 def _lacks(trust: Trust, path: Path, *, secret: bool) -> Iterator[str]:

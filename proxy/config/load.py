@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.config.checks import check, refuse
+from proxy.config.cluster_config import file_of, forbidden
 from proxy.config.drop_ins import DIRECTORY_NAME, listed, merged
 from proxy.config.nested_values import SettingError, YamlNode, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
-from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
+from proxy.model.errors import ConfigError, PermissionDeniedError, TopoproxyError, UsageError
 from proxy.permissions import Trust
 
 if TYPE_CHECKING:
@@ -29,13 +30,20 @@ SIZE_LIMIT = 1 << 20
 _HEADER = {"apiVersion": API_VERSION, "kind": KIND}
 
 
-def load(path: Path | None = None, default: Path = DEFAULT_FILE, *, trusted: bool = False) -> Config:
+def load(
+    path: Path | None = None,
+    default: Path = DEFAULT_FILE,
+    *,
+    trusted: bool = False,
+    cluster: str | None = None,
+) -> Config:
     """Read the configuration file and its drop-ins.
 
     Args:
         path: A file that the user named; None for the usual place, which may be missing.
         default: The usual place.
         trusted: Refuse a file that another user could have written: the daemon does what it says.
+        cluster: What the cluster is to set instead of what it sets, as text; a fault in it is an error then.
 
     Returns:
         The configuration; all defaults where the usual file does not exist.
@@ -53,7 +61,53 @@ def load(path: Path | None = None, default: Path = DEFAULT_FILE, *, trusted: boo
             raise
     if not texts:
         return Config()
-    return _parse_all(file, texts) if texts.keys() != {file} else parse(texts[file], str(file))
+    root, source = _whole(file, texts)
+    own = _checked(root, source, [])
+    if cluster is not None:
+        return _merged(own, root, cluster)
+    return _with_cluster(own, root, _cluster_text(own, trusted))
+
+
+def _cluster_text(own: Config, trusted: bool) -> str | TopoproxyError | None:
+    """Return what the cluster wants to set; None for nothing, and an error where that cannot be read."""
+    file = file_of(own.cluster_facts.directory, own.cluster_config.allowed)
+    try:
+        return None if file is None else _text(file, trusted)
+    except _MissingFileError:
+        return None
+    except TopoproxyError as error:
+        return error
+
+
+def _with_cluster(own: Config, root: yaml.Node | None, wanted: str | TopoproxyError | None) -> Config:
+    """Return a configuration with what the cluster wants to set; without it where that is refused."""
+    if wanted is None:
+        return own
+    try:
+        if isinstance(wanted, TopoproxyError):
+            raise wanted
+        return _merged(own, root, wanted)
+    except TopoproxyError as error:
+        return replace(own, cluster_fault=f"the settings from the cluster are ignored: {error}")
+
+
+def _merged(own: Config, root: yaml.Node | None, text: str) -> Config:
+    """Merge what the cluster wants to set over the configuration of the node.
+
+    Raises:
+        ConfigError: It is refused.
+    """
+    problems: list[str] = []
+    source = f"{own.source} with the settings from the cluster"
+    over = _composed(text, "cluster", problems)
+    if over is None or root is None:
+        if problems:
+            raise refuse(source, problems)
+        return own
+    for node, name in forbidden(over, own.cluster_config.allowed, own):
+        problems.append(f"{_line(node)}: {name}: this node does not permit it (clusterConfig.allowed)")
+    _read_mapping(over, Config(), "", problems)
+    return replace(_checked(merged(root, over), source, problems), own=own)
 
 
 class _MissingFileError(ConfigError):
@@ -114,9 +168,21 @@ def parse(text: str, source: str) -> Config:
     return _checked(root, source, problems)
 
 
-def _parse_all(file: Path, texts: Mapping[Path, str]) -> Config:
-    """Read a file and its drop-ins, each by itself first: what another one replaces must be valid, too."""
+def _whole(file: Path, texts: Mapping[Path, str]) -> tuple[yaml.Node | None, str]:
+    """Read a file and its drop-ins, each by itself first: what another one replaces must be valid, too.
+
+    Returns:
+        All of it as one, and what to call it in messages.
+
+    Raises:
+        ConfigError: Something is wrong with one of them.
+    """
     problems: list[str] = []
+    if texts.keys() == {file}:
+        root = _composed(texts[file], "", problems)
+        if problems:
+            raise refuse(str(file), problems)
+        return root, str(file)
     whole: yaml.Node | None = None
     for path, text in texts.items():
         root = _composed(text, str(path.relative_to(file.parent)), problems)
@@ -127,7 +193,7 @@ def _parse_all(file: Path, texts: Mapping[Path, str]) -> Config:
     if problems:
         raise refuse(str(file), problems)
     names = ", ".join(path.name for path in texts if path != file)
-    return _checked(whole, f"{file} with {DIRECTORY_NAME}/{names}", problems)
+    return whole, f"{file} with {DIRECTORY_NAME}/{names}"
 
 
 def _composed(text: str, name: str, problems: list[str]) -> yaml.Node | None:
@@ -182,7 +248,7 @@ def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Co
     problems = check(config)
     if problems:
         raise UsageError(f"cannot use the settings together: {'; '.join(problems)}")
-    return config
+    return config if config.own is None else replace(config, own=override(config.own, values))
 
 
 def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]) -> T:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxy.config.admission import AdmissionConfig
 from proxy.config.cluster import ClusterConfig
+from proxy.config.cluster_config import ClusterConfigConfig
 from proxy.config.cluster_facts import ClusterFactsConfig
 from proxy.config.enforce import EnforceConfig
 from proxy.config.enums import (
@@ -53,6 +54,7 @@ __all__ = [
     "ApplyConfig",
     "BeSuppressConfig",
     "ClusterConfig",
+    "ClusterConfigConfig",
     "ClusterFactsConfig",
     "Config",
     "CpuManagerPolicy",
@@ -91,6 +93,8 @@ class Config:
         eviction_memory: Bytes of ``memory.available`` in ``evictionHard``; None where it does not say it.
         source: The file that it came from, for messages; not a setting and no part of equality.
         origin: How to read it again; None where it cannot be. Not a setting either.
+        own: The same without what the cluster has set; None where it has set nothing. Not a setting either.
+        cluster_fault: Why what the cluster wants to set is ignored; empty where it is not. No setting either.
     """
 
     mode: Mode = field(
@@ -331,6 +335,10 @@ class Config:
         default=ClusterConfig(),
         metadata=section("cluster", "What topoproxy agent publishes; the daemon does not use it."),
     )
+    cluster_config: ClusterConfigConfig = field(
+        default=ClusterConfigConfig(),
+        metadata=section("clusterConfig", "Settings from the cluster; none by default."),
+    )
     rejected_pods: RejectedPodsConfig = field(
         default=RejectedPodsConfig(),
         metadata=section("rejectedPods", "What topoproxy agent does with pods that this node rejects."),
@@ -338,6 +346,8 @@ class Config:
     log: LogConfig = field(default=LogConfig(), metadata=section("log", "The log on standard error."))
     source: str = field(default="built-in defaults", compare=False)
     origin: Origin | None = field(default=None, compare=False)
+    own: Config | None = field(default=None, compare=False)
+    cluster_fault: str = field(default="", compare=False)
 
     @property
     def admin_path(self) -> Path:

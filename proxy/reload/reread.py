@@ -45,7 +45,12 @@ async def reread(origin: Origin) -> Config:
         )
     if "error" in answer:
         raise ConfigError(answer["error"])
-    return replace(from_plain(answer["values"]), source=answer["source"], origin=origin)
+    return replace(
+        from_plain(answer["values"]),
+        source=answer["source"],
+        origin=origin,
+        cluster_fault=answer["cluster_fault"],
+    )
 
 
 async def _ask(request: bytes) -> dict[str, Any]:

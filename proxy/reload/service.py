@@ -166,7 +166,12 @@ class Reload:
         """Have a configuration take effect as far as that needs no restart."""
         running = self.config
         # What the file is called is no setting: taken with those that change.
-        effect = replace(with_live(running, wanted), source=wanted.source, origin=wanted.origin)
+        effect = replace(
+            with_live(running, wanted),
+            source=wanted.source,
+            origin=wanted.origin,
+            cluster_fault=wanted.cluster_fault,
+        )
         if problems := check(effect):
             raise ConfigError(
                 f"{refuse(wanted.source, problems)} (with what keeps its value until a restart; restart to "

@@ -34,6 +34,7 @@ PLACEMENT = (
 )
 """Keys that become rules of the node (``executor.node_rules``)."""
 READ_WHERE_USED = (
+    "clusterConfig",
     "drainTimeout",
     "releaseAtStop",
     "kubeReserved.ephemeral-storage",

@@ -1,0 +1,132 @@
+"""Settings that come from the cluster: which the operator of the node permits, and how they are merged.
+
+The cluster agent leaves the settings of the selected ``TopoproxyConfig`` in a file beside its facts. They are
+merged over the node's own file and its drop-ins, and read by the same rules. The node's own file says which
+keys they may have; none by default. Whatever is wrong with them, they are ignored as a whole and that is
+reported: nothing from the cluster can keep the node from starting, or from taking what its operator changes.
+
+Only keys that a reload changes may be permitted: no paths, sockets or credentials. Nor hooks, which are
+programs, nor what decides about the cluster's own influence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxy.config.kinds import SettingKind
+from proxy.config.nested_values import YamlNode, meant
+from proxy.config.setting import Setting, key, keys
+
+if TYPE_CHECKING:
+    import yaml
+
+FILE_NAME = "config.yaml"
+_NEVER = ("hooks", "clusterConfig")
+_MOST = 200
+_HEADER = frozenset({"apiVersion", "kind"})
+
+
+def _read_keys(tree: YamlNode) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for entry in tree.members("a list of keys"):
+        name = entry.text("a key such as admission.maxCPUsPerPod", frozenset({"str"}))
+        if not name or len(name) > 100:
+            raise entry.fault(f"{name[:100]!r} is not a key")
+        found[name] = None
+        if len(found) > _MOST:
+            raise entry.fault(f"there are more than {_MOST} keys")
+    return tuple(found)
+
+
+KEYS = SettingKind(
+    "a list of keys and sections",
+    _read_keys,
+    list,
+    frozenset({"seq"}),
+    schema={
+        "type": "array",
+        "maxItems": _MOST,
+        "items": {"type": "string", "minLength": 1, "maxLength": 100},
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfigConfig:
+    """What the cluster may set on this node."""
+
+    allowed: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            "allowed",
+            KEYS,
+            "Keys and sections, such as admission or log.level, that a TopoproxyConfig of the cluster may "
+            "set on this node; needs clusterFacts.directory. Of a section only keys that a reload changes.",
+            live=True,
+        ),
+    )
+
+
+def permitted(name: str, setting: Setting, allowed: tuple[str, ...]) -> bool:
+    """Return whether the cluster may set a key.
+
+    Args:
+        name: The key with its section.
+        setting: Its declaration.
+        allowed: What the operator permits.
+    """
+    section = name.partition(".")[0]
+    return setting.live and section not in _NEVER and (name in allowed or section in allowed)
+
+
+def faults(allowed: tuple[str, ...], config: Any) -> Iterator[str]:
+    """Name what cannot be permitted.
+
+    Args:
+        allowed: What the operator permits.
+        config: A configuration, for its keys.
+    """
+    known = dict(_settings(config, ""))
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    for name in allowed:
+        if name.partition(".")[0] in _NEVER:
+            yield f"clusterConfig.allowed: {name} is never set by the cluster"
+        elif name not in known and name not in sections:
+            yield f"clusterConfig.allowed: {name} is no key{meant(name, [*known, *sections])}"
+        elif name in known and not known[name].live:
+            yield f"clusterConfig.allowed: {name} needs a restart, so the cluster cannot set it"
+
+
+def _settings(part: Any, prefix: str) -> Iterator[tuple[str, Setting]]:
+    for item, name, setting in keys(part):
+        if setting is None:
+            yield from _settings(getattr(part, item.name), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", setting
+
+
+def forbidden(root: yaml.Node, allowed: tuple[str, ...], config: Any) -> Iterator[tuple[yaml.Node, str]]:
+    """Yield the keys of a file that the cluster may not set: the node of the key, and its name."""
+    import yaml
+
+    if not isinstance(root, yaml.MappingNode):
+        return
+    known = dict(_settings(config, ""))
+    for key_node, value in root.value:
+        name = str(key_node.value)
+        if name in _HEADER:
+            continue
+        inner = [(key_node, name)]
+        if isinstance(value, yaml.MappingNode) and name not in known:
+            inner = [(node, f"{name}.{node.value}") for node, _ in value.value]
+        for node, full in inner:
+            if full not in known or not permitted(full, known[full], allowed):
+                yield node, full
+
+
+def file_of(directory: Path | None, allowed: tuple[str, ...]) -> Path | None:
+    """Return the file with the settings of the cluster; None where the node takes none."""
+    return directory / FILE_NAME if directory is not None and allowed else None
