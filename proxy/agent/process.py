@@ -8,6 +8,7 @@ import sys
 
 from proxy import logs
 from proxy.agent.api_client import ApiClient
+from proxy.agent.cluster_config.following import follow_config
 from proxy.agent.credentials import node_name, read_credentials
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.facts.reading import read_facts
@@ -17,7 +18,7 @@ from proxy.agent.session import AgentSession, Part, run_parts
 from proxy.config.schema import Config
 from proxy.notify import SystemdNotifier
 
-PARTS: tuple[Part, ...] = (publish, read_facts, end_rejected_pods)
+PARTS: tuple[Part, ...] = (publish, read_facts, end_rejected_pods, follow_config)
 """What the agent does, side by side."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from proxy.config.cluster_config import faults
+from proxy.config.cluster_config import IGNORED, faults
 from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
 from proxy.model.errors import ConfigError
@@ -124,7 +124,7 @@ def start_config(config: Config, machine: Machine) -> tuple[Config, list[str]]:
     except ConfigError as error:
         if config.own is None:
             raise
-        fault = f"the settings from the cluster are ignored: {error}"
+        fault = f"{IGNORED}: {error}"
         own = replace(config.own, origin=config.origin, cluster_fault=fault)
         return own, check_start(own, machine)
 

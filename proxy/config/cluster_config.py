@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import yaml
 
 FILE_NAME = "config.yaml"
+IGNORED = "the settings from the cluster are ignored"
 _NEVER = ("hooks", "clusterConfig")
 _MOST = 200
 _HEADER = frozenset({"apiVersion", "kind"})

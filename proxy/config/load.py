@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.config.checks import check, refuse
-from proxy.config.cluster_config import file_of, forbidden
+from proxy.config.cluster_config import IGNORED, file_of, forbidden
 from proxy.config.drop_ins import DIRECTORY_NAME, listed, merged
 from proxy.config.nested_values import SettingError, YamlNode, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
@@ -88,7 +88,7 @@ def _with_cluster(own: Config, root: yaml.Node | None, wanted: str | TopoproxyEr
             raise wanted
         return _merged(own, root, wanted)
     except TopoproxyError as error:
-        return replace(own, cluster_fault=f"the settings from the cluster are ignored: {error}")
+        return replace(own, cluster_fault=f"{IGNORED}: {error}")
 
 
 def _merged(own: Config, root: yaml.Node | None, text: str) -> Config:

@@ -90,6 +90,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     ).map(Fixed),
     "serverUsers": st.sets(st.integers(0, 2**32 - 2)).map(lambda users: tuple(sorted(users))),
     "percent": st.integers(0, 100),
+    "allowed": st.just(()),
     "afterRejections": st.integers(1, 1000),
     "perMinute": st.integers(1, 600),
     "keepAwayFor": st.integers(1, 86_400).map(float),

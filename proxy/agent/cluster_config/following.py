@@ -1,0 +1,189 @@
+"""The part of the agent that has the daemon follow the TopoproxyConfig that applies on its node.
+
+The settings are tried before they are written: with the node's own file, by the rules of that file. Then they
+are left for the daemon, which reloads. Where that is refused (the machine cannot meet them, or running
+containers stand against it), the file gets back what it had, so a restart does not bring them either. The
+daemon itself ignores what it does not permit (``proxy.config.cluster_config``), whatever happens here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from proxy.agent.cluster_config.selection import (
+    COLLECTION,
+    ConfigAnswer,
+    ConfigObject,
+    config_object,
+    has_room,
+    node_annotation,
+    object_status,
+    select,
+)
+from proxy.agent.session import AgentSession
+from proxy.atomic_write import write_file
+from proxy.config.cluster_config import IGNORED, file_of
+from proxy.config.load import SIZE_LIMIT, load
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import ConfigError, TopoproxyError
+from proxy.observe.json_access import as_list, as_map
+
+PAUSES = Backoff(1.0, 30.0)
+RELOAD_S = 60.0
+_LONGEST = 500
+"""Characters of a reason."""
+
+
+async def follow_config(session: AgentSession) -> None:
+    """Follow until cancelled; ends at once where the node permits no settings from the cluster."""
+    config = session.config
+    path = file_of(config.cluster_facts.directory, config.cluster_config.allowed)
+    if path is None:
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    following = ConfigFollowing(session, path)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(following.objects.run())
+        tasks.create_task(following.nodes.run())
+        tasks.create_task(following.run())
+
+
+class ConfigFollowing:
+    """Has the daemon follow the object that applies.
+
+    Attributes:
+        objects, nodes: Follow the TopoproxyConfig objects, and the labels of the node.
+    """
+
+    def __init__(self, session: AgentSession, path: Path) -> None:
+        """Prepare; nothing is asked for yet.
+
+        Args:
+            session: The node, the daemon, the API server.
+            path: The file that the daemon reads.
+        """
+        self._session = session
+        self._path = path
+        self._changed = asyncio.Event()
+        self._seen: tuple[str, int, str] | None = None
+        self._answer: ConfigAnswer | None = None
+        self._written: ConfigAnswer | None = None
+        self._reported = False
+        self.objects = session.watcher(
+            COLLECTION, config_object, changed=lambda key, value: self._changed.set()
+        )
+        self.nodes = session.watcher(
+            "/api/v1/nodes",
+            lambda item: tuple(sorted((item["metadata"].get("labels") or {}).items())),
+            selectors={"fieldSelector": f"metadata.name={session.node}"},
+            changed=lambda key, value: self._changed.set(),
+            metadata_only=True,
+        )
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        pauses = RetryDelays(PAUSES)
+        await self.objects.listed.wait()
+        await self.nodes.listed.wait()
+        while True:
+            self._changed.clear()
+            if await self.step():
+                pauses.reset()
+                await self._changed.wait()
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pauses.next()):
+                        await self._changed.wait()
+
+    async def step(self) -> bool:
+        """Have the daemon follow what applies now, and report; returns whether nothing is left to do."""
+        labels = next(iter(self.nodes.values.values()), None)
+        if labels is None or not self.objects.present:
+            return True  # without the node, or permission to read, what was read last stays in effect
+        found = select(self.objects.values.values(), dict(labels))
+        wanted = ("", 0, "") if found is None else (found.name, found.generation, found.text)
+        if wanted != self._seen:
+            try:
+                self._answer = await self._follow(found)
+            except (OSError, TopoproxyError) as error:
+                self._session.telemetry.problem("cannot take the settings of the cluster", err=error)
+                return False
+            self._seen = wanted
+            self._session.telemetry.resolved("cannot take the settings of the cluster")
+        return await self._report(found)
+
+    async def _follow(self, found: ConfigObject | None) -> ConfigAnswer | None:
+        """Have the daemon take the settings of an object, or None; returns what the node says of them.
+
+        Raises:
+            OSError: The file cannot be written.
+            UnavailableError: The daemon does not answer; it reads the file when it starts.
+        """
+        before = _content(self._path)
+        after = None if found is None else found.text.encode()
+        reason = "" if found is None else await asyncio.to_thread(self._fault, found.text)
+        if not reason and before != after:
+            await asyncio.to_thread(_put, self._path, after)
+        if not reason:
+            reason = await self._reload()
+            if reason and before != after:
+                await asyncio.to_thread(_put, self._path, before)
+        if found is None:
+            return None
+        what = "refused the settings of the cluster" if reason else "took the settings of the cluster"
+        self._session.telemetry.event(what, source=found.name, reason=reason)
+        return ConfigAnswer(found.name, found.generation, not reason, reason[:_LONGEST])
+
+    def _fault(self, text: str) -> str:
+        """Say why the rules of the node's own file refuse settings; empty if they do not."""
+        if len(text) > SIZE_LIMIT:
+            return f"the settings are larger than {SIZE_LIMIT} bytes"
+        origin = self._session.config.origin
+        try:
+            load(origin.file if origin is not None else None, cluster=text)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    async def _reload(self) -> str:
+        """Have the daemon reload; returns why it refuses, empty if it does not."""
+        answer = as_map(await self._session.daemon.ask("/reload", act=True, timeout=RELOAD_S))
+        reload = as_map(answer.get("reload"))
+        if reload.get("result") == "refused":
+            return str(reload.get("reason", ""))
+        return next((str(note) for note in as_list(reload.get("notes")) if str(note).startswith(IGNORED)), "")
+
+    async def _report(self, found: ConfigObject | None) -> bool:
+        """Say at the Node object and at the object what was accepted; returns whether that was possible."""
+        answer, session = self._answer, self._session
+        if answer == self._written and self._reported:
+            return True
+        try:
+            annotations = {"metadata": {"annotations": node_annotation(answer)}}
+            await session.api.merge(f"/api/v1/nodes/{session.node}", annotations)
+            if answer is not None and found is not None and has_room(found, session.node):
+                path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{session.node}"
+                await session.api.apply(path, object_status(answer, session.node), owner=owner)
+        except TopoproxyError as error:
+            session.telemetry.problem("cannot report which settings of the cluster are in effect", err=error)
+            return False
+        session.telemetry.resolved("cannot report which settings of the cluster are in effect")
+        self._written, self._reported = answer, True
+        return True
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _put(path: Path, data: bytes | None) -> None:
+    """Write a file, or remove it."""
+    if data is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_file(path, data)

@@ -1,0 +1,229 @@
+"""The daemon follows the TopoproxyConfig that applies, or the node says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.agent.cluster_config import following
+from proxy.agent.cluster_config.following import follow_config
+from proxy.agent.cluster_config.selection import ANNOTATION, COLLECTION
+from proxy.agent.session import AgentSession
+from proxy.config.cluster_config import FILE_NAME, IGNORED
+from proxy.config.load import load
+from proxy.config.origin import Origin
+from proxy.config.schema import Config
+from proxy.model.backoff import Backoff
+from proxy.model.errors import UnavailableError
+from tests.agent.fake_api import FakeApi
+from tests.testkit.captured_log import telemetry
+
+NODES = "/api/v1/nodes"
+
+
+class ReloadedDaemon:
+    """A daemon that reloads, unless it is to refuse."""
+
+    def __init__(self) -> None:
+        self.reloads = 0
+        self.down = False
+        self.refusal = ""
+        self.notes: list[str] = []
+
+    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+        assert (route, act) == ("/reload", True)
+        if self.down:
+            raise UnavailableError("it is down")
+        self.reloads += 1
+        result = "refused" if self.refusal else "applied"
+        return {"reload": {"result": result, "reason": self.refusal, "notes": self.notes}}
+
+
+class World:
+    def __init__(self, directory: Path, allowed: str = "[log, admission]") -> None:
+        directory.chmod(0o700)
+        self.path = directory / "cluster" / FILE_NAME
+        file = directory / "config.yaml"
+        file.write_text(
+            f"clusterFacts: {{directory: {directory}/cluster}}\nclusterConfig: {{allowed: {allowed}}}\n"
+        )
+        self.config = replace(load(file), origin=Origin(file))
+        self.api = FakeApi(NODES, COLLECTION)
+        self.api.put(NODES, "n1", metadata={"labels": {"tier": "gold"}})
+        self.daemon = ReloadedDaemon()
+        self.lines: list[str] = []
+
+    def put(self, name: str, generation: int = 1, config: Any = None, **spec: Any) -> None:
+        metadata = {"generation": generation}
+        config = {"log": {"level": "debug"}} if config is None else config
+        self.api.put(COLLECTION, name, metadata=metadata, spec={"config": config, **spec})
+
+    @property
+    def content(self) -> Any:
+        return json.loads(self.path.read_text()) if self.path.exists() else None
+
+    @property
+    def said(self) -> Any:
+        text = self.api.collections[NODES]["n1"]["metadata"].get("annotations", {}).get(ANNOTATION)
+        return json.loads(text) if text else None
+
+    def status(self, name: str) -> Any:
+        return self.api.collections[COLLECTION][name].get("status", {}).get("nodes")
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        session = AgentSession(
+            self.config, "n1", self.daemon, self.api.client(), telemetry(self.lines)  # type: ignore[arg-type]
+        )  # fmt: skip
+        task = asyncio.ensure_future(follow_config(session))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await session.api.close()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(following, "PAUSES", Backoff(0.05, 0.1))
+    return World(tmp_path)
+
+
+def live(world: World, day: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with world.following():
+            await day()
+
+    asyncio.run(whole())
+
+
+def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None:
+    async def day() -> None:
+        world.put("base")
+        await until(lambda: world.said)
+        assert world.content == {"log": {"level": "debug"}}
+        assert world.said == {"name": "base", "generation": 1, "accepted": True}
+        await until(lambda: world.status("base"))
+        assert world.status("base") == [{"name": "n1", "generation": 1, "accepted": True}]
+        assert world.daemon.reloads == 1
+        world.put(
+            "gold",
+            5,
+            {"admission": {"maxCPUsPerPod": 2}},
+            priority=1,
+            nodeSelector={"matchLabels": {"tier": "gold"}},
+        )
+        await until(lambda: world.said["name"] == "gold")
+        assert world.content == {"admission": {"maxCPUsPerPod": 2}}
+        world.api.put(NODES, "n1", metadata={"labels": {}})
+        await until(lambda: world.said and world.said["name"] == "base")
+        world.api.remove(COLLECTION, "base")
+        await until(lambda: world.said is None)
+        assert world.content is None
+        assert world.daemon.reloads == 4
+
+    live(world, day)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"listen": "unix:///x"}, "listen: this node does not permit it"),
+        ({"hooks": {"enabled": True}}, "hooks.enabled: this node does not permit it"),
+        ({"log": {"level": "loud"}}, "'loud' is not"),
+        ({"log": {"level": ["a"]}}, "wants"),
+    ],
+)
+def test_what_the_node_does_not_permit_changes_nothing(world: World, config: Any, why: str) -> None:
+    async def day() -> None:
+        world.put("good")
+        await until(lambda: world.said)
+        world.put("good", 2, config)
+        await until(lambda: world.said["generation"] == 2)
+        assert not world.said["accepted"]
+        assert why in world.said["reason"]
+        assert world.content == {"log": {"level": "debug"}}, "what was in effect stays"
+        assert world.daemon.reloads == 1, "the daemon is not asked for what is known to be wrong"
+        await until(lambda: world.status("good")[0]["accepted"] is False)
+
+    live(world, day)
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_what_the_daemon_refuses_is_not_there_at_its_next_start(world: World, noted: bool) -> None:
+    async def day() -> None:
+        world.put("good")
+        await until(lambda: world.said)
+        if noted:
+            world.daemon.notes = [f"{IGNORED}: there is no CPU 9"]
+        else:
+            world.daemon.refusal = "there is no CPU 9"
+        world.put("good", 2, {"log": {"level": "error"}})
+        await until(lambda: world.said["generation"] == 2)
+        assert "there is no CPU 9" in world.said["reason"]
+        assert world.content == {"log": {"level": "debug"}}
+
+    live(world, day)
+
+
+def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
+    world.daemon.down = True
+
+    async def day() -> None:
+        world.put("base")
+        await until(lambda: world.content)
+        await until(lambda: any("cannot take the settings of the cluster" in line for line in world.lines))
+        assert world.said is None, "nothing is said before it is known"
+        world.daemon.down = False
+        await until(lambda: world.said)
+        assert world.said["accepted"]
+
+    live(world, day)
+
+
+def test_an_api_server_without_the_crd_or_out_of_reach_leaves_what_is_there(world: World) -> None:
+    async def day() -> None:
+        world.put("base")
+        await until(lambda: world.said)
+        world.api.answers[COLLECTION] += [404] * 20
+        world.api.end_watches()
+        await asyncio.sleep(0.5)
+        assert world.content == {"log": {"level": "debug"}}
+        assert world.daemon.reloads == 1
+
+    live(world, day)
+
+
+def test_an_odd_object_is_ignored_with_a_reason(world: World) -> None:
+    async def day() -> None:
+        world.api.put(COLLECTION, "odd", spec={"config": 5, "priority": 100})
+        world.put("base")
+        await until(lambda: world.said)
+        assert world.said["name"] == "base"
+        assert any("spec.config is missing" in line for line in world.lines)
+
+    live(world, day)
+
+
+def test_a_node_that_permits_nothing_asks_for_nothing(world: World) -> None:
+    world.config = Config()
+
+    async def day() -> None:
+        await asyncio.sleep(0.1)
+
+    live(world, day)
+    assert not world.api.requests
