@@ -1,0 +1,233 @@
+"""What the agent reads at a real API server, and what becomes of rejected pods there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy.admin.client import ask
+from proxy.agent.cluster_config.selection import ANNOTATION, COLLECTION
+from proxy.agent.rejections.node_mark import KEY
+from proxy.demo import client as demo
+from proxy.demo.client import DemoPod
+from proxy.model.errors import RuntimeCallError
+from proxy.model.workload import KubeQos
+from tests.cluster.agent_process import AgentProcess, running_agent, wait_until
+from tests.cluster.control_plane import ApiError, ControlPlane, Json
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+
+RESERVATION = "node.koordinator.sh/reservation"
+PODS = "/api/v1/namespaces/demo/pods"
+NODE = "/api/v1/nodes/n1"
+CRD = Path(__file__).parents[2] / "deploy/crds/topoproxyconfigs.yaml"
+LIMITS = {"limits": {"cpu": "2", "memory": "1Gi"}}
+OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs-uid", "controller": True}
+
+
+@pytest.fixture
+def cluster(plane: ControlPlane) -> Iterator[ControlPlane]:
+    plane.install(CRD)
+    if plane.get("/api/v1/namespaces/demo") is None:
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "demo"}}
+        plane.create("/api/v1/namespaces", namespace)
+    plane.node(tier="gold")
+    yield plane
+    plane.delete(NODE)
+    plane.delete(COLLECTION)
+    for namespace in ("demo", "topoproxy-system"):
+        plane.delete(f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
+
+
+class Bed:
+    """A daemon and its agent, which share a directory."""
+
+    def __init__(self, plane: ControlPlane, node: DaemonNode, agent: AgentProcess) -> None:
+        self.plane = plane
+        self.node = node
+        self.agent = agent
+
+    def status(self) -> Any:
+        return ask(self.node.directory / "admin.sock", "/status", 30)
+
+    def file(self, name: str) -> Any:
+        return next(each for each in self.status()["cluster"] if each["name"] == name)
+
+    def pod(self, name: str, **spec: Any) -> Json:
+        metadata = {"name": name, "ownerReferences": [OWNER]}
+        containers = [{"name": "main", "image": "x", "resources": LIMITS}]
+        value = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        return self.plane.create(
+            PODS, {**value, "spec": {"nodeName": "n1", "containers": containers, **spec}}
+        )
+
+    def launch(self, name: str, uid: str, cpus: int = 2, kube_qos: KubeQos = KubeQos.GUARANTEED) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(demo.uuid, "uuid4", lambda: uuid.UUID(uid))
+            with self.node.client() as client:
+                return client.launch(DemoPod(name, kube_qos=kube_qos, cpus=cpus)).container_id
+
+
+def on_bed(plane: ControlPlane, test: Callable[[Bed], None], settings: str = "") -> None:
+    """Run a test beside a daemon and an agent with the same configuration."""
+    with temporary_node() as node:
+        text = f"cpuManagerPolicy: static\nclusterFacts: {{directory: {node.directory}/cluster}}\n{settings}"
+        file = node.directory / "daemon.yaml"
+        file.write_text(node.configuration(text))
+        file.chmod(0o600)
+        daemon = node.daemon(text, file=file)
+
+        def work() -> None:
+            with running_agent(plane, node.directory, text) as process:
+                bed = Bed(plane, node, process)
+                wait_until(lambda: bed.file("pods")["read_s"] is not None, 60)
+                test(bed)
+
+        run(daemon, lambda: asyncio.to_thread(work), synced=True)
+
+
+def test_the_daemon_follows_the_node_object_and_knows_pods_before_their_calls(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        wait_until(lambda: bed.status()["pools"]["shared"] == "0-15")
+        annotation = {RESERVATION: json.dumps({"reservedCPUs": "0-1"})}
+        cluster.merge(NODE, {"metadata": {"annotations": annotation}})
+        seconds = wait_until(lambda: bed.status()["pools"]["shared"] == "2-15")
+        print(f"a reservation of the Node object took effect after {seconds:.2f} s")
+        pod = bed.pod("web")
+        wait_until(lambda: bed.file("pods")["items"] == 1)
+        container = bed.launch("web", pod["metadata"]["uid"])
+        (owner,) = bed.status()["exclusive"]
+        assert owner["pod"] == "demo/web"
+        assert container
+        (record, *_) = ask(bed.node.directory / "admin.sock", "/explain", 30, {"query": "web"})["records"]
+        assert "the cluster agent" in json.dumps(record)
+
+    on_bed(cluster, test)
+
+
+def test_an_outage_leaves_everything_as_it_was_read(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        pod = bed.pod("web")
+        wait_until(lambda: bed.file("pods")["items"] == 1)
+        cluster.stop_api()
+        try:
+            time.sleep(12)
+            assert bed.file("pods")["confirmed_s"] > 5
+            began = time.monotonic()
+            assert bed.launch("web", pod["metadata"]["uid"])
+            assert time.monotonic() - began < 2
+            (owner,) = bed.status()["exclusive"]
+            assert owner["pod"] == "demo/web"
+        finally:
+            cluster.start_api()
+        bed.pod("late")
+        seconds = wait_until(lambda: bed.file("pods")["items"] == 2, 15)
+        print(f"current {seconds:.2f} s after the API server was back")
+
+    on_bed(cluster, test)
+
+
+def test_labels_of_namespaces_decide(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        wait_until(lambda: bed.status()["settings"]["admission"]["namespacesByLabel"] == [])
+        cluster.merge("/api/v1/namespaces/demo", {"metadata": {"labels": {"cpus": "exclusive"}}})
+        wait_until(lambda: bed.status()["settings"]["admission"]["namespacesByLabel"] == ["demo"])
+        cluster.merge("/api/v1/namespaces/demo", {"metadata": {"labels": {"cpus": None}}})
+        wait_until(lambda: bed.status()["settings"]["admission"]["namespacesByLabel"] == [])
+
+    on_bed(cluster, test, "admission: {namespaceSelector: {matchLabels: {cpus: exclusive}}}\n")
+
+
+def rejected(bed: Bed, name: str, uid: str, times: int = 2) -> None:
+    for _ in range(times):
+        with pytest.raises(RuntimeCallError):
+            bed.launch(name, uid, cpus=40)
+
+
+@pytest.mark.parametrize("policy", ["evict", "fail"])
+def test_a_rejected_pod_ends_and_the_node_is_marked_until_there_is_room(
+    cluster: ControlPlane, policy: str
+) -> None:
+    def found(name: str) -> Json | None:
+        return cluster.get(f"{PODS}/{name}")
+
+    def test(bed: Bed) -> None:
+        owner, large, alone = bed.pod("owner"), bed.pod("large"), bed.pod("alone")
+        cluster.merge(f"{PODS}/alone", {"metadata": {"ownerReferences": None}})
+        held = bed.launch("owner", owner["metadata"]["uid"], cpus=4)
+        rejected(bed, "alone", alone["metadata"]["uid"])
+        rejected(bed, "large", large["metadata"]["uid"], 1)
+        time.sleep(1)
+        assert found("large") is not None, "not before afterRejections"
+        rejected(bed, "large", large["metadata"]["uid"], 1)
+        if policy == "evict":
+            wait_until(lambda: found("large") is None or found("large")["metadata"].get("deletionTimestamp"))
+        else:
+            wait_until(lambda: found("large")["status"]["phase"] == "Failed")
+            assert found("large")["status"]["reason"] == "UnexpectedAdmissionError"
+        assert found("alone")["status"]["phase"] == "Pending", "no controller would make it again"
+        node = cluster.get(NODE)
+        wait_until(lambda: KEY in cluster.get(NODE)["metadata"].get("annotations", {}))
+        node = cluster.get(NODE)
+        assert [(t["key"], t["effect"]) for t in node["spec"]["taints"] if t["key"] == KEY] == [
+            (KEY, "PreferNoSchedule")
+        ]
+        events = cluster.request("GET", "/api/v1/namespaces/demo/events")["items"]
+        assert any(e["reason"].startswith("RejectedPod") for e in events)
+        with bed.node.client() as client:
+            client.stop(held)
+            client.remove(held)
+        wait_until(lambda: KEY not in cluster.get(NODE)["metadata"].get("annotations", {}))
+        assert not [t for t in cluster.get(NODE)["spec"].get("taints", []) if t["key"] == KEY]
+
+    on_bed(cluster, test, f"rejectedPods: {{policy: {policy}, afterRejections: 2}}\n")
+
+
+def config(name: str = "gold", **values: Any) -> Json:
+    spec = {"nodeSelector": {"matchLabels": {"tier": "gold"}}, "config": values}
+    return {
+        "apiVersion": "topoproxy.io/v1alpha1",
+        "kind": "TopoproxyConfig",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def test_settings_from_the_cluster_take_effect_as_far_as_the_node_permits(cluster: ControlPlane) -> None:
+    def said() -> Any:
+        return json.loads(cluster.get(NODE)["metadata"].get("annotations", {}).get(ANNOTATION, "null"))
+
+    def limit(bed: Bed) -> Any:
+        return bed.status()["settings"]["admission"]["maxCPUsPerPod"]
+
+    def test(bed: Bed) -> None:
+        cluster.create(COLLECTION, config(admission={"maxCPUsPerPod": 3}))
+        seconds = wait_until(lambda: limit(bed) == 3, 30)
+        print(f"settings of the cluster took effect after {seconds:.2f} s")
+        wait_until(lambda: said() == {"name": "gold", "generation": 1, "accepted": True})
+        status = cluster.get(f"{COLLECTION}/gold")["status"]
+        assert status["nodes"] == [{"name": "n1", "generation": 1, "accepted": True}]
+        cluster.merge(f"{COLLECTION}/gold", {"spec": {"config": {"log": {"level": "debug"}}}})
+        wait_until(lambda: said()["generation"] == 2, 30)
+        assert "log.level: this node does not permit it" in said()["reason"]
+        assert limit(bed) == 3
+        cluster.delete(f"{COLLECTION}/gold")
+        wait_until(lambda: limit(bed) is None, 30)
+        wait_until(lambda: said() is None)
+
+    on_bed(cluster, test, "clusterConfig: {allowed: [admission]}\n")
+
+
+def test_the_crd_refuses_objects_that_make_no_sense(cluster: ControlPlane) -> None:
+    for spec in ({}, {"config": 5}, {"config": {}, "nodeSelector": {"matchExpressions": [{"key": "a"}]}}):
+        with pytest.raises(ApiError) as caught:
+            cluster.create(COLLECTION, {**config(), "spec": spec})
+        assert caught.value.status == 422
+    assert yaml.safe_load(CRD.read_text())["metadata"]["name"] == "topoproxyconfigs.topoproxy.io"
