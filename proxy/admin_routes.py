@@ -102,6 +102,7 @@ class Pages:
         """Give what ``topoproxy status`` shows, with the cpusets that the kernel has now."""
         if self._executor is not None:
             await self._executor.kernel_view.refresh()
+            await self._read_cluster(self._executor)
         return self.status()
 
     def readyz(self) -> Reply:
@@ -296,6 +297,11 @@ class Pages:
             raise InputError("cannot count devices: in passthrough mode none are assigned")
         return capacity_page(self._executor.state)
 
+    async def _read_cluster(self, executor: NodeExecutor) -> None:
+        """Read the files of the cluster agent in a thread, so that the page shows them as they are."""
+        if executor.cluster is not None:
+            await executor.fact_lookup.worker.run(executor.cluster.read)
+
     async def refresh_cluster(self) -> dict[str, object]:
         """Read again what the cluster agent has read, have it take effect, and give what is in effect."""
         executor = self._executor
@@ -303,6 +309,7 @@ class Pages:
         if (files := executor.cluster) is None:
             raise InputError("cannot read what the cluster agent has read: clusterFacts.directory is not set")
         await executor.node_policy.follow(executor.fact_lookup.worker)
+        await self._read_cluster(executor)
         return {"schema": schema_ids.CLUSTER, "files": files.page()}
 
     def metrics(self) -> str:

@@ -164,6 +164,9 @@ class NamespaceLabels(Protocol):
 class ClusterFiles(Protocol):
     """What the cluster agent has read from the API server."""
 
+    def read(self) -> None:
+        """Read the files that have changed."""
+
     def page(self) -> list[dict[str, object]]:
         """Return what is in effect of each file and how old it is, as plain data."""
 

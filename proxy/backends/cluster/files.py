@@ -25,6 +25,11 @@ class AgentFiles:
         self.namespaces = ClusterNamespaces(directory, wall)
         self.pods = ClusterPods(directory, wall)
 
+    def read(self) -> None:
+        """Read the files that have changed."""
+        for file in (self.node, self.namespaces, self.pods):
+            file.read()
+
     def page(self) -> list[dict[str, object]]:
         """Return what is in effect of each file and how old it is, as plain data."""
         return [self.node.page(), self.namespaces.page(), self.pods.page()]

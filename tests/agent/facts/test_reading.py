@@ -53,8 +53,7 @@ class World:
         self.files = AgentFiles(self.directory)
 
     def pages(self) -> dict[str, dict[str, Any]]:
-        for file in (self.files.node, self.files.namespaces, self.files.pods):
-            file.read()
+        self.files.read()
         return {str(page["name"]): page for page in self.files.page()}
 
     def pod(self, uid: str) -> bool:
