@@ -33,6 +33,8 @@ Key = tuple[str, str]
 
 PAUSES = Backoff(0.25, 4.0, steady=30.0)
 """Seconds before the next attempt: an API server that is back is noticed within five."""
+FORBIDDEN = 6
+"""Refusals in a row before they count: an API server that has just started does not know permissions yet."""
 ABSENT_S = 60.0
 """Seconds before a collection is asked for again that does not exist (its CRD is not installed), or that the
 credentials do not permit."""
@@ -82,6 +84,7 @@ class Watcher(Generic[T]):
         self._accept = METADATA if metadata_only else JSON
         self._version = ""
         self._contact: float | None = None
+        self._forbidden = 0
         self.values: dict[Key, T] = {}
         self.listed = asyncio.Event()
         self.present = True
@@ -126,14 +129,16 @@ class Watcher(Generic[T]):
         if error.status == 410:
             self._version = ""
             return 0.0
-        if error.status in (403, 404):
+        if error.status == 403:
+            self._forbidden += 1
+        if error.status == 404 or self._forbidden >= FORBIDDEN:
             self._version, self.present = "", False
             self.listed.set()
             self._replace({})
             if error.status == 404:
                 return ABSENT_S
         self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
-        return ABSENT_S if error.status == 403 else 0.0
+        return ABSENT_S if self._forbidden >= FORBIDDEN else 0.0
 
     async def _list(self) -> None:
         found: dict[Key, T] = {}
@@ -183,7 +188,7 @@ class Watcher(Generic[T]):
         self._set(_key(item), None if kind == "DELETED" else self._digested(item))
 
     def _answers(self) -> None:
-        self._contact = -1.0
+        self._contact, self._forbidden = -1.0, 0
         self._telemetry.resolved("cannot follow the cluster", path=self._path)
 
     def _digested(self, item: JsonObject) -> T | None:

@@ -10,7 +10,7 @@ import pytest
 
 from proxy import logs
 from proxy.agent import watcher as module
-from proxy.agent.watcher import Watcher
+from proxy.agent.watcher import FORBIDDEN, Watcher
 from proxy.model.backoff import Backoff
 from tests.agent.fake_api import FakeApi
 
@@ -173,11 +173,12 @@ def test_a_collection_that_does_not_exist_is_empty_until_it_does() -> None:
 
 def test_what_is_not_permitted_is_reported() -> None:
     api = FakeApi(PODS)
-    api.answers[PODS] = [403]
+    api.answers[PODS] = [403] * FORBIDDEN
 
     async def test(it: Followed) -> None:
         await it.until(lambda: bool(it.telemetry.problems()))
-        assert not it.watcher.present
+        assert it.watcher.present, "an API server that has just started refuses everything"
+        await it.until(lambda: not it.watcher.present)
         await it.until(lambda: it.watcher.present)
 
     follow(test, api)

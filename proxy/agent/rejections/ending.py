@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from proxy.agent.api_client import ApiServerError, JsonObject
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
-from proxy.agent.objects.node_page import NodePage, Rejection
+from proxy.agent.objects.node_page import NodePage, Rejection, read_node_page
 from proxy.agent.objects.pod_events import PodEvent, event_object
 from proxy.agent.rejections.node_mark import (
     KEY,
@@ -34,6 +34,8 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
 
 PAUSES = Backoff(1.0, 60.0)
+RECHECK_S = 5.0
+"""Seconds until the daemon is asked again how often a pod was rejected: that is no change of the node."""
 KNOWN_S = 30.0
 """Seconds for which what was read of a pod is used."""
 TRIES = 3
@@ -116,9 +118,13 @@ class RejectedPodEnding:
     async def _work(self) -> None:
         later: float | None = None
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(later):
                     await self._changed.wait()
+            except TimeoutError:
+                with contextlib.suppress(TopoproxyError):  # the follower reports it
+                    asked = {"node": self._session.node}
+                    self._page = read_node_page(await self._session.daemon.ask("/node", asked))
             self._changed.clear()
             if self._page is not None:
                 later = await self.step(self._page)
@@ -138,6 +144,8 @@ class RejectedPodEnding:
         wanted = due(page.rejections, self._settings) if page.published else []
         wanted = [each for each in wanted if each.uid not in self._left and each.uid not in self._done.said]
         later = [] if await self._read(wanted) else [PAUSES.first]
+        if page.published and rejected - self._left.keys() - self._done.said:
+            later.append(RECHECK_S)
         pods = {uid: pod for uid, (pod, _) in self._pods.items()}
         decided = decide(wanted, pods, self._settings, self._done, self._clock())
         self._done = decided.done
