@@ -148,10 +148,20 @@ def test_labels_of_namespaces_decide(cluster: ControlPlane) -> None:
     on_bed(cluster, test, "admission: {namespaceSelector: {matchLabels: {cpus: exclusive}}}\n")
 
 
-def rejected(bed: Bed, name: str, uid: str, times: int = 2) -> None:
-    for _ in range(times):
-        with pytest.raises(RuntimeCallError):
-            bed.launch(name, uid, cpus=12)
+class Retried:
+    """A pod whose container kubelet tries to create again and again."""
+
+    def __init__(self, bed: Bed, pod: Json) -> None:
+        self.bed = bed
+        spec = DemoPod(pod["metadata"]["name"], kube_qos=KubeQos.GUARANTEED, cpus=12)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(demo.uuid, "uuid4", lambda: uuid.UUID(pod["metadata"]["uid"]))
+            with bed.node.client() as client:
+                self.started = client.run_pod(spec)
+
+    def rejected(self) -> None:
+        with self.bed.node.client() as client, pytest.raises(RuntimeCallError):
+            client.create(self.started)
 
 
 @pytest.mark.parametrize("policy", ["evict", "fail"])
@@ -166,11 +176,12 @@ def test_a_rejected_pod_ends_and_the_node_is_marked_until_there_is_room(
         cluster.merge(f"{PODS}/alone", {"metadata": {"ownerReferences": None}})
         wait_until(lambda: all(bed.knows(pod["metadata"]["uid"]) for pod in (owner, large, alone)))
         held = bed.launch("owner", owner["metadata"]["uid"], cpus=4)
-        rejected(bed, "alone", alone["metadata"]["uid"])
-        rejected(bed, "large", large["metadata"]["uid"], 1)
+        single, retried = Retried(bed, alone), Retried(bed, large)
+        for each in (single, single, retried):
+            each.rejected()
         time.sleep(1)
         assert found("large") is not None, "not before afterRejections"
-        rejected(bed, "large", large["metadata"]["uid"], 1)
+        retried.rejected()
         if policy == "evict":
             wait_until(lambda: found("large") is None or found("large")["metadata"].get("deletionTimestamp"))
         else:
