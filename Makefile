@@ -38,7 +38,7 @@ KOORDINATOR ?=
 KUBERNETES ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,6 +138,10 @@ test-koordinator: venv e2e-tools ## test with Koordinator's own runtime proxy an
 test-cluster: venv ## test the cluster agent at a real etcd and kube-apiserver: needs go, etcd (Debian: etcd-server)
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
+
+bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes
+	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.figures 2>/dev/null
 
 lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff check --quiet .

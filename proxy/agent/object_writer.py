@@ -153,13 +153,13 @@ class ObjectWriter:
                 pass
 
     async def _one(self, path: str, kept: _Kept) -> None:
-        wanted = kept.wanted
+        wanted, began = kept.wanted, self._now()
         try:
             answer = await kept.write()
         except TopoproxyError as error:
             self._failed(path, kept, error)
             return
-        kept.failures, kept.written, kept.due = 0, wanted, self._now() + LEAST_S
+        kept.failures, kept.written, kept.due = 0, wanted, began + LEAST_S
         self._telemetry.resolved("cannot write an object of the cluster", path=path)
         if wanted == kept.wanted and (wanted is None or kept.once):
             self._objects.pop(path, None)

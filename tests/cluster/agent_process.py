@@ -20,9 +20,10 @@ NUMATOPOLOGY = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/n1"
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
 SOON_S = 10.0
 _WRITES = re.compile(
-    r'^apiserver_request_total\{.*resource="(?!leases|events|flowschemas|prioritylevelconfigurations)'
-    r'(numatopologies|noderesourcetopologies|nodes|pods)".*verb="(APPLY|PATCH|PUT|POST|DELETE)"\} (\d+)', re.M
-)  # fmt: skip
+    r'^apiserver_request_total\{.*\bresource="(numatopologies|noderesourcetopologies|nodes|pods)"'
+    r'.*verb="(APPLY|PATCH|PUT|POST|DELETE)"[^}]*\} (\d+)',
+    re.M,
+)
 
 
 def bound_token(plane: ControlPlane, node: str = "n1") -> str:

@@ -190,6 +190,7 @@ def test_a_burst_is_one_write_a_second_for_each_object(cluster: ControlPlane) ->
     def test(bed: Bed) -> None:
         time.sleep(1.2)
         before, began = writes(cluster), time.monotonic()
+        assert before >= 3, "the objects and the condition"
         for number in range(20):
             bed.launch(DemoPod(f"p{number}", kube_qos=KubeQos.BURSTABLE))
         bed.launch(owner())

@@ -1,0 +1,171 @@
+"""Figures of the cluster agent at a real API server: ``make bench-cluster`` prints them.
+
+Latency is from the end of StartContainer to the event of a watch of the Numatopology that shows the
+container's CPUs as taken; memory is the resident set of the agent; writes are counted by the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.demo.client import DemoPod
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos
+from proxy.topology.build import described
+from tests.cluster.agent_process import (
+    NUMATOPOLOGY,
+    TOPOLOGY,
+    AgentProcess,
+    condition,
+    free_cpus,
+    running_agent,
+    wait_until,
+    writes,
+)
+from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.upstream_crds import crd
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+
+STATIC = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
+PODS = 250
+
+
+class WatchedFree:
+    """The times at which free CPUs of the Numatopology were seen, by a watch."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.seen: list[tuple[float, CpuSet]] = []
+        collection = NUMATOPOLOGY.rpartition("/")[0]
+        asked = urllib.request.Request(f"{plane.server}{collection}?watch=true")
+        asked.add_header("Authorization", "Bearer admin-token")
+        self._answer = urllib.request.urlopen(asked, timeout=600, context=plane._context)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._answer:
+            item = json.loads(line)["object"]
+            free = item["spec"]["numares"]["cpu"]["allocatable"]
+            self.seen.append((time.monotonic(), CpuSet.parse(free) if free else CpuSet()))
+
+    def first_without(self, cpus: CpuSet, since: float) -> float:
+        """Wait for an object that shows CPUs as taken; returns the seconds since a time."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            for at, free in self.seen:
+                if at >= since - 0.5 and not (free & cpus):
+                    return max(0.0, at - since)
+            time.sleep(0.002)
+        raise TimeoutError(str(cpus))
+
+
+def on_node(plane: ControlPlane, cores: int, work: Callable[[DaemonNode, AgentProcess], None]) -> None:
+    """Run something beside a daemon on a machine of two sockets, and its agent."""
+    machine = described(2, 1, cores, 2)
+    with temporary_node(lambda directory: DaemonNode(directory, machine)) as node:
+        daemon = node.daemon(STATIC)
+
+        def whole() -> None:
+            with running_agent(plane, node.directory) as agent:
+                wait_until(lambda: free_cpus(plane) is not None and condition(plane), 30)
+                time.sleep(1.5)
+                work(node, agent)
+
+        run(daemon, lambda: asyncio.to_thread(whole), synced=True)
+
+
+def latency(plane: ControlPlane, node: DaemonNode, gaps: Callable[[], float], count: int) -> list[float]:
+    """Create containers with exclusive CPUs, and measure each; they end at once."""
+    watched, found = WatchedFree(plane), []
+    with node.client() as client:
+        for number in range(count):
+            started = client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.GUARANTEED, cpus=1))
+            at = time.monotonic()
+            cpus = CpuSet.parse(node.cpus(started.container_id))
+            found.append((cpus, at))
+            time.sleep(gaps())
+        return [watched.first_without(cpus, at) for cpus, at in found]
+
+
+def show(name: str, values: list[float]) -> None:
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    print(f"{name}: p50 {statistics.median(ordered):.3f} s, p99 {p99:.3f} s, of {len(ordered)}")
+
+
+def figures(plane: ControlPlane) -> None:
+    def small(node: DaemonNode, agent: AgentProcess) -> None:
+        show("object current, 1 pod per 1.1 s", latency(plane, node, lambda: 1.1, 40))
+
+    def busy(node: DaemonNode, agent: AgentProcess) -> None:
+        before, began = writes(plane), time.monotonic()
+        show("object current, 4 pods per second", latency(plane, node, lambda: random.uniform(0, 0.5), 100))
+        per_second = (writes(plane) - before) / (time.monotonic() - began)
+        print(f"writes per second meanwhile, of two objects: {per_second:.2f}")
+
+    def idle(node: DaemonNode, agent: AgentProcess) -> None:
+        with node.client() as client:
+            for number in range(PODS):
+                client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.BURSTABLE))
+        time.sleep(3)
+        before = writes(plane)
+        time.sleep(60)
+        print(f"writes in an idle minute: {writes(plane) - before}")
+        print(f"memory of the agent at {PODS} pods: {agent.rss_kb / 1024:.1f} MiB")
+        page = json.dumps(plane.get(NUMATOPOLOGY), separators=(",", ":"))
+        print(f"Numatopology of 64 CPUs: {len(page)} bytes with the fields of the API server")
+
+    def large(node: DaemonNode, agent: AgentProcess) -> None:
+        with node.client() as client:
+            for number in range(100):
+                client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.GUARANTEED, cpus=4))
+        time.sleep(3)
+        for path in (NUMATOPOLOGY, TOPOLOGY):
+            found = plane.get(path)
+            assert found is not None
+            whole = len(json.dumps(found, separators=(",", ":")))
+            del found["metadata"]["managedFields"]
+            bare = len(json.dumps(found, separators=(",", ":")))
+            print(f"{found['kind']} of 512 CPUs: {whole} bytes, {bare} without managedFields")
+        print(f"memory of the agent on 512 CPUs: {agent.rss_kb / 1024:.1f} MiB")
+
+    for cores, work in ((32, small), (64, busy), (16, idle), (128, large)):
+        plane.node()
+        on_node(plane, cores, work)
+        for path in (NUMATOPOLOGY, TOPOLOGY, "/api/v1/nodes/n1"):
+            if plane.get(path):
+                plane.delete(path)
+
+
+def main() -> None:
+    if reason := missing():
+        sys.exit(f"figures: {reason}")
+    with tempfile.TemporaryDirectory(prefix="tp-plane-") as directory:
+        plane = ControlPlane(Path(directory))
+        try:
+            plane.start_api()
+            deploy = Path(__file__).parents[2] / "deploy" / "agent"
+            for manifest in (deploy / "rbac.yaml", deploy / "node-restriction.yaml"):
+                plane.install(manifest)
+            for name in ("topology", "volcano"):
+                plane.install(crd(name))
+            plane.create(
+                "/api/v1/namespaces",
+                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "demo"}},
+            )
+            figures(plane)
+        finally:
+            plane.close()
+
+
+if __name__ == "__main__":
+    main()
