@@ -33,6 +33,7 @@ JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 
 JsonObject = dict[str, Any]
 
@@ -137,6 +138,14 @@ class ApiClient:
         params = {"fieldManager": owner, "force": "true" if force else "false"}
         return await self._request("PATCH", path, params, value, APPLY)
 
+    async def patch(self, path: str, operations: list[dict[str, object]]) -> JsonObject:
+        """Change an object that exists (JSON patch, RFC 6902).
+
+        Raises:
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
+        """
+        return await self._request("PATCH", path, {"fieldManager": FIELD_OWNER}, operations, JSON_PATCH)
+
     async def merge(self, path: str, value: JsonObject) -> JsonObject:
         """Change fields of an object that exists (JSON merge patch).
 
@@ -215,7 +224,7 @@ class ApiClient:
         method: str,
         path: str,
         params: Mapping[str, str] | None = None,
-        value: JsonObject | None = None,
+        value: JsonObject | list[dict[str, object]] | None = None,
         kind: str = JSON,
         headers: Mapping[str, str] | None = None,
     ) -> JsonObject:

@@ -43,12 +43,29 @@ from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Key, Watcher
 from proxy.config.cluster import TopologyObject
 from proxy.model.errors import TopoproxyError
+from proxy.observe.device_capacity import healthy_devices, node_status_patch
 
 NODES = "/api/v1/nodes"
 KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
 DISCOVER_S = 300.0
 EVENT_BURST, EVENT_S = 25, 2.0
 """So many Events at once, and one more every so many seconds."""
+
+
+Amounts = tuple[dict[str, str], dict[str, str]]
+"""Capacity and allocatable of a Node object."""
+NodeFields = tuple[str, Amounts]
+"""What is kept of the Node object: its uid, and the amounts of extended resources."""
+
+
+def node_fields(item: JsonObject) -> NodeFields:
+    """Return what is kept of a Node object; the API server may add empty maps for capacity."""
+    status = item.get("status") or {}
+    amounts = [
+        {name: str(amount) for name, amount in (status.get(part) or {}).items() if "/" in name}
+        for part in ("capacity", "allocatable")
+    ]
+    return str(item["metadata"]["uid"]), (amounts[0], amounts[1])
 
 
 class Publisher:
@@ -69,7 +86,10 @@ class Publisher:
             session.daemon, session.node, session.telemetry, self._followed, self._silent
         )
         self._node_path = f"{NODES}/{session.node}"
+        self._named = {"fieldSelector": f"metadata.name={session.node}"}
         self._uid = ""
+        self._amounts: Amounts = {}, {}
+        self._advertised: set[str] = set()
         self._groups: dict[str, list[str]] = {}
         self._allocations = True
         self._condition: tuple[NodeCondition, str] | None = None
@@ -80,7 +100,9 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        node = self._watcher(NODES, lambda item: str(item["metadata"]["uid"]), self._node_changed)
+        node = self._session.watcher(
+            NODES, node_fields, selectors=self._named, changed=self._node_changed, metadata_only=False
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.writer.run())
@@ -96,8 +118,7 @@ class Publisher:
         self, path: str, digest: Callable[[JsonObject], str], changed: Callable[[Key, str | None], None]
     ) -> Watcher[str]:
         """Return a watcher of the one object of a collection that has the name of the node."""
-        selectors = {"fieldSelector": f"metadata.name={self._session.node}"}
-        return self._session.watcher(path, digest, selectors=selectors, changed=changed, metadata_only=True)
+        return self._session.watcher(path, digest, selectors=self._named, changed=changed, metadata_only=True)
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         """Learn again and again which APIs the cluster has."""
@@ -154,15 +175,15 @@ class Publisher:
             nrt.GROUP, ()
         )
 
-    def _node_changed(self, key: Key, uid: str | None) -> None:
-        """Handle another Node object of our name: its condition is not there, and it owns our objects."""
-        if uid is None:
-            self._uid, self._condition = "", None
-            return
+    def _node_changed(self, key: Key, fields: NodeFields | None) -> None:
+        """Handle a change of the Node object; another one of our name lacks the condition and the objects."""
+        uid, self._amounts = fields or ("", ({}, {}))
         if uid != self._uid:
             self._uid, self._condition = uid, None
             self.writer.forget(f"{self._node_path}/status")
             self._publish()
+        elif self.follower.page is not None:
+            self._count_devices(self.follower.page)
 
     # -- what the daemon says -----------------------------------------------------------------------------
 
@@ -200,6 +221,7 @@ class Publisher:
             return
         if self._settings.node_condition:
             self._want_condition(condition_of(page))
+        self._count_devices(page)
         if not page.published:
             self.withdraw()
             return
@@ -221,6 +243,19 @@ class Publisher:
                 self.writer.withdraw(path, lambda path=path: self._session.api.delete(path))  # type: ignore[misc]
         for path in list(self._annotated):
             self._remove_annotation(path)
+
+    def _count_devices(self, page: NodePage) -> None:
+        """Have the Node object show the devices that topoproxy assigns; kubelet may reset these amounts."""
+        healthy = healthy_devices(page.device_resources) if page.published else {}
+        if not self._uid or not (healthy or self._advertised):
+            return
+        operations = node_status_patch(healthy, *self._amounts, advertised=self._advertised)
+        self._advertised |= healthy.keys()
+        if operations:
+            path = f"{self._node_path}/status"
+            self.writer.want(
+                f"{path}#devices", operations, lambda: self._session.api.patch(path, operations), once=True
+            )
 
     def _want(self, collection: str, value: JsonObject, write: Callable[[str, JsonObject], Write]) -> None:
         path = f"{collection}/{self._session.node}"

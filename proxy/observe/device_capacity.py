@@ -19,7 +19,7 @@ several NUMA nodes is counted in the zone of each, and one without a NUMA node i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -27,7 +27,6 @@ from proxy.allocation.devices.state import DeviceState
 from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.model.schema_ids import DEVICE_CAPACITY
-from proxy.observe.json_access import as_list, as_map
 
 Patch = list[dict[str, object]]
 
@@ -114,10 +113,9 @@ def node_status_patch(
     ]
 
 
-def healthy_devices(page: Mapping[str, object]) -> dict[str, int]:
-    """Return what ``node_status_patch`` takes, from a page of ``capacity_page``."""
-    found = map(as_map, as_list(page.get("resources")))
-    return {str(each["name"]): int(str(each["allocatable"])) for each in found}
+def healthy_devices(resources: Iterable[Mapping[str, str]]) -> dict[str, int]:
+    """Return what ``node_status_patch`` takes, from ``resources`` of a page of ``capacity_page``."""
+    return {each["name"]: int(each["allocatable"]) for each in resources}
 
 
 def _escaped(key: str) -> str:

@@ -37,7 +37,7 @@ def describe_node(
         manager: What kubelet's CPU manager does; None where it is not watched.
         meta: What the Node object says; None where there is none.
     """
-    node = state.node
+    node, devices = state.node, capacity_page(state)
     return {
         "schema": schema_ids.NODE,
         "name": name,
@@ -50,7 +50,8 @@ def describe_node(
         "cpus": [[seat.cpu, seat.core, seat.socket, seat.node] for seat in seats_of(node.machine)],
         "numaNodes": [_numa_node(each, node.machine) for each in node.machine.nodes],
         "memory": _memory(state),
-        "devices": capacity_page(state)["zones"],
+        "devices": devices["zones"],
+        "deviceResources": devices["resources"],
         "pools": {"shared": str(state.pools.shared), "be": str(state.pools.be)},
         "pods": _pods(state),
         "koordinator": _koordinator(state, name, manager, meta),

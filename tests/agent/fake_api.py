@@ -30,6 +30,15 @@ def credentials() -> SingleConfig:
     return found
 
 
+def _merged(before: Json, after: Json) -> Json:
+    """Merge maps at any depth; everything else is replaced."""
+    found = {**before, **after}
+    for key in before.keys() & after.keys():
+        if isinstance(before[key], dict) and isinstance(after[key], dict):
+            found[key] = _merged(before[key], after[key])
+    return found
+
+
 class _Lines(httpx2.AsyncByteStream):
     def __init__(self, queue: asyncio.Queue[bytes | Exception | None]) -> None:
         self._queue = queue
@@ -53,6 +62,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
         answers: Status codes for the next requests of a path, before anything else is done.
         down: No connection is possible.
         page: The most objects in a page.
+        groups: The versions of APIs by group.
         oldest: Watches from before this version get 410.
     """
 
@@ -63,6 +73,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
         self.answers: dict[str, list[int]] = defaultdict(list)
         self.down = False
         self.page = 1000
+        self.groups: dict[str, list[str]] = {}
         self.version = 100
         self.oldest = 0
         self._log: list[tuple[int, str, str, Json]] = []
@@ -135,6 +146,12 @@ class FakeApi(httpx2.AsyncBaseTransport):
         if self.answers[path]:
             code = self.answers[path].pop(0)
             return httpx2.Response(code, json={"message": f"it is {code}", "reason": "Told"})
+        if path == "/apis":
+            groups = [
+                {"name": name, "versions": [{"version": each} for each in versions]}
+                for name, versions in self.groups.items()
+            ]
+            return httpx2.Response(200, json={"groups": groups})
         if request.method == "GET" and path in self.collections:
             return self._watch(request) if "watch" in request.url.params else self._list(request)
         collection, name = self._split(path)
@@ -176,12 +193,24 @@ class FakeApi(httpx2.AsyncBaseTransport):
         if method == "DELETE":
             self.remove(collection, name)
             return httpx2.Response(200, json={"kind": "Status"})
-        if method in ("PATCH", "POST"):
+        if isinstance(body, list):
+            self._operate(there[name], body)
+            self.put(collection, name, **there[name])
+        elif method in ("PATCH", "POST"):
             before = there.get(name, {})
-            after = {**body, "metadata": {**before.get("metadata", {}), **body.get("metadata", {})}}
-            if {**before, **after} != before:
-                self.put(collection, name, **{**before, **after})
+            after = _merged(before, body)
+            if after != before:
+                self.put(collection, name, **after)
         return httpx2.Response(200, json=there[name])
+
+    def _operate(self, item: Json, operations: list[Json]) -> None:
+        """Apply a JSON patch that only adds."""
+        for each in operations:
+            *parts, last = each["path"].strip("/").split("/")
+            at = item
+            for part in parts:
+                at = at[part]
+            at[last.replace("~1", "/")] = each["value"]
 
     def _list(self, request: httpx2.Request) -> httpx2.Response:
         items = list(self.collections[request.url.path].values())

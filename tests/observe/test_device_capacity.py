@@ -72,7 +72,7 @@ def test_a_numa_node_counts_the_devices_that_are_near_to_it() -> None:
 def test_the_page_has_the_node_and_its_zones() -> None:
     page: Any = capacity_page(state())
     check(page)
-    assert healthy_devices(page) == {FPGA: 0, VF: 4}
+    assert healthy_devices(page["resources"]) == {FPGA: 0, VF: 4}
     assert [zone["name"] for zone in page["zones"]] == ["node-0", "node-1"]
 
 

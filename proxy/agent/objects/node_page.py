@@ -92,6 +92,7 @@ class NodePage(Struct, frozen=True):
         numa_nodes: In ascending order.
         memory: Bytes by NUMA node and resource, ``allocatable`` and ``free``; empty where none is promised.
         devices: The devices that topoproxy assigns, by zone.
+        device_resources: The same on the whole node.
         pods: That run.
         koordinator: For Koordinator's scheduler.
         rejections: That are not over.
@@ -109,6 +110,7 @@ class NodePage(Struct, frozen=True):
     numa_nodes: tuple[PublishedNumaNode, ...] = field(name="numaNodes")
     memory: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     devices: tuple[PublishedZone, ...] = ()
+    device_resources: tuple[dict[str, str], ...] = field(default=(), name="deviceResources")
     pods: tuple[PublishedPod, ...] = ()
     koordinator: KoordinatorPart = field(default_factory=KoordinatorPart)
     rejections: tuple[Rejection, ...] = ()

@@ -1,0 +1,283 @@
+"""The publisher: from the daemon's pages to objects at an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from proxy import logs
+from proxy.agent import node_follower, object_writer
+from proxy.agent.objects.node_page import NodePage
+from proxy.agent.publisher import Publisher
+from proxy.agent.session import AgentSession
+from proxy.config.load import parse
+from proxy.model.backoff import Backoff
+from proxy.model.errors import UnavailableError
+from tests.agent.fake_api import FakeApi
+from tests.agent.objects.test_objects import PAGE
+
+NODES, EVENTS, PODS = "/api/v1/nodes", "/api/v1/events", "/api/v1/pods"
+VOLCANO = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
+TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+OLD = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_writer, "LEAST_S", 0.05)
+    monkeypatch.setattr(object_writer, "FAILED", Backoff(0.02, 0.05))
+    monkeypatch.setattr(node_follower, "APART_S", 0.01)
+    monkeypatch.setattr(node_follower, "PAUSES", Backoff(0.01, 0.02))
+    monkeypatch.setattr(node_follower, "SILENT_S", 0.1)
+
+
+class Daemon:
+    """A daemon of pages that a test sets."""
+
+    def __init__(self) -> None:
+        self.page: dict[str, Any] = {**PAGE}
+        self.number = 1
+        self.notices: list[dict[str, Any]] = []
+        self.down = False
+
+    def change(self, **changes: Any) -> None:
+        self.page = {**self.page, **changes}
+        self.number += 1
+
+    async def ask(self, route: str, params: Mapping[str, str], **more: Any) -> Any:
+        if self.down:
+            raise UnavailableError("cannot ask the daemon")
+        if route == "/node":
+            return self.page
+        while params["since"] == str(self.number) and not self.down:
+            await asyncio.sleep(0.002)
+        notices, self.notices = self.notices, []
+        return {"version": str(self.number), "notices": notices}
+
+
+class Published:
+    def __init__(self, settings: str = "", groups: Mapping[str, list[str]] | None = None) -> None:
+        self.api = FakeApi(NODES, EVENTS, PODS, VOLCANO, TOPOLOGY, OLD)
+        self.api.groups = dict(
+            {"nodeinfo.volcano.sh": ["v1alpha1"], "topology.node.k8s.io": ["v1alpha2", "v1alpha1"]}
+            if groups is None
+            else groups
+        )
+        status = {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}, "conditions": []}
+        self.api.put(NODES, "n1", metadata={"uid": "node-uid"}, status=status)
+        self.api.put(PODS, "a/lse", metadata={"uid": "u1", "annotations": {}})
+        self.daemon = Daemon()
+        self.telemetry = logs.telemetry()
+        config = parse(settings, "test")
+        client: Any = self.daemon
+        self.publisher = Publisher(AgentSession(config, "n1", client, self.api.client(), self.telemetry))
+
+    def get(self, path: str, name: str = "n1") -> Any:
+        return self.api.collections[path].get(name)
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+
+def publish(
+    test: Callable[[Published], Awaitable[None]],
+    settings: str = "",
+    groups: Mapping[str, list[str]] | None = None,
+) -> None:
+    async def run() -> None:
+        published = Published(settings, groups)
+        task = asyncio.create_task(published.publisher.run())
+        try:
+            await test(published)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_all_that_the_cluster_takes_is_published_and_owned_by_the_node() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY) and it.get(NODES)["status"]["conditions"])
+        assert it.get(OLD) is None
+        assert it.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
+        await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"])
+        assert it.api.collections[EVENTS] == {}, "what was there before is not news"
+
+    publish(test)
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups", "collection", "koordinator"),
+    [
+        ("", {"topology.node.k8s.io": ["v1alpha2", "v1alpha1"]}, TOPOLOGY, False),
+        ("", {"topology.node.k8s.io": ["v1alpha1"]}, OLD, True),
+        ("", {"topology.node.k8s.io": ["v1alpha2", "v1alpha1"], "slo.koordinator.sh": ["v1"]}, OLD, True),
+        ("cluster: {nodeResourceTopology: koordinator}", None, OLD, True),
+        ("cluster: {nodeResourceTopology: nfd}", {"topology.node.k8s.io": ["v1alpha2"]}, TOPOLOGY, False),
+    ],
+)
+def test_the_form_of_the_topology(settings: str, groups: Any, collection: str, koordinator: bool) -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(collection))
+        assert ("labels" in it.get(collection)["metadata"]) == koordinator
+        other = OLD if collection == TOPOLOGY else TOPOLOGY
+        assert it.get(other) is None
+
+    publish(test, settings, groups)
+
+
+def test_what_is_switched_off_is_not_written() -> None:
+    off = "numatopology: false, nodeResourceTopology: none, podAnnotations: false, events: false"
+
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.publisher.follower.page)
+        it.daemon.change(pods=[])
+        await asyncio.sleep(0.1)
+        assert it.api.count("PATCH") == 0
+
+    publish(test, f"cluster: {{{off}, nodeCondition: false}}")
+
+
+def test_nothing_is_written_before_the_node_object_exists() -> None:
+    async def test(it: Published) -> None:
+        it.api.remove(NODES, "n1")
+        await it.until(lambda: it.publisher.follower.page)
+        await asyncio.sleep(0.1)
+        assert it.api.count("PATCH") == 0
+        it.api.put(NODES, "n1", metadata={"uid": "other"}, status={"conditions": []})
+        await it.until(lambda: it.get(VOLCANO))
+        assert it.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "other"
+
+    publish(test)
+
+
+def test_a_change_of_the_node_is_written_and_a_new_owner_is_an_event() -> None:
+    async def test(it: Published) -> None:
+        it.daemon.change(pods=[])
+        await it.until(lambda: it.get(VOLCANO) and it.publisher.follower.page.pods == ())  # type: ignore[union-attr]
+        it.daemon.change(pods=PAGE["pods"], freeCPUs="7")
+        await it.until(lambda: it.get(VOLCANO)["spec"]["numares"]["cpu"]["allocatable"] == "7")
+        await it.until(lambda: len(it.api.collections[EVENTS]) == 2)
+        reasons = {each["reason"] for each in it.api.collections[EVENTS].values()}
+        assert reasons == {"PlacedExclusively"}
+
+    publish(test)
+
+
+def test_a_rejection_is_written_when_it_is_new_and_when_its_count_has_doubled() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO))
+        written = 0
+        for count in (1, 2, 3, 4, 5, 6, 7):
+            found = {"pod": "a/big", "uid": "u9", "container": "main", "message": "no", "count": count}
+            it.daemon.change(rejections=[found])
+            await asyncio.sleep(0.1)
+            written = it.api.count("PATCH", "/api/v1/namespaces/a/events/")
+        assert written == 3
+        (event,) = it.api.collections[EVENTS].values()
+        assert (event["reason"], event["count"]) == ("PlacementRejected", 4)
+
+    publish(test)
+
+
+def test_a_flood_of_events_is_bounded() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO))
+        found = [{"pod": f"a/p{n}", "uid": f"u{n}", "message": "no"} for n in range(100)]
+        it.daemon.change(rejections=found)
+        await it.until(lambda: len(it.api.collections[EVENTS]) >= 25)
+        await asyncio.sleep(0.1)
+        assert len(it.api.collections[EVENTS]) <= 27
+
+    publish(test)
+
+
+def test_a_released_node_withdraws_everything() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY))
+        await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"])
+        it.daemon.change(published=False, mode="released")
+        await it.until(lambda: it.get(VOLCANO) is None and it.get(TOPOLOGY) is None)
+        await it.until(lambda: None in it.get(PODS, "a/lse")["metadata"]["annotations"].values())
+        (held,) = it.get(NODES)["status"]["conditions"]
+        assert held["reason"] == "Released"
+
+    publish(test)
+
+
+def test_a_crd_without_pod_allocations_gets_the_object_without_them() -> None:
+    async def test(it: Published) -> None:
+        one = it.api._one
+
+        def strict(method: str, collection: str, name: str, body: Any) -> Any:
+            if collection == VOLCANO and "podAllocations" in body.get("spec", {}):
+                import httpx2
+
+                return httpx2.Response(500, json={"message": ".spec.podAllocations: field not declared"})
+            return one(method, collection, name, body)
+
+        it.api._one = strict  # type: ignore[method-assign]
+        await it.until(lambda: it.get(VOLCANO))
+        assert "podAllocations" not in it.get(VOLCANO)["spec"]
+        it.daemon.change(freeCPUs="7")
+        before = it.api.count("PATCH", VOLCANO)
+        await it.until(lambda: it.get(VOLCANO)["spec"]["numares"]["cpu"]["allocatable"] == "7")
+        assert it.api.count("PATCH", VOLCANO) == before + 1, "it is not tried each time"
+
+    publish(test)
+
+
+def test_a_silent_daemon_is_a_condition_and_leaves_the_objects() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO) and it.get(NODES)["status"]["conditions"])
+        it.daemon.down = True
+        await it.until(lambda: it.get(NODES)["status"]["conditions"][0]["status"] == "Unknown")
+        assert it.get(VOLCANO)
+        it.daemon.down = False
+        it.daemon.number += 1
+        await it.until(lambda: it.get(NODES)["status"]["conditions"][0]["status"] == "True")
+
+    publish(test)
+
+
+def test_devices_are_counted_at_the_node_and_again_after_kubelet() -> None:
+    async def test(it: Published) -> None:
+        gpus = [{"name": "x/gpu", "capacity": "4", "allocatable": "3", "available": "1"}]
+        it.daemon.change(deviceResources=gpus)
+
+        def counted() -> Any:
+            status = it.get(NODES)["status"]
+            return status["capacity"].get("x/gpu"), status["allocatable"].get("x/gpu")
+
+        await it.until(lambda: counted() == ("3", "3"))
+        node = it.get(NODES)
+        node["status"]["capacity"]["x/gpu"] = node["status"]["allocatable"]["x/gpu"] = "0"
+        it.api.put(NODES, "n1", **node)
+        await it.until(lambda: counted() == ("3", "3"))
+        it.daemon.change(deviceResources=[])
+        await it.until(lambda: counted() == ("0", "0"))
+
+    publish(test)
+
+
+def test_the_condition_keeps_its_time_over_a_new_start() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        (held,) = it.get(NODES)["status"]["conditions"]
+        writes = it.api.count("PATCH", f"{NODES}/n1/status")
+        again = Publisher(it.publisher._session, lambda: 0.0)
+        task = asyncio.create_task(again.run())
+        await it.until(lambda: isinstance(again.follower.page, NodePage))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert it.get(NODES)["status"]["conditions"] == [held]
+        assert it.api.count("PATCH", f"{NODES}/n1/status") == writes
+
+    publish(test)
