@@ -51,6 +51,7 @@ class _Kept:
         repaired: When it was taken back last.
         versions: The resource versions of our own last writes.
         once: It is forgotten once it is written.
+        busy: A write is in flight.
     """
 
     wanted: object
@@ -62,6 +63,7 @@ class _Kept:
     repaired: float = 0.0
     versions: deque[str] = field(default_factory=lambda: deque(maxlen=4))
     once: bool = False
+    busy: bool = False
 
 
 class ObjectWriter:
@@ -137,20 +139,25 @@ class ObjectWriter:
 
     async def run(self) -> None:
         """Write what is wanted until cancelled."""
-        while True:
-            self._wake.clear()
-            now = self._now()
-            behind = [(path, kept) for path, kept in self._objects.items() if kept.written != kept.wanted]
-            ready = [(path, kept) for path, kept in behind if kept.due <= now]
-            if ready:
-                await asyncio.gather(*(self._one(path, kept) for path, kept in ready))
-                continue
-            pause = min((kept.due - now for _, kept in behind), default=None)
-            try:
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._wake.clear()
+                now = self._now()
+                behind = [
+                    (path, kept)
+                    for path, kept in self._objects.items()
+                    if kept.written != kept.wanted and not kept.busy
+                ]
+                for path, kept in behind:
+                    if kept.due <= now:
+                        kept.busy = True  # an object that is written slowly must not delay the others
+                        tasks.create_task(self._one(path, kept))
+                pause = min((kept.due - now for _, kept in behind if not kept.busy), default=None)
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
 
     async def _one(self, path: str, kept: _Kept) -> None:
         wanted, began = kept.wanted, self._now()
@@ -159,6 +166,9 @@ class ObjectWriter:
         except TopoproxyError as error:
             self._failed(path, kept, error)
             return
+        finally:
+            kept.busy = False
+            self._wake.set()
         kept.failures, kept.written, kept.due = 0, wanted, began + LEAST_S
         self._telemetry.resolved("cannot write an object of the cluster", path=path)
         if wanted == kept.wanted and (wanted is None or kept.once):

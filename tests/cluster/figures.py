@@ -57,12 +57,21 @@ class WatchedFree:
             free = item["spec"]["numares"]["cpu"]["allocatable"]
             self.seen.append((time.monotonic(), CpuSet.parse(free) if free else CpuSet()))
 
-    def first_without(self, cpus: CpuSet, since: float) -> float:
-        """Wait for an object that shows CPUs as taken; returns the seconds since a time."""
+    def first_without(self, cpus: CpuSet, asked: float, since: float) -> float:
+        """Wait for an object that shows CPUs as taken.
+
+        Args:
+            cpus: The CPUs.
+            asked: When the container was asked for.
+            since: When it had been started.
+
+        Returns:
+            The seconds from ``since``; 0 where the object was there before.
+        """
         end = time.monotonic() + 20
         while time.monotonic() < end:
             for at, free in self.seen:
-                if at >= since - 0.5 and not (free & cpus):
+                if at >= asked and not (free & cpus):
                     return max(0.0, at - since)
             time.sleep(0.002)
         raise TimeoutError(str(cpus))
@@ -88,12 +97,13 @@ def latency(plane: ControlPlane, node: DaemonNode, gaps: Callable[[], float], co
     watched, found = WatchedFree(plane), []
     with node.client() as client:
         for number in range(count):
+            asked = time.monotonic()
             started = client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.GUARANTEED, cpus=1))
             at = time.monotonic()
             cpus = CpuSet.parse(node.cpus(started.container_id))
-            found.append((cpus, at))
+            found.append((cpus, asked, at))
             time.sleep(gaps())
-        return [watched.first_without(cpus, at) for cpus, at in found]
+        return [watched.first_without(*each) for each in found]
 
 
 def show(name: str, values: list[float]) -> None:
