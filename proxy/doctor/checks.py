@@ -145,7 +145,8 @@ def _runtime_version(facts: DoctorFacts) -> Outcome:
     name, _, version = runtime.version.partition(" ")
     if name == "containerd" and _number(version) < OLDEST_CONTAINERD:
         return FAIL, f"{runtime.version} is too old", "install containerd 1.6 or later"
-    if runtime.runc and runtime.driver != "cgroupfs" and _number(runtime.runc) < FIXED_RUNC:
+    systemd = "cgroupfs" not in (runtime.driver, facts.kubelet.driver)
+    if runtime.runc and systemd and _number(runtime.runc) < FIXED_RUNC:
         return (
             WARN,
             f"runc {runtime.runc} sends wrong CPUs to systemd, which are corrected after each start",
@@ -312,7 +313,7 @@ def _ledger(facts: DoctorFacts) -> Outcome:
 
 
 def _socket_modes(facts: DoctorFacts) -> Outcome:
-    lacks = [f"{each.path}: {each.lack}" for each in facts.sockets if each.lack]
+    lacks = [each.lack for each in facts.sockets if each.lack]
     if not facts.sockets:
         return SKIP, "the daemon has no sockets: it does not run", ""
     if lacks:
@@ -321,7 +322,7 @@ def _socket_modes(facts: DoctorFacts) -> Outcome:
             "; ".join(lacks),
             "access to these sockets is control over the node: let only root use them",
         )
-    return OK, "only root can use the daemon's sockets", ""
+    return OK, "other users can neither use nor replace the daemon's sockets", ""
 
 
 def _clock(facts: DoctorFacts) -> Outcome:

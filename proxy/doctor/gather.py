@@ -260,9 +260,11 @@ def _sockets(config: Config) -> Iterator[SocketFacts]:
     for path in (config.listen, config.admin_path):
         try:
             status = path.stat()
-            lack = trust.way(path, sticky=True) or trust.written(path, status)
+            lack = trust.way(path, sticky=True) or trust.owned(path, status)
         except OSError:
             continue  # the daemon does not run
+        if not lack and status.st_mode & stat.S_IWOTH:  # its group is that of the runtime's socket
+            lack = f"others can write to {path}: chmod o-w {path}"
         if stat.S_ISSOCK(status.st_mode):
             yield SocketFacts(str(path), lack)
 

@@ -123,6 +123,10 @@ def test_a_healthy_node_has_no_finding() -> None:
     assert examined(lambda node: None) == {}
 
 
+def test_the_group_of_the_runtime_may_use_the_socket() -> None:
+    assert examined(lambda node: (node.directory / "cri.sock").chmod(0o660)) == {}
+
+
 BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
     "kubeadm-reset": (
         "kubelet-endpoint",
