@@ -301,6 +301,8 @@ class DeviceHand(threading.Thread):
         for _ in range(50):
             try:
                 client.end_pod(pod)
+                with contextlib.suppress(OSError):  # as kubelet does; the kernel's rules cost time for each
+                    self.one.cgroups.rmdir(pod.config.linux.cgroup_parent.strip("/"))
                 break
             except TopoproxyError:
                 time.sleep(0.2)
