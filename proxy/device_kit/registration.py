@@ -7,7 +7,7 @@ CleanupPluginDirectory), and does not know the plug-ins of before. Nor does it c
 has ended. So a plug-in registers when
 
 - ``kubelet.sock`` is another one than at its last registration: another inode, or one made later;
-- its own socket is gone, which is then made again;
+- its own socket is gone, or is not the one that it has made, and is made again;
 - no manager has followed its devices for ``UNWATCHED_S``.
 
 The directory is looked at once a second: inotify would need a watch on each part of the path, and none tells
@@ -88,11 +88,6 @@ class Registration:
         self._resource = resource
         self._known: tuple[Identity | None, Identity | None] = None, None
         self._retries = RetryTimes[Identity](AGAIN)
-
-    @property
-    def must_listen(self) -> bool:
-        """Whether the plug-in's own socket is not there."""
-        return identity(self._own) is None
 
     def due(self, unwatched_s: float, now: float) -> bool:
         """Return whether to register.

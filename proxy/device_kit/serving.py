@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from proxy.device_kit.plugin import DevicePlugin
-from proxy.device_kit.registration import Registration, RegistrationError
+from proxy.device_kit.registration import Identity, Registration, RegistrationError, identity
 from proxy.device_kit.service import PluginService
 from proxy.logs import log
 from proxy.logs import telemetry as logging_telemetry
@@ -44,8 +44,10 @@ class PluginServer:
         self._tick_s = tick_s
         endpoint = f"{plugin.resource.replace('/', '_')}.sock"
         self._service = service = PluginService(plugin, telemetry)
+        self._path = directory / endpoint
+        self._opened: Identity | None = None
         self._socket = GrpcSocket(
-            directory / endpoint,
+            self._path,
             "serve a device plug-in",
             "v1beta1.DevicePlugin",
             service.handlers,
@@ -89,9 +91,10 @@ class PluginServer:
                 return
 
     def _step(self) -> None:
-        if self._registration.must_listen:
+        if self._opened is None or identity(self._path) != self._opened:
             self._socket.close()
             self._socket.open()
+            self._opened = identity(self._path)
         if self._registration.due(self._service.unwatched_s(), time.monotonic()):
             self._registration.attempt()
             self._telemetry.event("registered the device plug-in", resource=self._plugin.resource)

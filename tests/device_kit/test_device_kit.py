@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -171,6 +172,14 @@ def test_a_plugin_that_starts_before_its_manager_registers_when_that_is_there(tm
         until((tmp_path / "example.com_card.sock").exists)
         with DeviceManager(tmp_path) as manager:
             manager.wait_for(CARD, healthy=2)
+
+
+def test_the_socket_of_a_plugin_that_was_killed_is_taken_over(manager: DeviceManager, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "example.com_card.sock"))
+    with running(Cards(), tmp_path):
+        manager.wait_for(CARD, healthy=2)
+        assert manager.allocate(CARD, ["card0"]).envs == {"CARD": "card0"}
 
 
 def test_a_manager_that_stays_but_loses_its_stream_is_registered_with_again(
