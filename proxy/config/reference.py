@@ -46,7 +46,8 @@ again, in another process, so that no call waits. Then
   `topoproxy_config_reloads_total{result}`;
 - what can change takes effect, all keys together or none. Containers move only where their CPUs change.
   Owners keep their CPUs, also those that are reserved from now on. A change that would leave the shared
-  pool empty is refused;
+  pool empty is refused, and so is `beSuppress.mode` where nothing counts CPU time or, for `cfs-quota`, the
+  cpu controller is missing;
 - what needs a restart keeps its value until then and is named, in the answer, in the log and in `topoproxy
   status`. If what changes would contradict what stays, the reload is refused as a whole;
 - options of `topoproxy serve` keep winning over the files.
