@@ -227,6 +227,7 @@ def test_settings_from_the_cluster_take_effect_as_far_as_the_node_permits(cluste
         seconds = wait_until(lambda: limit(bed) == 3, 30)
         print(f"settings of the cluster took effect after {seconds:.2f} s")
         wait_until(lambda: said() == {"name": "gold", "generation": 1, "accepted": True})
+        wait_until(lambda: "status" in cluster.get(f"{COLLECTION}/gold"))
         status = cluster.get(f"{COLLECTION}/gold")["status"]
         assert status["nodes"] == [{"name": "n1", "generation": 1, "accepted": True}]
         cluster.merge(f"{COLLECTION}/gold", {"spec": {"config": {"log": {"level": "debug"}}}})

@@ -29,10 +29,12 @@ from proxy.agent.objects.node_page import Rejection
 from proxy.agent.rejections.pod_at_server import PodAtServer
 from proxy.config.rejected_pods import RejectedPodsConfig, RejectedPolicy
 from proxy.model.admission import AdmissionRule
+from proxy.model.backoff import Backoff
 
 MINUTE_S = 60.0
 CONTROLLER_S, CONTROLLER_LONGEST_S = 60.0, 1800.0
 """The pause between two pods of one controller: the first, and the longest."""
+CONTROLLER_PAUSES = Backoff(CONTROLLER_S, CONTROLLER_LONGEST_S)
 FORGET_S = 2 * CONTROLLER_LONGEST_S
 """After that time without another pod, a controller begins again with the first pause."""
 EVERYWHERE = frozenset(
@@ -195,8 +197,7 @@ def _controller_wait(done: EndedPods, pod: PodAtServer, now: float) -> float:
     if pod.controller is None or pod.controller[1] not in done.controllers:
         return 0.0
     count, last = done.controllers[pod.controller[1]]
-    pause = min(CONTROLLER_S * 2.0 ** min(count - 1, 10), CONTROLLER_LONGEST_S)
-    return max(0.0, last + pause - now)
+    return max(0.0, last + CONTROLLER_PAUSES.delay(count) - now)
 
 
 def _counted(done: EndedPods, pod: PodAtServer, now: float) -> EndedPods:
