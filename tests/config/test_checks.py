@@ -317,12 +317,13 @@ def test_a_daemon_does_not_start_with_what_never_was(text: str, machine: Machine
 
 
 def test_the_directories_of_device_plugins_are_not_kubelets() -> None:
-    def found(text: str) -> list[str]:
-        return check(parse(f"devicePlugins: {{enabled: true, {text}}}\n", "test"))
+    def section(text: str) -> str:
+        return f"devicePlugins: {{enabled: true, {text}}}\n"
 
     kubelets = "/var/lib/kubelet/device-plugins"
-    assert found("shim: []") == []
-    assert found(f"shimDirectory: {kubelets}") == []
-    assert "is kubelet's own" in found(f"socketDirectory: {kubelets}")[0]
-    assert "is kubelet's own" in found(f"shim: [a.b/c], shimDirectory: {kubelets}/x")[0]
-    assert "nothing is handed on" in found("shim: [a.b/c], shimDirectory: /a, socketDirectory: /a")[0]
+    assert check(parse(section("shim: []"), "test")) == []
+    assert check(parse(section(f"shimDirectory: {kubelets}"), "test")) == []
+    assert "is kubelet's own" in refused(section(f"socketDirectory: {kubelets}"))
+    assert "is kubelet's own" in refused(section(f"shim: [a.b/c], shimDirectory: {kubelets}/x"))
+    same = section("shim: [a.b/c], shimDirectory: /a, socketDirectory: /a")
+    assert "nothing is handed on" in refused(same)

@@ -289,7 +289,7 @@ def test_any_value_of_a_key_is_taken_or_refused_by_its_name(key: str, value: obj
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[cpu]", "devicePlugins.shim: 'cpu' is not the name of an extended resource"),
+        ("[cpu]", "devicePlugins.shim[0]: 'cpu' is not the name of an extended resource"),
         ("[a.b/c, kubernetes.io/x]", "'kubernetes.io/x' is not the name of an extended resource"),
         ("a.b/c", "wants a list of extended resources"),
         (f"[{', '.join(f'a.b/{n}' for n in range(129))}]", "more than 128 resources"),
