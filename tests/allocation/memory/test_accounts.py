@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.devices.state import DeviceState, RegisteredDevice
-from proxy.allocation.providers.devices import DeviceProvider, devices_held
+from proxy.allocation.devices.state import RegisteredDevice
+from proxy.allocation.providers.devices import DeviceProvider
 from proxy.engine.adoption import adopt
 from proxy.engine.create import place
+from proxy.engine.device_book import granted
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
@@ -68,10 +69,6 @@ def end(state: NodeState, key: str) -> NodeState:
 def run(state: NodeState, key: str) -> NodeState:
     container = state.containers[key].in_phase(RUNNING)
     return state.changed(put=[container]).started(container)
-
-
-def held_devices(state: NodeState) -> DeviceState:
-    return devices_held(state.node.devices, state.pods.values(), state.containers.values())
 
 
 POD = asking("p", ("init", ContainerKind.INIT, 80), ("app", ContainerKind.APP, 60))
@@ -251,10 +248,13 @@ def test_devices_are_held_until_the_pod_is_gone() -> None:
         )
         for name, phase, device in (("init", EXITED, "a"), ("app", RUNNING, "b"))
     ]
-    there = held_devices(NodeState.of(node, [POD], containers))
-    assert there.available("gpu") == {"c"}
-    assert there.of_container("p", "init", "gpu") == {"a"}
-    assert held_devices(NodeState.of(node, (), containers)).available("gpu") == {"a", "c"}
+    state = NodeState.empty(node).with_pod(POD)
+    for container in containers:
+        state = granted(state.changed(put=[container]), container)
+    assert state.devices.available("gpu") == {"c"}
+    assert state.devices.of_container("p", "init", "gpu") == {"a"}
+    assert state.without_devices("p").devices == state.devices, "the pod is there"
+    assert state.without_pod("s-p").without_devices("p").devices.available("gpu") == set("abc")
     providers = NodeState.of(NODE, (), containers).providers
     assert not any(isinstance(each, DeviceProvider) for each in providers), "a node without devices"
 
