@@ -210,6 +210,11 @@ def test_topology_manager(story: Story, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_devices(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_devices.py", carried={"file_plugin.py": HERE / "file_plugin.py"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_suppression(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_suppress.py")
 

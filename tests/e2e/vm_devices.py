@@ -1,0 +1,179 @@
+"""The story of devices that topoproxy assigns, in a virtual machine of 2 sockets with 2 NUMA nodes each.
+
+A device plug-in reports two devices on each node. Under ``single-numa-node`` pods of four CPUs and two
+devices get both on one node. The next one is refused, until devices are free again. A device that is unhealthy
+is not assigned. The daemon and the plug-in are killed in between: every container keeps its devices, and no
+device is assigned twice.
+
+    python3 vm_devices.py cgroupfs|systemd
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vm_guest import FOLDER, Daemon, group_of, step, wait
+from vm_topology import SETTINGS, TOPOLOGY, Node, nodes_of
+
+from proxy.admin.client import ask
+
+RESOURCE = "example.com/card"
+FACTS, PLUGIN, SOCKETS = FOLDER / "cluster", FOLDER / "plugin", FOLDER / "device-plugins"
+ADMIN = FOLDER / "admin.sock"
+DEVICES = {f"card{number}": number // 2 for number in range(8)}
+"""The NUMA node of each device."""
+OURS = {
+    **SETTINGS,
+    "topologyManagerPolicy": "single-numa-node",
+    "clusterFacts": {"directory": str(FACTS)},
+    "devicePlugins": {"enabled": True, "socketDirectory": str(SOCKETS), "timeout": "60s"},
+}
+
+
+@dataclass
+class Plugin:
+    """The plug-in of ``file_plugin.py``."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def device(self, name: str, health: str) -> None:
+        draft = PLUGIN / name
+        draft.write_text(f"{health} {DEVICES[name]}")
+        draft.rename(PLUGIN / "devices" / name)
+
+    def start(self) -> None:
+        line = [sys.executable, "file_plugin.py", str(PLUGIN), str(SOCKETS), RESOURCE]
+        self.process = subprocess.Popen(line)
+
+    def kill9(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+
+
+@dataclass
+class Facts:
+    """What a cluster agent would know of the pods."""
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, cpus: int, cards: int) -> None:
+        limits = {"cpu": str(cpus), "memory": "32Mi", RESOURCE: str(cards)}
+        container = {"name": "main", "resources": {"requests": limits, "limits": limits}}
+        metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+        status = {"qosClass": "Guaranteed"}
+        self.items.append({"metadata": metadata, "spec": {"containers": [container]}, "status": status})
+        page = {
+            "schema": "topoproxy-cluster-facts/1",
+            "kind": "pods",
+            "node": "guest",
+            "readAt": time.time(),
+            "resourceVersion": str(len(self.items)),
+            "items": self.items,
+        }
+        draft = FACTS / "draft"
+        draft.write_text(json.dumps(page))
+        draft.rename(FACTS / "pods.json")
+
+
+def holders() -> dict[str, list[str]]:
+    """Which containers hold each device, by the daemon."""
+    page: Any = ask(ADMIN, "/devices", timeout=60)
+    return {each["id"]: each["containers"] for each in page["managed"]}
+
+
+def healthy() -> int:
+    page: Any = ask(ADMIN, "/devices/capacity", timeout=60)
+    return sum(int(each["allocatable"]) for each in page["resources"] if each["name"] == RESOURCE)
+
+
+def cards_of(node: Node, pod: str) -> set[str]:
+    """The devices of a container, as its own environment has them."""
+    procs, found = group_of(node.ids[f"{pod}/main"]) / "cgroup.procs", set[str]()
+
+    def is_there() -> bool:
+        """True once the process is that of the container and no longer the runtime's."""
+        environ = Path(f"/proc/{procs.read_text().split()[0]}/environ").read_text()
+        for entry in environ.split("\0"):
+            if entry.startswith("DEVICES="):
+                found.update(entry.removeprefix("DEVICES=").split(","))
+        return bool(found)
+
+    wait("the container's environment", is_there)
+    return found
+
+
+def run(node: Node, facts: Facts, pod: str, cards: int = 2) -> None:
+    """Run a pod: its CPUs, memory and devices must be on one NUMA node."""
+    facts.add(pod, 4, cards)
+    place = node.run(pod, "main", 4)
+    given = cards_of(node, pod)
+    homes = nodes_of(place.cpus)
+    assert len(homes) == 1, f"{pod}: {place}"
+    assert place.mems == homes, f"{pod}: {place}"
+    assert len(given) == cards, f"{pod}: {given}"
+    assert {DEVICES[card] for card in given} == set(homes), f"{pod}: {place}, {given}"
+    held = {card for card, containers in holders().items() if containers == [f"default/{pod}/main"]}
+    assert held == given, f"{pod}: {held}, {given}"
+    step(f"{pod}: CPUs {place.cpus}, memory of {place.mems}, {' '.join(sorted(given))}")
+
+
+def main() -> None:
+    FACTS.mkdir(parents=True)
+    (PLUGIN / "devices").mkdir(parents=True)
+    (PLUGIN / "library").mkdir()
+    plugin, facts = Plugin(), Facts()
+    for name in DEVICES:
+        plugin.device(name, "healthy")
+    node = Node(sys.argv[1], Daemon(**OURS))
+    plugin.start()
+    wait("eight devices", lambda: healthy() == len(DEVICES))
+    for pod in ("a", "b", "c", "d"):
+        run(node, facts, pod)
+    before = holders()
+
+    facts.add("late", 2, 2)
+    words = node.refused("late", 2)
+    assert words.startswith(TOPOLOGY) or "unavailable" in words, words
+    assert holders() == before
+    step(f"no devices are left: {words}")
+
+    node.restart(crash=True, **OURS)
+    plugin.kill9()
+    plugin.start()
+    wait("eight devices again", lambda: healthy() == len(DEVICES))
+    assert holders() == before
+    assert all(cards_of(node, pod) for pod in ("a", "b", "c", "d"))
+    step("daemon and plug-in were killed: every container keeps its devices")
+
+    freed = sorted(cards_of(node, "b"))
+    node.remove("b", "late")
+    wait("free devices", lambda: all(not holders()[card] for card in freed))
+    plugin.device(freed[0], "unhealthy")
+    wait("an unhealthy device", lambda: healthy() == len(DEVICES) - 1)
+    facts.add("two", 4, 2)
+    step(f"one of two is unhealthy: {node.refused('two', 4)}")
+    run(node, facts, "one", 1)
+    assert cards_of(node, "one") == {freed[1]}
+    plugin.device(freed[0], "healthy")
+    wait("eight devices at last", lambda: healthy() == len(DEVICES))
+    node.remove("one", "two")
+    run(node, facts, "again")
+    assert cards_of(node, "again") == set(freed)
+
+    node.remove(*node.pods)
+    wait("the end", lambda: not any(holders().values()))
+    assert node.daemon.status()["exclusive"] == []
+    plugin.kill9()
+    assert node.daemon.stop() == 0
+    step("all is given back")
+
+
+if __name__ == "__main__":
+    main()
