@@ -8,6 +8,7 @@ import click
 
 from proxy.cli.admin_query import config_for
 from proxy.cli.settings import config_option
+from proxy.model.errors import TopoproxyError
 
 
 @click.command()
@@ -32,8 +33,14 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
     a change. The daemon never waits for it: without the agent, or without the API server, placing goes on.
     Needs the extra ``cluster``; docs/cluster.md has the permissions.
     """
-    from proxy.agent.process import run
     from proxy.config import override
+
+    try:
+        from proxy.agent.process import run
+    except ImportError as error:
+        raise TopoproxyError(
+            f"cannot run the agent: this installation lacks {error.name}; install requirements-cluster.lock"
+        ) from error
 
     words = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
     given = {key: (option, str(word)) for key, (option, word) in words.items() if word is not None}

@@ -29,7 +29,7 @@ COMMANDS = {
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "reload": "Have the running proxy read its configuration again.",
     "report": "Print the node's picture for schedulers.",
-    "agent": "Publish the node's placements in the cluster: objects, events, the node's condition.",
+    "agent": "Publish the node in the cluster: objects, Events, its condition; end rejected pods.",
     "observe": "Show what enforcing would change, against the cpusets that the kernel has.",
     "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "Look at hooks, write them, try them, and switch them on and off.",
@@ -127,6 +127,8 @@ def cli() -> None:
       crictl -r unix:///run/topoproxy/cri.sock ps
       containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock       in kubelet's configuration
       topoproxy status
+      topoproxy doctor                                               what keeps this node from working
+      topoproxy agent                                                publish the node in the cluster
       topoproxy explain POD                                          why these CPUs?
       topoproxy hooks --help                                         plug-ins of your own
     """  # noqa: D301 - click wants the real backspace

@@ -69,7 +69,8 @@ class ClusterConfig:
             "nodeResourceTopology",
             choice(TopologyObject),
             "Publish a NodeResourceTopology: as NFD's topology-updater does, as Koordinator's agent does, or "
-            "not. auto: as NFD where the CRD has version v1alpha2, else as Koordinator.",
+            "not. auto: as Koordinator where the cluster has an API of Koordinator or the CRD lacks version "
+            "v1alpha2, else as NFD.",
         ),
     )
     pod_annotations: bool = field(

@@ -71,5 +71,7 @@ class RejectedPodsConfig:
     )
     keep_away_for: float = field(
         default=600.0,
-        metadata=key("keepAwayFor", duration(1, 86_400), "Longest time of that after the last rejection."),
+        metadata=key(
+            "keepAwayFor", duration(1, 86_400), "Longest time of that after the last pod that was ended."
+        ),
     )

@@ -1,1 +1,1 @@
-"""Staged enforcement: applying the plan to running pods, and giving them back, a few at a time."""
+"""Staged enforcement: applying the plan to running pods, and restoring them, a few at a time."""

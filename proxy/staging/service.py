@@ -1,4 +1,6 @@
-"""Takes up running pods where mode or selection have changed, in steps that can be paused and reversed.
+"""Applies the plan to running pods, or restores them, where mode or selection have changed.
+
+This happens in steps that can be paused and reversed.
 
 Which pods a step changes is decided in ``proxy.engine.staging``. A step leads from whatever is in effect to
 what is to be, so one that a crash has interrupted is repeated as it is.
@@ -7,8 +9,8 @@ what is to be, so one that a crash has interrupted is repeated as it is.
   that share CPUs are written and read, and after them, one by one, those that own some: for each owner all
   others to which the plan is applied leave its CPUs first, by the same barrier as at its start
   (``executor.reservations``). Quotas, memory nodes, partitions, the runtime and systemd follow as they do
-  after any change. A pod for which this fails is given back, reported, and tried again later.
-* Given back: what each container would have without topoproxy, as in a release (``proxy.release``): CFS
+  after any change. A pod for which this fails is restored, reported, and tried again later.
+* Restored: what each container would have without topoproxy, as in a release (``proxy.release``): CFS
   quotas and partitions first, then the kernel, only wider, then the runtime.
 
 The record of a step is durable before anything is written for it. Steps begin ``enforce.stepPeriod`` apart.

@@ -16,9 +16,9 @@ def test_no_create_hangs_and_no_device_is_given_twice_while_plugins_misbehave() 
 
 def test_lists_of_a_thousand_devices_are_measured() -> None:
     """How long it takes is not a matter of a test."""
-    import device_figures
+    import device_list_figures
 
-    took = device_figures.measure(5)
+    took = device_list_figures.measure(5)
     assert len(took) >= 5
     assert all(ms > 0 for ms in took)
-    assert len(device_figures.rows(took)[0]) == len(device_figures.HEAD)
+    assert len(device_list_figures.rows(took)[0]) == len(device_list_figures.HEAD)

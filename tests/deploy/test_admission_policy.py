@@ -89,8 +89,8 @@ NODE = ("system:node:n1", "system:nodes", "system:authenticated")
 CASES = {
     "an author creates a pod with the annotation": (asked(None, CPUS), DENIED),
     "an empty annotation is one": (asked(None, {KEY: ""}), DENIED),
-    "an executor creates it from a template": (
-        asked(None, CPUS, "system:serviceaccount:kube-system:replicaset-executor"), DENIED,
+    "a controller creates it from a template": (
+        asked(None, CPUS, "system:serviceaccount:kube-system:replicaset-controller"), DENIED,
     ),
     "a pod without annotations": (asked(None, None), "allowed"),
     "a pod with others": (asked(None, {"a": "b"}), "allowed"),

@@ -78,7 +78,7 @@ def end_process(process: subprocess.Popen[str], limit: float = STOP_LIMIT) -> No
 
 
 def hierarchies() -> list[Path]:
-    """The roots of all cgroup hierarchies: one on v2, one per executor on v1."""
+    """The roots of all cgroup hierarchies: one on v2, one per controller on v1."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     return [entry for entry in CGROUPS.iterdir() if entry.is_dir() and not entry.is_symlink()]

@@ -50,7 +50,7 @@ def files(*containers: str) -> dict[str, str]:
     return found
 
 
-def executor(container: str, name: str) -> str:
+def controller(container: str, name: str) -> str:
     """Read a file of a container's cgroup in whichever hierarchy has it."""
     for root in Path("/sys/fs/cgroup").iterdir():
         if root.is_dir() and (directory := cgroup_of(container, root)) and (directory / name).exists():
@@ -225,11 +225,11 @@ def test_an_update_keeps_our_cpuset_and_brings_all_else(node: Node, asked: str) 
     node.check()
     for container, quota in ((owner, "-1"), (sharer, "70000")):  # a container that owns CPUs has no quota
         if not (Path("/sys/fs/cgroup") / "cgroup.controllers").exists():
-            assert executor(container, "cpu.cfs_quota_us") == quota
-            assert executor(container, "cpu.cfs_period_us") == "50000"
-            assert executor(container, "cpu.shares") == "333"
+            assert controller(container, "cpu.cfs_quota_us") == quota
+            assert controller(container, "cpu.cfs_period_us") == "50000"
+            assert controller(container, "cpu.shares") == "333"
         else:
-            assert executor(container, "cpu.max") == f"{quota.replace('-1', 'max')} 50000"
+            assert controller(container, "cpu.max") == f"{quota.replace('-1', 'max')} 50000"
     node.cri.update(owner, memory_limit_in_bytes=96 << 20)
     node.check()
     limit = node.cri.status(owner).status.resources.linux.memory_limit_in_bytes

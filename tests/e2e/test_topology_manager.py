@@ -218,7 +218,7 @@ def test_huge_pages_that_are_not_there(make: Callable[..., Node]) -> None:
         pytest.skip("this machine has no pages of 2 MiB")
     node = make()
     if node.bed.name == "crio" and CGROUPS / "hugetlb" not in hierarchies():
-        pytest.skip("CRI-O refuses a limit of huge pages where no cgroup v1 executor has them")
+        pytest.skip("CRI-O refuses a limit of huge pages where no cgroup v1 controller has them")
     pod = node.pod("whole", name="paged")
     before = everything(node)
     said = refused(lambda: node.create(pod, **whole(1), huge_pages={"2MB": 1 << 50, "1GB": 0}))

@@ -1,8 +1,8 @@
 """The story of devices that topoproxy assigns, in a virtual machine of 2 sockets with 2 NUMA nodes each.
 
 A device plug-in reports two devices on each node. Under ``single-numa-node`` pods of four CPUs and two
-devices get both on one node. The next one is refused, until devices are free again. A device that is unhealthy
-is not assigned. The daemon and the plug-in are killed in between: every container keeps its devices, and no
+devices get both on one node. The next one is refused, until devices are free again. An unhealthy device is
+not assigned. The daemon and the plug-in are killed in between: every container keeps its devices, and no
 device is assigned twice.
 
     python3 vm_devices.py cgroupfs|systemd

@@ -136,7 +136,7 @@ def test_the_command_says_what_has_changed_and_what_waits(node: Node) -> None:
     done = command(node)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        f"reloaded {node.folder}/config.yaml: 1 setting changed\n"
+        f"reloaded {node.directory}/config.yaml: 1 setting changed\n"
         "  explainHistory: 500 -> 7\n"
         "a restart is needed for:\n"
         f"  cgroupRoot: {node.cgroups.root} -> /elsewhere\n"

@@ -33,7 +33,7 @@ class NodeMark(Struct, frozen=True):
     """Why a node is marked.
 
     Attributes:
-        since: When the last pod was rejected, in seconds since the epoch.
+        since: When the last pod was ended, in seconds since the epoch.
         cpus: The fewest whole CPUs that one of the pods requested.
         free: What was free then.
     """

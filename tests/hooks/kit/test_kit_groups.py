@@ -74,7 +74,7 @@ def test_a_quota_that_cannot_be_written_is_an_error_unless_the_pod_left(tmp_path
     assert not fail(errno.ENODEV)
     with pytest.raises(HookError, match=r"cannot take the quota off .*: no"):
         fail(errno.EROFS)
-    with pytest.raises(HookError, match="cannot find the executor cpu"):
+    with pytest.raises(HookError, match="cannot find the controller cpu"):
         open_quota(tmp_path / "nothing", pod(f"/kubepods/pod{UID}"))
 
 

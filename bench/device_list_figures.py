@@ -1,0 +1,129 @@
+"""How long a list of devices takes from a device plug-in to the state of the node: a command by itself
+
+    .venv/bin/python bench/device_list_figures.py
+
+A plug-in in a process of its own sends lists of 1,000 devices, each with a NUMA node, to a daemon. The time
+runs from the arrival of the message, in the thread that reads it, until the event loop has the devices in the
+state of the node: reading, the two threads' waits for each other, comparing, and the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from procs import environment
+from table import number, render
+
+from proxy.backends.device_plugins import list_feed
+from proxy.engine.node_events import DevicesChanged
+from tests.testkit.daemon import DaemonNode, run, until
+from tests.testkit.device_plugin import PlayedPlugin, device
+
+DEVICES, ROUNDS, LIMIT_MS = 1000, 50, 20.0
+PAUSE_S = 0.15
+"""Between two lists; those that come within a tenth of a second replace each other."""
+
+
+def plugin(directory: Path) -> None:
+    """Be the plug-in: each list differs from the one before it in the health of one device."""
+    listed = [device(f"device-{n:04}", n % 8) for n in range(DEVICES)]
+    played = PlayedPlugin(directory, listed).start()
+    played.register(directory / "kubelet.sock")
+    for number_of_list in range(10 * ROUNDS):
+        time.sleep(PAUSE_S)
+        changed = device("device-0000", 0, healthy=number_of_list % 2 == 1)
+        played.update(changed, *listed[1:])
+
+
+def measure(rounds: int = ROUNDS) -> list[float]:
+    """Give the milliseconds of each list."""
+    arrived, took = [0.0], list[float]()
+    put = list_feed.ListFeed.put
+
+    def noted(feed: list_feed.ListFeed, message: bytes) -> None:
+        arrived[0] = time.perf_counter()
+        put(feed, message)
+
+    list_feed.ListFeed.put = noted  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory(prefix="df-") as folder:
+            _follow(Path(folder), rounds, arrived, took)
+    finally:
+        list_feed.ListFeed.put = put  # type: ignore[method-assign]
+    return took[:rounds]  # one more when the plug-in ends
+
+
+def _follow(folder: Path, rounds: int, arrived: list[float], took: list[float]) -> None:
+    one, directory = DaemonNode(folder), folder / "plugins"
+    one.runtime.start()
+    daemon: Any = one.daemon(f"devicePlugins: {{enabled: true, socketDirectory: {directory}}}\n")
+
+    async def scenario() -> None:
+        store, handle = daemon.executor.store, daemon.executor.store.handle
+
+        def timed(event: Any) -> Any:
+            result = handle(event)
+            if isinstance(event, DevicesChanged) and event.devices is not None:
+                assert len(store.state.devices.registered[event.resource]) == DEVICES
+                took.append(1000 * (time.perf_counter() - arrived[0]))
+            return result
+
+        store.handle = timed
+        await until((directory / "kubelet.sock").exists)
+        command = [sys.executable, __file__, "--plugin", str(directory)]
+        with subprocess.Popen(command, env=environment(malloc=False)) as process:
+            try:
+                await until(lambda: len(took) >= rounds, 10 + 2 * PAUSE_S * rounds, 0.05)
+            finally:
+                process.kill()
+        await asyncio.sleep(0.1)
+
+    try:
+        run(daemon, scenario)
+    finally:
+        one.runtime.stop()
+
+
+HEAD = ("a list of devices", "devices", "lists", "p50", "p99", "slowest", "bar")
+
+
+def rows(took: list[float]) -> list[list[str]]:
+    ordered = sorted(took)
+    return [
+        [
+            "from its arrival to the state",
+            str(DEVICES),
+            str(len(took)),
+            *(
+                f"{number(ms)} ms"
+                for ms in (statistics.median(took), ordered[len(took) * 99 // 100], ordered[-1])
+            ),
+            f"{number(LIMIT_MS)} ms",
+        ]
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--plugin", help=argparse.SUPPRESS)
+    directory = parser.parse_args().plugin
+    if directory:
+        plugin(Path(directory))
+        return 0
+    took = measure()
+    print(render(HEAD, rows(took)))
+    return int(statistics.median(took) >= LIMIT_MS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
