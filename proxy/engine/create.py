@@ -382,7 +382,7 @@ def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> Adm
     is_asked = wanted or request.devices or state.node.serves(pod)
     if not is_asked and not asks_for_devices(state, pod, name):
         return None
-    asks = pod_requests(pod, name, request, wanted)
+    asks = pod_requests(pod, name, request, wanted, state.devices)
     asked = ProviderRequest(
         pod,
         asks,

@@ -109,7 +109,7 @@ def _grant_others(
     node = state.node
     if not node.serves(pod) and not asks_for_devices(state, pod, name):
         return None
-    asks = pod_requests(pod, name, request, 0)
+    asks = pod_requests(pod, name, request, 0, state.devices)
     asked = ProviderRequest(pod, asks, name, request, exclusive=False, preferred=preferred)
     context = build_context(state, asked)
     homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes

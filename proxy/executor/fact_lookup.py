@@ -52,7 +52,7 @@ class FactLookup:
         kubelet, node = self._kubelet, state.node
         if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
             return False
-        if state.devices.registered:
+        if state.devices.registered or pod.key in state.devices.held:
             return True  # devices are in the pod's limits and nowhere in the CRI
         if node.decides_pods and kubelet.knows_devices:
             return True  # the containers' names are needed to ask for their devices

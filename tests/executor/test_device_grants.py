@@ -397,3 +397,26 @@ def test_a_restart_of_the_daemon(live: Any) -> None:
         assert [what for what, _ in plugins.log].count("allocate") == 2
 
     live(story, sources=sources(), plugins=plugins)
+
+
+def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_resource(live: Any) -> None:
+    plugins, kubelet = PlayedPlugins(), sources()
+
+    async def story(w: Any) -> None:
+        register(w)
+        one = await w.pod("a", kube="burstable")
+        await w.create(one)
+        register(w, None)
+        for answer in (kubelet[0].asks, lambda *_: None):
+            kubelet[0].asks, asked = answer, kubelet[0].asked
+            await w.executor.journal.flush()
+            await w.executor.close()
+            w.boot()
+            await w.sync.once()
+            again = await w.begin(one)
+            assert paths(again) == ["/dev/nic0"]
+            w.finish(again, f"again-{asked}")
+        assert kubelet[0].asked == 2, "before it stopped answering: also when no resource is registered"
+        assert len(plugins.log) == 1
+
+    live(story, sources=kubelet, plugins=plugins)
