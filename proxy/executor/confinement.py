@@ -280,11 +280,17 @@ class Confinement:
     def holds(self, flight: InflightCall) -> bool:
         """Return whether a start without a waiting client must not be ended by the passing of time alone.
 
-        As long as the container's cgroup exists, the runtime may go on with the start.
+        As long as the container's cgroup exists, the runtime may go on with the start. Where the cgroup is
+        there from the create on, it does not show that there is a start: one that is only suspected is ended
+        by time, since nothing of it takes long (the mounts belong to the create).
         """
-        call = self._context.state.inflight.current(flight)
-        is_confined = call is not None and call.confined
-        return flight.is_start and is_confined and flight.container_id not in self._absent
+        context = self._context
+        call = context.state.inflight.current(flight)
+        if call is None or not (call.is_start and call.confined) or flight.container_id in self._absent:
+            return False
+        container = context.state.containers.get(flight.container_id)
+        path = context.enforcer.known_path(container) if call.suspected and container is not None else None
+        return path is None or not context.options.quirks.is_made_by_create(path)
 
     # -- words --------------------------------------------------------------------------------------------
 

@@ -56,12 +56,15 @@ class RuntimeQuirks(Struct, frozen=True):
         monitor: Returns the name by which ``Cgroups.find`` finds the monitor of a container, by its id.
         is_left_behind: Returns whether the cgroup at a path may be that of a sandbox without processes, so
             that it has no controllers.
+        is_made_by_create: Returns whether the cgroup at a path is made with the create of its container, so
+            that it does not show whether the container is being started.
         mask_as_sent: Returns the set that systemd reads if a runtime sends a set in the wrong byte order.
     """
 
     has_monitors: Callable[[str], bool] = _never
     monitor: Callable[[str], str] = _none
     is_left_behind: Callable[[str], bool] = _never
+    is_made_by_create: Callable[[str], bool] = _never
     mask_as_sent: Callable[[CpuSet], CpuSet] = _unchanged
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.backends.runtime.quirks import QUIRKS
 from proxy.engine.node_events import ModeChanged
 from proxy.executor import confinement
 from proxy.model.admission import AdmissionRules
@@ -288,6 +290,23 @@ def test_a_created_container_without_a_group_is_not_held_after_a_restart(live: C
         assert not w.executor.enforcer._missed
 
     live(day)
+
+
+def test_a_group_that_is_made_by_the_create_holds_no_start_after_a_restart(live: Callable[..., None]) -> None:
+    """CRI-O makes it: it does not show that the container is being started."""
+
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        w.cgroups.sets[ls] = CpuSet.parse("0-15")
+        await w.close()
+        w.boot()
+        for _ in range(3):
+            await w.sync.once()
+            w.now += 3
+        assert not w.executor.state.inflight.of(ls)
+        assert (await w.start(ls)).refused is None
+
+    live(day, quirks=structs.replace(QUIRKS, is_made_by_create=lambda _: True))
 
 
 # -- cgroup v2: a limit of the pod's group ------------------------------------------------------------------

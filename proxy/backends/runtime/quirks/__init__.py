@@ -21,6 +21,7 @@ QUIRKS = RuntimeQuirks(
     has_monitors=crio.is_group_of_crio,
     monitor=crio.monitor,
     is_left_behind=crio.is_left_behind,
+    is_made_by_create=crio.is_group_of_crio,
     mask_as_sent=runc.reversed_mask,
 )
 """What the executor has to know."""

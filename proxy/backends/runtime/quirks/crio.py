@@ -8,6 +8,10 @@ the monitors elsewhere (``conmon_cgroup`` in crio.conf(5)).
 scope, and only CRI-O knows of it. When the pod's last container has ended, systemd removes the controllers
 from this group (cgroup v2): it has no CPUs that could be read or written.
 
+**Groups of created containers.** CRI-O runs ``runc create`` for a CreateContainer, and ``runc start`` for the
+start. So the group of a container is there, and its cpuset is written, before the container is started. Other
+runtimes do both for the start.
+
 **Hidden creates** (CRI-O 1.34, internal/resourcestore). When the client of a CreateContainer has gone, CRI-O
 finishes the create and keeps the container back: no list shows it. The next request for the same pod, name
 and attempt is answered with this container, which has the CPUs of the first request.
@@ -26,7 +30,7 @@ MONITOR_GROUP = GROUP_PREFIX + _MONITOR
 
 
 def is_group_of_crio(path: str) -> bool:
-    """Return whether CRI-O made the group at a path: then its pod's containers have monitors."""
+    """Return whether CRI-O made the group at a path, with the create: its pod's containers have monitors."""
     return path.rpartition("/")[2].startswith(GROUP_PREFIX)
 
 
