@@ -23,6 +23,7 @@ from proxy.engine.effects import AbortReason
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PlanDecided
 from proxy.engine.pod_events import PodLearned
+from proxy.engine.start import is_below_class
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePluginError
 from proxy.executor.exited_siblings import holders, see_ended
@@ -199,6 +200,9 @@ class CreateCalls:
     async def _create_narrowed(self, call: HeldCall, container: Container) -> None:
         """Record what hooks have named, which no list of the runtime would show after a crash."""
         await self.executor.reservations.narrow(container)
+        if not call.done and is_below_class(self.executor.state, container):
+            # The runtime may write the container's cpuset at the create already.
+            await self.executor.writes.widen_groups(container)
         if not call.done:
             self._go_on(call, container)
 

@@ -8,6 +8,7 @@ call has landed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from proxy.engine.enforcement import applies_to
@@ -15,8 +16,9 @@ from proxy.engine.node_effects import Change, Follow, WriteCpusets
 from proxy.executor.context import NodeContext
 from proxy.executor.enforce import Enforced
 from proxy.executor.observer import Observer
-from proxy.model.workload import Phase
+from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 Write = Callable[[Iterable[str]], Enforced]
 """Writes the cpusets of some containers, in the kernel worker's thread."""
@@ -78,6 +80,20 @@ class KernelWrites(Observer):
     async def clear_sandboxes(self) -> None:
         """Have all sandboxes, also new ones, leave CPUs that are owned."""
         self.moved(await self._context.kernel.run(self._context.enforcer.enforce_sandboxes))
+
+    async def widen_groups(self, container: Container) -> None:
+        """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
+
+        If they cannot be written in time, that is reported, and the container goes on with what they hold.
+        """
+        context = self._context
+        try:
+            async with asyncio.timeout(context.options.call_timeout):
+                self.moved(await context.kernel.run(context.enforcer.enforce_groups))
+        except TimeoutError:
+            context.telemetry.problem(
+                "cannot write the cgroups above a container in time", **subject(container)
+            )
 
     def moved(self, done: Enforced, *, look_again: bool = True) -> None:
         """Process the result of an enforcement.

@@ -99,7 +99,7 @@ class StartUpdate:
         if known is None or not applies_to(context.state, known.pod):
             return ""
         if known.phase is Phase.CREATED and is_below_class(context.state, known):
-            await self._see_to_groups(known)
+            await self._writes.widen_groups(known)
         for _ in range(STEPS):
             step = start_step(context.state, container_id)
             if step is StartStep.READY:
@@ -126,20 +126,6 @@ class StartUpdate:
             problem = self._context.telemetry.problem
             problem("cannot start a container", **subject(container), err=reason.message)
         return public_reason(self._context.state, reason)
-
-    async def _see_to_groups(self, container: Container) -> None:
-        """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
-
-        If they cannot be written in time, that is reported, and the container starts with what they hold.
-        """
-        context = self._context
-        try:
-            async with asyncio.timeout(context.options.call_timeout):
-                self._writes.moved(await context.kernel.run(context.enforcer.enforce_groups))
-        except TimeoutError:
-            context.telemetry.problem(
-                "cannot write the cgroups above a container in time", **subject(container)
-            )
 
     async def _send(self, container: Container) -> None:
         """Send the CPUs of a created container to the runtime.

@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from crio import FOLDER as CRIO
 
 if TYPE_CHECKING:
     from bed import Bed
 
-pytestmark = pytest.mark.e2e
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        bool(CRIO), reason="CRI-O makes cgroups at the create, and the CPUs of this day do not exist"
+    ),
+]
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -35,6 +41,6 @@ def test_forty_hostile_pods_beside_twelve(bed: Bed, directory: Path) -> None:
 
     honest = honest_pods(12)
     quiet = play(bed, directory / "quiet", honest, ())
-    assert quiet.owners == {"tenant-good"}
+    assert quiet.owners == {"tenant-good"}, quiet.honest
     busy = play(bed, directory / "busy", honest, attacks(40, 1, CPUS))
     assert failures(quiet, busy) == []

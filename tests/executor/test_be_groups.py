@@ -113,6 +113,19 @@ def test_a_container_that_is_to_start_finds_room_in_its_ancestors(tmp_path: Path
     assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", f"{ROOT}/podb")] == ["1-7", "1-7", "2-7"]
 
 
+def test_a_group_that_is_made_with_the_create_keeps_what_hooks_have_named(
+    tmp_path: Path, version: int
+) -> None:
+    """CRI-O makes it, under a name with a prefix."""
+    path = f"{ROOT}/poda/crio-{'c' * 64}"
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", path)
+    given = one("c" * 64, pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,)))
+    state = NodeState.of(NODE, [pod("a")], [given.in_phase(Phase.CREATED), owner("0-1")])
+    cgroups.write(path, CpuSet((1,)), None)
+    assert Enforcer(cgroups, lambda: state).enforce_groups().notes == []
+    assert on(cgroups, path) == "1"
+
+
 def test_groups_are_seen_to_before_each_start_below_them(live) -> None:
     async def day(w: Any) -> None:
         ours = w.executor.enforcer

@@ -132,8 +132,12 @@ class ConfigFollowing:
                 await asyncio.to_thread(_put, self._path, before)
         if found is None:
             return None
-        what = "refused the settings of the cluster" if reason else "took the settings of the cluster"
-        self._session.telemetry.event(what, source=found.name, reason=reason)
+        if reason:
+            self._session.telemetry.event(
+                "refused the settings of the cluster", source=found.name, reason=reason
+            )
+        else:
+            self._session.telemetry.event("took the settings of the cluster", source=found.name, reason="")
         return ConfigAnswer(found.name, found.generation, not reason, reason[:_LONGEST])
 
     def _fault(self, text: str) -> str:

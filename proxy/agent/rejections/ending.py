@@ -264,7 +264,10 @@ class RejectedPodEnding:
             break
         self._marked = wanted
         session.telemetry.resolved(CANNOT_MARK)
-        session.telemetry.event("the node has room again" if wanted is None else "marked the node: no room")
+        if wanted is None:
+            session.telemetry.event("the node has room again")
+        else:
+            session.telemetry.event("marked the node: no room")
         return True
 
 

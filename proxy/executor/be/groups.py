@@ -53,7 +53,7 @@ class BeGroups:
             try:
                 others = set(observed.values())
                 groups = [group for group in self._groups(root) if not _is_in(group.path, others)]
-                wanted = _wanted(state, own, paths, groups)
+                wanted = self._wanted(state, own, paths, groups)
                 if any(path.startswith(f"{root}/") for path in others):
                     wanted[root] = state.node.machine.online  # it bounds the pods that are observed too
                 for step in steps(groups, wanted):
@@ -80,28 +80,31 @@ class BeGroups:
                     below += [f"{path}/{name}" for name in sorted(self._cgroups.children(path))]
             level = below
 
+    def _wanted(
+        self, state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
+    ) -> dict[str, CpuSet]:
+        """Return the wanted CPUs of each group."""
+        pool = state.pools.of(Pool.BE)
+        wanted = {group.path: pool for group in groups}
+        root = groups[0].path
+        for container in state.containers.values():
+            pod = own.get(container.pod.cgroup_parent)
+            if container.phase is Phase.EXITED or pod is None or not pod.startswith(f"{root}/"):
+                continue
+            want = state.wanted(container)
+            path = paths.get(container.id) or container.cgroup
+            if not path and container.phase is Phase.CREATED and not state.node.erases(container.placement):
+                # CRI-O makes the group with the create, and its name is not the id alone.
+                path = self._cgroups.find(container.pod.cgroup_parent, container.id) or ""
+            path = path or f"{pod}/{container.id}"
+            if path in wanted:
+                wanted[path] = want
+            for above in (pod, root):
+                if above in wanted:
+                    wanted[above] |= want
+        return wanted
+
 
 def _is_in(path: str, groups: set[str]) -> bool:
     """Return whether a group is one of some groups of pods, or lies in one."""
     return path in groups or path.rpartition("/")[0] in groups
-
-
-def _wanted(
-    state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
-) -> dict[str, CpuSet]:
-    """Return the wanted CPUs of each group."""
-    pool = state.pools.of(Pool.BE)
-    wanted = {group.path: pool for group in groups}
-    root = groups[0].path
-    for container in state.containers.values():
-        pod = own.get(container.pod.cgroup_parent)
-        if container.phase is Phase.EXITED or pod is None or not pod.startswith(f"{root}/"):
-            continue
-        want = state.wanted(container)
-        path = paths.get(container.id) or container.cgroup or f"{pod}/{container.id}"
-        if path in wanted:
-            wanted[path] = want
-        for above in (pod, root):
-            if above in wanted:
-                wanted[above] |= want
-    return wanted
