@@ -250,7 +250,10 @@ class DevicePluginRegistry:
     def needs_pre_start(self, resource: str) -> bool:
         """Return whether the plug-in of a resource is to be called by ``pre_start`` before each create."""
         managed = self._resources.get(resource)
-        return managed is not None and managed.endpoint.needs_pre_start
+        if managed is None:
+            # An earlier run of the daemon had its plug-in; ``pre_start`` refuses until that registers again.
+            return resource in self._context.state.devices.registered
+        return managed.endpoint.needs_pre_start
 
     async def preferred(
         self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int

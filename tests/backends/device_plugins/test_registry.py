@@ -39,6 +39,7 @@ class Node:
         self.faults: list[BaseException] = []
         self.telemetry = Telemetry(CapturedLog(), time.monotonic)
         self.store = SimpleNamespace(handle=self.events.append)
+        self.state = SimpleNamespace(devices=SimpleNamespace(registered={}))
         self.plugins: list[PlayedPlugin] = []
         self.registry: Any = None
 
@@ -147,6 +148,18 @@ def test_calls_pass_what_is_asked_and_answered(node: Node) -> None:
         assert [each.host_path for each in answer.devices] == ["/dev/a", "/dev/b"]
         await calls.pre_start(NAME, ("a",))
         assert prepared == [["a"]]
+
+    play(node, scenario)
+
+
+def test_a_resource_of_an_earlier_run_needs_its_plugin_before_a_start(node: Node) -> None:
+    async def scenario() -> None:
+        calls = node.registry
+        node.state.devices.registered = {NAME: {}}
+        assert calls.needs_pre_start(NAME), "it is not known otherwise before the plug-in is back"
+        assert "no device plug-in has registered it" in await node.refused(calls.pre_start(NAME, ("a",)))
+        await node.serve(node.plugin())
+        assert not calls.needs_pre_start(NAME), "the plug-in does not want it"
 
     play(node, scenario)
 
