@@ -4,7 +4,8 @@ Calls that need no waiting are decided and sent on before the loop turns: a cont
 costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
 
 Whatever goes wrong in here must not make the node worse than no proxy: an internal error lets the call pass
-as it came and has the container looked at soon, unless its pod must not run unplaced (LSE, LSR).
+as it came and has the container looked at soon, unless its pod must not run unplaced (LSE, LSR, or it holds
+devices).
 """
 
 from __future__ import annotations
@@ -183,6 +184,8 @@ class CallFlow:
     def _must_be_placed(self, call: HeldCall, *, always: bool = False) -> bool:
         """Return whether a call's pod must not run unplaced, or may be such a pod.
 
+        A container of a pod that holds devices would run without them.
+
         Args:
             call: The call.
             always: Whether no pod to which the plan is applied may run unplaced.
@@ -193,4 +196,5 @@ class CallFlow:
         pod = call.pod_of(state.pods, state.node.machine.bounds)
         if pod is None:
             return is_applied_to_all(state)  # else it may be one that is observed
-        return applies_to(state, pod) and (always or state.node.refuses_unplaced(pod))
+        must = always or pod.key in state.devices.held or state.node.refuses_unplaced(pod)
+        return must and applies_to(state, pod)

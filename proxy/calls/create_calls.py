@@ -149,12 +149,13 @@ class CreateCalls:
         """Have device plug-ins prepare a container's devices, and add what they answer to the request."""
         grants, trip = self.executor.device_grants, call.state
         assert grants is not None, "there are no devices without plug-ins"
+        refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.unreadable)
         try:
             answers = await grants.prepare(container)
             if call.done or not isinstance(trip, Trip):
                 return  # the end of the call has taken the container out
             trip.device_fields = call.add_devices(answers)
-        except (DevicePluginError, DeviceConflictError) as error:
+        except refused as error:
             if not call.done:
                 self._without_devices(call, container, str(error))
             return

@@ -11,7 +11,7 @@ import pytest
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.device_book import DeviceRecord
-from proxy.engine.node_events import DevicesChanged
+from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.executor.device_ports import DevicePluginError
 from proxy.frontends.hook_bridge.calls import _conflict
 from proxy.hooks.hook import Outcome
@@ -420,3 +420,63 @@ def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_res
         assert len(plugins.log) == 1
 
     live(story, sources=kubelet, plugins=plugins)
+
+
+def create_of(uid: str) -> pb.CreateContainerRequest:
+    request = pb.CreateContainerRequest(pod_sandbox_id=f"s-{uid}")
+    request.config.metadata.name = "c"
+    request.sandbox_config.metadata.uid = uid
+    request.sandbox_config.metadata.name = uid
+    request.sandbox_config.metadata.namespace = "ns"
+    return request
+
+
+def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(live: Any) -> None:
+    kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
+
+    async def story(w: Any) -> None:
+        w.executor.store.handle(DevicesImported(NIC, {"a": kept}, every=True))
+        call = await w.call("CreateContainer", create_of("a"))
+        assert call.refused == (14, "cannot place the container: not in step with the runtime yet")
+        assert (await w.call("CreateContainer", create_of("b"))).refused is None, "it holds nothing"
+
+    live(story, sources=sources(), plugins=PlayedPlugins(), synced=False, call_timeout=0.2)
+
+
+def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(w: Any) -> None:
+        register(w)
+        one, two = await w.pod("a", kube="burstable"), await w.pod("b", kube="burstable")
+        await w.create(one)
+        monkeypatch.setattr(w.executor.creates, "place_or_ask", lambda *_: 1 / 0)
+        call = await w.begin(one)
+        assert call.refused is not None
+        assert "internal error: ZeroDivisionError" in call.refused[1]
+        w.wire.finished(call, None)
+        assert (await w.begin(two)).refused is None, "it holds nothing"
+        w.logged.clear()
+
+    live(story, sources=sources(), plugins=PlayedPlugins())
+
+
+def test_a_request_that_devices_cannot_be_added_to_is_refused(live: Any) -> None:
+    async def story(w: Any) -> None:
+        register(w)
+        sandbox = await w.pod("a", kube="burstable")
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
+        request.config.metadata.name = "c"
+        call = w.played("CreateContainer", request)
+
+        def undecodable(_: Any) -> Any:
+            raise call.unreadable[0]("Error parsing message")
+
+        call.add_devices = undecodable
+        w.wire.request(call)
+        await call.over.wait()
+        assert call.refused is not None
+        assert "Allocate failed due to Error parsing message" in call.refused[1]
+        w.wire.finished(call, None)
+
+    live(story, sources=sources(), plugins=PlayedPlugins())
