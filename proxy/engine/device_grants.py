@@ -55,9 +55,12 @@ def devices_imported(state: NodeState, event: DevicesImported) -> Handled:
 
 
 def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
-    """Keep what plug-ins have answered for devices that a container still holds."""
+    """Keep what plug-ins have answered for devices that a container still holds.
+
+    Its pod may have lost them since, with its sandbox, and hold others now: of those nothing is answered.
+    """
     key, name = event.pod_key, event.name
-    waiting = state.devices.unanswered(key, name)
+    waiting = _still_reserved(state, key, name, event.wanted)
     answers = {resource: answer for resource, answer in event.answers.items() if resource in waiting}
     if not answers:
         return state, ()
@@ -65,8 +68,16 @@ def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
 
 
 def allocate_failed(state: NodeState, event: AllocateFailed) -> Handled:
-    """Free what was only reserved for a container."""
-    return _recorded(state, state.devices.release_unanswered(event.pod_key, event.name), event.pod_key)
+    """Free what was only reserved for a container, and asked for."""
+    key, name = event.pod_key, event.name
+    waiting = _still_reserved(state, key, name, event.wanted)
+    return _recorded(state, state.devices.release_unanswered(key, name, waiting), key)
+
+
+def _still_reserved(state: NodeState, key: str, name: str, wanted: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Return the resources of which a container still has the devices reserved that were asked for."""
+    waiting = state.devices.unanswered(key, name)
+    return {resource for resource, ids in wanted.items() if waiting.get(resource) == ids}
 
 
 def unanswered_dropped(state: NodeState, read: Mapping[str, PodDevices]) -> NodeEffects:

@@ -35,6 +35,8 @@ from proxy.model.devices import AllocateAnswer
 from proxy.model.workload import Container, Pod, Request
 
 Answers = Mapping[str, AllocateAnswer]
+Wanted = tuple[tuple[str, tuple[str, ...]], ...]
+"""Devices to ask plug-ins for, by resource."""
 Preferred = dict[tuple[str, str], tuple[str, ...] | None]
 
 
@@ -66,14 +68,18 @@ class DeviceGrants:
         self._sandboxes = sandboxes
         self._worker = worker
         self._kubelet = kubelet
-        self._allocating: dict[tuple[str, str], asyncio.Task[Answers | DevicePluginError]] = {}
+        self._allocating: dict[tuple[str, str, Wanted], asyncio.Task[Answers | DevicePluginError]] = {}
 
     async def take_over(self, resource: str) -> None:
-        """Before a resource is managed here: let containers keep what kubelet has given them of it."""
+        """Before a resource is managed here: let containers keep what kubelet has given them of it.
+
+        Raises:
+            DevicePluginError: That cannot be read, so devices that are in use would be free.
+        """
         context = self._context
         if self._kubelet is None or resource in context.state.devices.registered:
             return
-        pods = await self._worker.run(self._kubelet.read)
+        pods = await self._worker.run(self._kubelet.read, resource)
         some = {key: pod for key, pod in pods.items() if any(resource in each for each in pod.values())}
         if some:
             every = not context.synced.is_set()  # a comparison that follows drops those that are gone
@@ -109,12 +115,13 @@ class DeviceGrants:
             DevicePluginError: A plug-in has not, or the ledger cannot be written.
         """
         key, name = container.pod.key, container.name
-        task = self._allocating.get((key, name))
+        wanted = tuple(self._context.state.devices.unanswered(key, name).items())
+        task = self._allocating.get((key, name, wanted))
         if task is None:
             # A client that gives up does not end it: the next attempt waits for the same answer.
-            task = asyncio.get_running_loop().create_task(self._allocate(key, name))
-            self._allocating[key, name] = task
-            task.add_done_callback(lambda _: self._allocating.pop((key, name), None))
+            task = asyncio.get_running_loop().create_task(self._allocate(key, name, dict(wanted)))
+            self._allocating[key, name, wanted] = task
+            task.add_done_callback(lambda _: self._allocating.pop((key, name, wanted), None))
         answers = await asyncio.shield(task)
         if isinstance(answers, DevicePluginError):
             raise answers
@@ -128,20 +135,22 @@ class DeviceGrants:
         for task in self._allocating.values():
             task.cancel()
 
-    async def _allocate(self, key: str, name: str) -> Answers | DevicePluginError:
+    async def _allocate(
+        self, key: str, name: str, wanted: Mapping[str, tuple[str, ...]]
+    ) -> Answers | DevicePluginError:
         context, answers = self._context, dict[str, AllocateAnswer]()
         resource = ""
         try:
-            for resource, ids in context.state.devices.unanswered(key, name).items():
+            for resource, ids in wanted.items():
                 answers[resource] = await self._plugins.allocate(resource, ids)
         except DevicePluginError as error:
-            context.store.handle(AllocateFailed(key, name))
+            context.store.handle(AllocateFailed(key, name, wanted))
             return error
         except Exception as error:  # noqa: BLE001  a container must not run without its devices
-            context.store.handle(AllocateFailed(key, name))
+            context.store.handle(AllocateFailed(key, name, wanted))
             context.broken(error)
             return DevicePluginError(resource, f"internal error: {type(error).__name__}: {error}")
-        context.store.handle(DevicesAllocated(key, name, answers))
+        context.store.handle(DevicesAllocated(key, name, answers, wanted))
         record = {f"{PODS}{key}": record_of(context.state.devices, key)}
         stored = await context.journal.append(record, durable=True)
         if not isinstance(stored, LedgerWritten):

@@ -26,8 +26,12 @@ class DevicePluginError(Exception):
 class KubeletAllocations(Protocol):
     """The devices that kubelet's device manager has assigned."""
 
-    def read(self) -> Mapping[str, PodDevices]:
-        """Return what containers hold, by uid of the pod; may block. What cannot be read is reported."""
+    def read(self, resource: str) -> Mapping[str, PodDevices]:
+        """Return what containers hold, by uid of the pod; may block.
+
+        Raises:
+            DevicePluginError: What they hold of this resource cannot be read.
+        """
 
 
 class DevicePlugins(Protocol):

@@ -84,7 +84,7 @@ class Story:
     def given(self, pod: Pod, name: str = "c", answer: AllocateAnswer = ANSWER) -> Any:
         """Have plug-ins answer for a create; gives what becomes of it."""
         waiting = self.state.devices.unanswered(pod.key, name)
-        self.play(DevicesAllocated(pod.key, name, dict.fromkeys(waiting, answer)))
+        self.play(DevicesAllocated(pod.key, name, dict.fromkeys(waiting, answer), waiting))
         return self.play(CreateResumed(self.state.containers[f"{pod.uid}/{name}"]))[-1]
 
     def held(self, pod: Pod, name: str = "c", resource: str = NIC) -> set[str]:
@@ -124,7 +124,7 @@ def test_a_create_reserves_devices_and_goes_on_with_the_answers() -> None:
     assert container.placement.devices == ((NIC, ("nic0", "nic1")),)
     assert container.placement.pool is Pool.SHARED, "it owns no CPUs"
     assert records(effects) == {"d/a": {"c": {NIC: {"ids": ("nic0", "nic1"), "answer": None}}}}
-    done = story.play(DevicesAllocated("a", "c", {NIC: ANSWER, GPU: ANSWER}))
+    done = story.play(DevicesAllocated("a", "c", {NIC: ANSWER, GPU: ANSWER}, {NIC: ("nic0", "nic1")}))
     assert load_record(records(done)["d/a"])["c"][NIC].answer == ANSWER  # type: ignore[arg-type]
     assert story.state.devices.answers_of("a", "c") == {NIC: ANSWER}, "of what it holds"
     assert isinstance(story.play(CreateResumed(container))[-1], Forward)
@@ -148,15 +148,16 @@ def test_a_failed_allocate_gives_back_what_was_reserved() -> None:
     story = Story()
     pod = story.pod("a", ask(3))
     story.create(pod)
-    assert records(story.play(AllocateFailed("a", "c"))) == {"d/a": None}
+    assert records(story.play(AllocateFailed("a", "c", {NIC: ("nic0", "nic1", "nic2")}))) == {"d/a": None}
     refused = story.play(CreateWithoutDevices(story.state.containers["a/c"], "it hangs"))
     assert NotifyFailed("a/c") in refused
     assert refused[-1] == Refuse(
         9, "UnexpectedAdmissionError: Allocate failed due to it hangs, which is unexpected (ns/a/c)"
     )
     assert (story.state.devices.available(NIC), story.state.containers.get("a/c")) == (NICS.keys(), None)
-    assert story.play(AllocateFailed("a", "c")) == ()
-    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER})) == (), "the answer comes too late"
+    asked = {NIC: ("nic0", "nic1", "nic2")}
+    assert story.play(AllocateFailed("a", "c", asked)) == ()
+    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER}, asked)) == (), "the answer comes too late"
     assert isinstance(story.create(pod), AllocateFirst), "the next attempt"
 
 
@@ -186,10 +187,27 @@ def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
     pod = story.pod("a", ask())
     story.create(pod)
     story.play(SandboxStopped("s-a"))
-    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER})) == ()
+    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER}, {NIC: ("nic0",)})) == ()
     refused = story.play(CreateResumed(story.state.containers["a/c"]))[-1]
     assert isinstance(refused, Refuse)
     assert "they were released with its sandbox" in refused.message
+
+
+def test_an_answer_for_devices_that_have_gone_is_not_one_for_those_that_came_after_them() -> None:
+    story = Story()
+    pod = story.pod("a", ask())
+    story.create(pod)
+    story.play(SandboxStopped("s-a"))
+    other = story.pod("b", ask())
+    story.create(other)
+    again = structs.replace(pod, sandbox_id="s2", attempt=1)
+    story.play(SandboxRunning(again))
+    story.play(CreateRequested(again, "c", 1, Request(), "a/c2"))
+    assert (story.held(pod), story.held(other)) == ({"nic1"}, {"nic0"})
+    late = {NIC: ("nic0",)}
+    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER}, late)) == ()
+    assert story.play(AllocateFailed("a", "c", late)) == ()
+    assert story.state.devices.unanswered("a", "c") == {NIC: ("nic1",)}
 
 
 def test_a_plug_in_is_asked_for_its_preference_before_anything_changes() -> None:

@@ -69,7 +69,7 @@ class Call:
     Attributes:
         stage: ``asked``: its plug-in is asked what it prefers; ``allocating``; ``recording``; ``runtime``;
             ``made``: the runtime has it, and the daemon has not heard of it.
-        ids: The devices in its request.
+        ids: The devices that its plug-in is asked for, and then those in its request.
         gone: Its client has gone, or the daemon that sent it has crashed.
     """
 
@@ -156,7 +156,7 @@ def decided(day: Day, uid: str, preferred: tuple[str, ...] | None) -> Day:
     if isinstance(answer, AskPreference):
         return day.with_call(uid, Call("asked"))
     if isinstance(answer, AllocateFirst):
-        return day.with_call(uid, Call("allocating"))
+        return day.with_call(uid, Call("allocating", day.state.devices.of_container(uid, "c", R)))
     assert isinstance(answer, Refuse), answer
     return day.with_call(uid, None)
 
@@ -247,11 +247,12 @@ def _of_call(day: Day, uid: str, call: Call) -> Iterator[tuple[str, Day]]:
     if call.stage == "asked":
         yield f"prefers {uid}", decided(day, uid, ("y", "x"))
     elif call.stage == "allocating":
-        done = day.does(DevicesAllocated(uid, "c", {R: AllocateAnswer()}))
+        wanted = {R: tuple(sorted(call.ids))}
+        done = day.does(DevicesAllocated(uid, "c", {R: AllocateAnswer()}, wanted))
         yield f"allocated {uid}", done.with_call(uid, replace(call, stage="recording"))
         if day.faults:
             container = day.state.containers[token]
-            failed = less.does(AllocateFailed(uid, "c"), CreateWithoutDevices(container, "it hangs"))
+            failed = less.does(AllocateFailed(uid, "c", wanted), CreateWithoutDevices(container, "it hangs"))
             yield f"fails {uid}", failed.with_call(uid, None)
             yield f"client of {uid} goes", less.with_call(uid, replace(call, gone=True))
     elif call.stage == "runtime":

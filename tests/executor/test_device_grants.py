@@ -236,6 +236,32 @@ def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(live: Any) -> None:
     live(story, sources=sources(), plugins=plugins)
 
 
+def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_before(live: Any) -> None:
+    plugins = PlayedPlugins()
+
+    async def story(w: Any) -> None:
+        register(w)
+        one = await w.pod("a", kube="burstable")
+        plugins.gate.clear()
+        first = asyncio.ensure_future(w.begin(one))
+        await w.until(lambda: len(plugins.log) == 1)
+        w.executor.sandboxes.stopped(one)
+        two = await w.pod("b", kube="burstable")
+        second = asyncio.ensure_future(w.begin(two))
+        await w.until(lambda: len(plugins.log) == 2)
+        new = await w.pod("a", kube="burstable", sandbox="a2")
+        third = asyncio.ensure_future(w.begin(new))
+        await w.until(lambda: held(w))
+        assert (held(w), held(w, "b")) == ({"nic1"}, {"nic0"})
+        plugins.gate.set()
+        calls = await asyncio.gather(first, second, third)
+        assert calls[0].refused is not None
+        assert [paths(call) for call in calls[1:]] == [["/dev/nic0"], ["/dev/nic1"]]
+        assert [ids for _, ids in plugins.log] == [("nic0",), ("nic0",), ("nic1",)]
+
+    live(story, sources=sources(), plugins=plugins)
+
+
 def test_a_client_that_goes_while_a_plug_in_is_asked(live: Any) -> None:
     plugins = PlayedPlugins()
 
@@ -317,7 +343,9 @@ class KubeletDevices:
     def __init__(self, pods: Any) -> None:
         self.pods = pods
 
-    def read(self) -> Any:
+    def read(self, resource: str) -> Any:
+        if isinstance(self.pods, Exception):
+            raise self.pods
         return self.pods
 
 
@@ -332,6 +360,9 @@ def test_a_resource_is_taken_over_from_kubelet(live: Any) -> None:
         grants = w.executor.device_grants
         await grants.take_over(NIC)
         assert w.executor.state.devices.held == {}, "nothing is known of kubelet"
+        grants._kubelet = KubeletDevices(DevicePluginError(NIC, "it cannot be read"))
+        with pytest.raises(DevicePluginError, match="cannot be read"):
+            await grants.take_over(NIC)
         grants._kubelet = KubeletDevices({"a": kept, "gone": kept})
         await grants.take_over(NIC)
         register(w)

@@ -11,7 +11,7 @@ the pod's ordinary init containers, without those that a container that stays ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -121,9 +121,8 @@ class DeviceState(Struct, frozen=True):
         known = {**self.answers_of(uid, name), **{r: a for r, a in answers.items() if r in held}}
         return replace(self, answers={**self.answers, uid: {**self.answers.get(uid, {}), name: known}})
 
-    def release_unanswered(self, uid: str, name: str) -> DeviceState:
-        """Return the state without what is only reserved for a container."""
-        waiting = self.unanswered(uid, name)
+    def release_unanswered(self, uid: str, name: str, waiting: Collection[str]) -> DeviceState:
+        """Return the state in which a container does not hold these resources, which are only reserved."""
         if not waiting:
             return self
         left = {r: ids for r, ids in self.held[uid][name].items() if r not in waiting}

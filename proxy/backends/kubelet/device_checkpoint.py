@@ -8,8 +8,9 @@ protobuf. Before Kubernetes 1.20 the ids were a plain list. Its checksum is that
 
 A resource moves from kubelet to topoproxy when its plug-in registers here. Containers that run then keep what
 kubelet has given them, so this file is read once for each resource. kubelet keeps the entries of a pod until
-the pod is gone, and replaces the file by renaming. What cannot be read is reported, and nothing is taken from
-it; a checksum that does not match is reported too, since an edited file may still be right.
+the pod is gone, and replaces the file by renaming. A resource is not taken over while its entries cannot be
+read: devices that kubelet's containers use would be free here. A checksum that does not match is reported
+only, since an edited file may still be right.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from proxy.backends.device_plugins.messages import PluginAnswerError, read_conta
 from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, lower
 from proxy.backends.kubelet.small_file import read_small
 from proxy.engine.device_book import DeviceRecord, PodDevices
+from proxy.executor.device_ports import DevicePluginError
 from proxy.model.errors import TopoproxyError
 from proxy.pools.go_json import load
 from proxy.telemetry.port import Telemetry
@@ -42,11 +44,13 @@ class DeviceCheckpoint(Struct, frozen=True):
     Attributes:
         pods: What the containers of each pod hold, by uid, container name and resource.
         unread: Entries that cannot be used, with the reasons.
+        unread_resources: The resources of those that have devices; empty for one without a resource.
         whole: Whether the checksum matches.
     """
 
     pods: Mapping[str, PodDevices]
     unread: tuple[str, ...]
+    unread_resources: frozenset[str]
     whole: bool
 
 
@@ -63,23 +67,33 @@ class KubeletDevicesReader:
         self._path = f"{state_dir}/{DEVICE_STATE}"
         self._telemetry = telemetry
 
-    def read(self) -> Mapping[str, PodDevices]:
-        """Return what the containers of each pod hold; nothing where there is no file that can be read."""
+    def read(self, resource: str) -> Mapping[str, PodDevices]:
+        """Return what the containers of each pod hold; nothing where there is no file.
+
+        Raises:
+            DevicePluginError: What they hold of this resource cannot be read.
+        """
         try:
             content, _ = read_small(self._path, LARGEST)
             found = read_device_checkpoint(content.decode("utf-8", "replace"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TopoproxyError) as error:
-            self._telemetry.problem(PROBLEM, path=self._path, err=error)
-            return {}
+            raise self._unknown(resource, error) from None
         for words in found.unread:
             self._telemetry.problem(PROBLEM, path=self._path, err=words)
         if not found.whole:
             self._telemetry.problem(
                 "took devices over from a checkpoint whose checksum does not match", path=self._path
             )
+        if not found.unread_resources.isdisjoint((resource, "")):
+            raise self._unknown(resource, "an entry cannot be read")
         return found.pods
+
+    def _unknown(self, resource: str, cause: object) -> DevicePluginError:
+        self._telemetry.problem(PROBLEM, path=self._path, err=cause)
+        words = f"cannot take over {resource}: kubelet's record of its devices cannot be read: {cause}"
+        return DevicePluginError(resource, words)
 
 
 def read_device_checkpoint(content: str) -> DeviceCheckpoint:
@@ -97,19 +111,22 @@ def read_device_checkpoint(content: str) -> DeviceCheckpoint:
         raise CheckpointError(f"cannot read kubelet's {DEVICE_STATE}: {error!r}") from None
     pods: dict[str, dict[str, dict[str, DeviceRecord]]] = {}
     unread: list[str] = []
+    unread_resources: set[str] = set()
     for entry in entries:
         try:
             uid, name, resource = (str(entry[key]) for key in ("poduid", "containername", "resourcename"))
             record = DeviceRecord(_ids(entry["deviceids"]), read_container_answer(_bytes(entry)))
         except (AttributeError, KeyError, TypeError, ValueError, PluginAnswerError) as error:
             unread.append(f"an entry cannot be read: {error}")
+            if entry.get("deviceids"):
+                unread_resources.add(str(entry.get("resourcename") or ""))
             continue
         pods.setdefault(uid, {}).setdefault(name, {})[resource] = record
     try:
         whole = fields.get("checksum") == fnv1a(device_text(data))
     except (AttributeError, KeyError, TypeError, ValueError):
         whole = False
-    return DeviceCheckpoint(pods, tuple(unread), whole)
+    return DeviceCheckpoint(pods, tuple(unread), frozenset(unread_resources), whole)
 
 
 def device_text(data: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.backends.kubelet import device_checkpoint
 from proxy.backends.kubelet.checkpoints import CheckpointError, lower
 from proxy.backends.kubelet.device_checkpoint import (
     DEVICE_STATE,
@@ -15,6 +16,7 @@ from proxy.backends.kubelet.device_checkpoint import (
     read_device_checkpoint,
 )
 from proxy.engine.device_book import DeviceRecord
+from proxy.executor.device_ports import DevicePluginError
 from proxy.model.devices import AllocateAnswer
 from proxy.telemetry.port import Telemetry
 from tests.testkit.captured_log import CapturedLog
@@ -130,18 +132,48 @@ def test_what_is_no_checkpoint(content: str) -> None:
         read_device_checkpoint(content)
 
 
+@pytest.mark.parametrize(("name", "refused"), [(NIC, {NIC}), (None, {NIC, GPU})])
+def test_a_resource_whose_entry_cannot_be_read_is_not_taken_over(
+    tmp_path: Path, name: str | None, refused: set[str]
+) -> None:
+    path = tmp_path / DEVICE_STATE
+    path.parent.mkdir()
+    content = json.loads(entry(AllocResp="***"))
+    if name is None:
+        del content["Data"]["PodDeviceEntries"][0]["ResourceName"]
+    path.write_text(json.dumps(content))
+    reader = KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(), lambda: 0.0))
+    for resource in (NIC, GPU):
+        if resource in refused:
+            with pytest.raises(DevicePluginError, match=f"cannot take over {resource}: "):
+                reader.read(resource)
+        else:
+            assert reader.read(resource) == {}
+
+
+def test_a_file_that_is_too_large_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_checkpoint, "LARGEST", 8)
+    path = tmp_path / DEVICE_STATE
+    path.parent.mkdir()
+    path.write_text(entry())
+    with pytest.raises(DevicePluginError, match="larger than"):
+        KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(), lambda: 0.0)).read(NIC)
+
+
 def test_the_reader_reports_what_is_wrong(tmp_path: Path) -> None:
     logged: list[str] = []
     reader = KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(logged), lambda: 0.0))
-    assert reader.read() == {}
+    assert reader.read(NIC) == {}
     assert logged == [], "most nodes have no such file, or no plug-in that ever registered with kubelet"
     path = tmp_path / DEVICE_STATE
     path.parent.mkdir()
     path.write_text("{")
-    assert reader.read() == {}
+    with pytest.raises(DevicePluginError, match=f"cannot take over {NIC}: .* cannot be read: "):
+        reader.read(NIC)
     path.write_text(FILES[0][0])
-    assert set(reader.read()) == {"uid-1", "uid-2"}
+    assert set(reader.read(NIC)) == {"uid-1", "uid-2"}
+    assert set(reader.read(GPU)) == {"uid-1", "uid-2"}, "an entry without devices is of no container"
     path.write_text(entry())
-    assert set(reader.read()) == {"u"}
+    assert set(reader.read(NIC)) == {"u"}
     assert len(logged) == 3
     assert ["cannot take over" in logged[0], "no devices" in logged[1], "checksum" in logged[2]] == [True] * 3
