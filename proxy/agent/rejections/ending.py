@@ -106,7 +106,7 @@ class RejectedPodEnding:
     async def run(self) -> None:
         """End rejected pods until cancelled."""
         session = self._session
-        follower = NodeFollower(session.daemon, session.node, session.telemetry, self._followed, lambda: None)
+        follower = NodeFollower(session.daemon, session.node, session.telemetry, self._followed, self._silent)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.run())
             tasks.create_task(self._work())
@@ -115,19 +115,35 @@ class RejectedPodEnding:
         self._page = page
         self._changed.set()
 
+    def _silent(self) -> None:
+        self._page = None
+
     async def _work(self) -> None:
-        later: float | None = None
+        later: float | None = RECHECK_S
         while True:
             try:
                 async with asyncio.timeout(later):
                     await self._changed.wait()
             except TimeoutError:
-                with contextlib.suppress(TopoproxyError):  # the follower reports it
-                    asked = {"node": self._session.node}
-                    self._page = read_node_page(await self._session.daemon.ask("/node", asked))
+                await self._ask_again()
             self._changed.clear()
-            if self._page is not None:
-                later = await self.step(self._page)
+            later = await (self._without_page() if self._page is None else self.step(self._page))
+
+    async def _ask_again(self) -> None:
+        """Read the page; where the daemon does not answer there is none: nothing is decided on old facts."""
+        try:
+            asked = {"node": self._session.node}
+            self._page = read_node_page(await self._session.daemon.ask("/node", asked))
+        except TopoproxyError:  # the follower reports it
+            self._page = None
+
+    async def _without_page(self) -> float:
+        """Take the mark off after its time; without the daemon that is all that is known."""
+        keep_for = self._settings.keep_away_for
+        if self._mark is not None and is_over(self._mark, {}, keep_for, self._wall()):
+            self._mark = None
+        await self._write_mark()
+        return RECHECK_S
 
     async def step(self, page: NodePage) -> float | None:
         """Do what is to be done now.
@@ -213,7 +229,8 @@ class RejectedPodEnding:
         except ApiServerError as error:
             if error.status == 404:
                 return
-            if error.status == 429 or not self._settings.delete_fallback:
+            # Not for anything else: a pod with two disruption budgets is answered with 500.
+            if error.status not in (403, 405) or not self._settings.delete_fallback:
                 raise
             await self._session.api.delete(_path(rejection), uid=rejection.uid)
 

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from proxy.agent import node_follower
 from proxy.agent.objects.node_page import NodePage, Policies, Rejection
+from proxy.agent.rejections import ending as ending_module
 from proxy.agent.rejections.ending import RECHECK_S, RejectedPodEnding, end_rejected_pods
 from proxy.agent.rejections.node_mark import KEY
 from proxy.agent.session import AgentSession
 from proxy.config.rejected_pods import KeepAway, RejectedPodsConfig, RejectedPolicy
 from proxy.config.schema import Config
+from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
 from tests.agent.fake_api import FakeApi
 from tests.testkit.captured_log import telemetry
@@ -218,6 +221,19 @@ def test_a_pod_is_deleted_instead_where_the_operator_permits_that(fallback: bool
     live(World(replace(EVICT, delete_fallback=fallback)), day)
 
 
+@pytest.mark.parametrize("status", [400, 409, 422, 500, 503])
+def test_a_pod_is_never_deleted_because_its_eviction_fails(status: int) -> None:
+    """The API server answers 500 for a pod that more than one disruption budget covers."""
+
+    async def day(w: World) -> None:
+        w.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [status]
+        await w.ending.step(page(rejection()))
+        assert w.there
+        assert w.sent("DELETE", "/pods/web") == []
+
+    live(World(replace(EVICT, delete_fallback=True)), day)
+
+
 def test_an_api_server_that_does_not_answer_is_tried_again() -> None:
     async def day(w: World) -> None:
         w.api.down = True
@@ -310,6 +326,78 @@ class ScriptedDaemon:
             "numaNodes": [],
             "rejections": rows,
         }
+
+
+class DaemonThatStops(ScriptedDaemon):
+    """A daemon that describes a rejected pod, and then does not answer any more."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self.answers = answers
+        self.refusals = 0
+
+    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+        self.changes = 2 if route == "/changes" else 3
+        if not self.answers:
+            self.refusals += 1
+            raise UnavailableError("it has ended")
+        if route == "/node":
+            self.answers -= 1
+        return await super().ask(route, params)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_module, "RECHECK_S", 0.01)
+    monkeypatch.setattr(ending_module, "PAUSES", Backoff(0.01, 0.05))
+    monkeypatch.setattr(node_follower, "PAUSES", Backoff(0.01, 0.02))
+    monkeypatch.setattr(node_follower, "APART_S", 0.01)
+
+
+async def run_until(w: World, part: Awaitable[None], holds: Callable[[], object]) -> None:
+    task = asyncio.ensure_future(part)
+    try:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0.005)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_is_decided_on_what_a_daemon_said_that_does_not_answer_any_more() -> None:
+    async def day(w: World) -> None:
+        daemon = DaemonThatStops(1)
+        w.api.down = True  # what the daemon said could not be acted on
+        session = replace(w.session, daemon=daemon)  # type: ignore[arg-type]
+        ending = RejectedPodEnding(session, lambda: w.now, lambda: w.now)
+
+        def stopped() -> bool:
+            w.api.down = daemon.refusals < 5
+            return daemon.refusals >= 40
+
+        await run_until(w, ending.run(), stopped)
+        assert w.there
+
+    live(World(), day)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_mark_comes_off_after_its_time_also_without_the_daemon() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        assert w.taints == ["other", KEY]
+        daemon = DaemonThatStops(0)
+        session = replace(w.session, daemon=daemon)  # type: ignore[arg-type]
+        again = RejectedPodEnding(session, lambda: w.now, lambda: w.now)
+        await again.recover()
+        await run_until(w, again.run(), lambda: daemon.refusals >= 10)
+        assert w.taints == ["other", KEY]
+        w.now += EVICT.keep_away_for
+        await run_until(w, again.run(), lambda: w.taints == ["other"])
+
+    live(World(), day)
 
 
 def test_the_part_follows_the_daemon() -> None:
