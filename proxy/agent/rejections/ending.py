@@ -31,7 +31,7 @@ from proxy.agent.rejections.policy import EVERYWHERE, EndedPods, EndPod, decide,
 from proxy.agent.session import AgentSession
 from proxy.config.rejected_pods import RejectedPolicy
 from proxy.model.backoff import Backoff, RetryDelays
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import TopoproxyError, UnavailableError
 
 PAUSES = Backoff(1.0, 60.0)
 RECHECK_S = 5.0
@@ -76,7 +76,7 @@ class RejectedPodEnding:
         self._page: NodePage | None = None
         self._done = EndedPods()
         self._left: dict[str, str] = {}
-        self._pods: dict[str, tuple[PodAtServer, float]] = {}
+        self._pods: dict[str, tuple[PodAtServer | None, float]] = {}
         self._mark: NodeMark | None = None
         self._marked: NodeMark | None = None
 
@@ -93,7 +93,8 @@ class RejectedPodEnding:
                     self._mark = self._marked
                     if self._settings.policy is RejectedPolicy.RETRY:
                         self._mark = None
-                        await self._write_mark()
+                        if not await self._write_mark():
+                            raise UnavailableError("cannot take the mark off the node")
             except ApiServerError as error:
                 if error.status in (403, 404):
                     return  # what is not permitted, or not there, has no mark of ours
@@ -162,7 +163,7 @@ class RejectedPodEnding:
         later = [] if await self._read(wanted) else [PAUSES.first]
         if page.published and rejected - self._left.keys() - self._done.said:
             later.append(RECHECK_S)
-        pods = {uid: pod for uid, (pod, _) in self._pods.items()}
+        pods = {uid: pod for uid, (pod, _) in self._pods.items() if pod is not None}
         decided = decide(wanted, pods, self._settings, self._done, self._clock())
         self._done = decided.done
         for left in decided.left:
@@ -188,12 +189,17 @@ class RejectedPodEnding:
                 if error.status != 404:
                     self._session.telemetry.problem(CANNOT_END, pod=each.pod, err=error)
                     return False
+                item = {}
             except TopoproxyError:  # the watches report it
                 return False
-            else:
-                if (item.get("metadata") or {}).get("uid") == each.uid:
-                    self._pods[each.uid] = pod_at_server(item), self._clock()
+            self._pods[each.uid] = self._meant(item, each), self._clock()
         return True
+
+    def _meant(self, item: JsonObject, rejection: Rejection) -> PodAtServer | None:
+        """Return the pod that was rejected; None where it is another one of that name, or bound elsewhere."""
+        is_it = (item.get("metadata") or {}).get("uid") == rejection.uid
+        is_here = (item.get("spec") or {}).get("nodeName") == self._session.node
+        return pod_at_server(item) if is_it and is_here else None
 
     async def _end(self, end: EndPod) -> bool:
         """End a pod; returns whether that has succeeded."""

@@ -14,7 +14,7 @@ from msgspec import structs
 from proxy.agent import node_follower
 from proxy.agent.objects.node_page import NodePage, Policies, Rejection
 from proxy.agent.rejections import ending as ending_module
-from proxy.agent.rejections.ending import RECHECK_S, RejectedPodEnding, end_rejected_pods
+from proxy.agent.rejections.ending import KNOWN_S, RECHECK_S, RejectedPodEnding, end_rejected_pods
 from proxy.agent.rejections.node_mark import KEY
 from proxy.agent.session import AgentSession
 from proxy.config.rejected_pods import KeepAway, RejectedPodsConfig, RejectedPolicy
@@ -63,7 +63,7 @@ class World:
             PODS,
             "ns/web",
             metadata={"uid": uid, "ownerReferences": list(owners)},
-            spec={"containers": [{"name": "main", "resources": limits}]},
+            spec={"nodeName": "n1", "containers": [{"name": "main", "resources": limits}]},
             status={"phase": "Pending", **status},
         )
 
@@ -173,8 +173,37 @@ def test_another_pod_of_the_same_name_is_never_meant() -> None:
         await w.ending.step(page(rejection()))
         assert w.there
         w.pod("u1")
+        w.now += KNOWN_S
         await w.ending.step(page(rejection()))
         assert not w.there
+
+    live(World(), day)
+
+
+def test_a_pod_that_is_bound_to_another_node_is_left_alone() -> None:
+    async def day(w: World) -> None:
+        w.api.collections[PODS]["ns/web"]["spec"]["nodeName"] = "n2"
+        await w.ending.step(page(rejection()))
+        assert w.there
+        assert w.session.api.writes == 0
+
+    live(World(), day)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_pod_that_is_not_there_is_asked_for_once_in_a_while(gone: bool) -> None:
+    async def day(w: World) -> None:
+        if gone:
+            w.api.remove(PODS, "ns/web")
+        else:
+            w.pod("u2")
+        for _ in range(5):
+            w.now += 5
+            assert await w.ending.step(page(rejection())) == RECHECK_S
+        assert w.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 1
+        w.now += KNOWN_S
+        await w.ending.step(page(rejection()))
+        assert w.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 2
 
     live(World(), day)
 
@@ -285,6 +314,25 @@ def test_the_mark_comes_off_when_the_operator_wants_retries_again() -> None:
         writes = w.session.api.writes
         await asyncio.wait_for(end_rejected_pods(session), 5)
         assert w.session.api.writes == writes
+
+    live(World(), day)
+
+
+@pytest.mark.usefixtures("quick")
+def test_taking_the_mark_off_is_tried_until_it_succeeds() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        original, failures = w.api._one, [3]
+
+        def one(method: str, collection: str, name: str, body: Any) -> Any:
+            if (method, collection) == ("PATCH", NODES) and failures[0]:
+                failures[0] -= 1
+                return type(original("GET", NODES, "n1", {}))(500, json={"message": "no leader"})
+            return original(method, collection, name, body)
+
+        w.api._one = one  # type: ignore[method-assign]
+        await asyncio.wait_for(end_rejected_pods(replace(w.session, config=Config())), 5)
+        assert w.taints == ["other"]
 
     live(World(), day)
 
