@@ -238,13 +238,15 @@ class Pages:
 
     def node(self, params: Mapping[str, str]) -> dict[str, object]:
         """Give what the cluster agent publishes about the node, with the version of ``changes``."""
+        from proxy.engine.enforcement import applies_to
         from proxy.observe.node_description import describe_node
 
         executor, feed = self._followed()
-        meta = executor.node_policy.meta
+        meta, state = executor.node_policy.meta, executor.state
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
-        page = describe_node(executor.state, name, executor.kubelet_cpus.manager, meta)
-        return page | {"version": feed.version, "rejections": executor.rejections.page()}
+        page = describe_node(state, name, executor.kubelet_cpus.manager, meta)
+        rejections = executor.rejections.page(lambda pod: applies_to(state, pod))
+        return page | {"version": feed.version, "rejections": rejections}
 
     async def changes(self, params: Mapping[str, str]) -> dict[str, object]:
         """Answer when something has changed since a version, or when the time is over."""

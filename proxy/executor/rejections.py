@@ -34,17 +34,17 @@ class _Rejected:
 
     Attributes:
         message: The message of the problem.
-        uid: Of the pod; empty where the client sends none.
+        pod: The pod; its uid is empty where the client sends none.
         sandbox_id: The sandbox; empty where there is none.
         verdict: Why.
-        applied: Whether the plan is applied to the pod; else it goes on all the same.
+        applied: Whether the plan was applied to the pod at the last try; else it went on all the same.
         first: When the first try was rejected, in seconds since the epoch.
         at, last: When the last try was rejected: in seconds since the epoch, and by the monotonic clock.
         count: How many tries were rejected.
     """
 
     message: str
-    uid: str
+    pod: Pod
     sandbox_id: str
     verdict: Verdict
     applied: bool
@@ -85,11 +85,11 @@ class Rejections(Observer):
         known, now = self._open.get((pod.ref, name)), self._wall()
         if known is not None and known.message != message:
             self._end((pod.ref, name))
-        again = known is not None and (known.message, known.uid) == (message, pod.uid)
+        again = known is not None and (known.message, known.pod.uid) == (message, pod.uid)
         first, count = (known.first, known.count + 1) if known is not None and again else (now, 1)
         self._open[pod.ref, name] = _Rejected(
             message,
-            pod.uid,
+            pod,
             pod.sandbox_id if name else "",
             verdict,
             applied,
@@ -104,12 +104,16 @@ class Rejections(Observer):
             self._telemetry.forget(displaced.message, **_keys(*oldest))
         self._telemetry.problem(message, **_keys(pod.ref, name), err=verdict.operator_message)
 
-    def page(self) -> list[dict[str, object]]:
-        """Give the rejections that are not over, the one that was tried last at the end."""
+    def page(self, applies: Callable[[Pod], bool]) -> list[dict[str, object]]:
+        """Give the rejections that are not over, the one that was tried last at the end.
+
+        Args:
+            applies: Whether the plan is applied to a pod now: mode and selection may have changed since.
+        """
         return [
             {
                 "pod": ref,
-                "uid": known.uid,
+                "uid": known.pod.uid,
                 "container": name,
                 "reason": known.verdict.reason,
                 "message": known.verdict.message,
@@ -117,7 +121,7 @@ class Rejections(Observer):
                 "count": known.count,
                 "first": round(known.first, 3),
                 "last": round(known.at, 3),
-                "applied": known.applied,
+                "applied": known.applied and applies(known.pod),
             }
             for (ref, name), known in self._open.items()
         ]

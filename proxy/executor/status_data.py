@@ -42,7 +42,7 @@ def node_page(executor: NodeExecutor) -> dict[str, object]:
         **({"partitions": executor.partitions.page()} if executor.partitions is not None else {}),
         "workers": executor.health.page(),
         "problems": executor.telemetry.problems(),
-        "rejections": executor.rejections.page(),
+        "rejections": executor.rejections.page(lambda pod: applies_to(state, pod)),
         "violations": violations(state),
         "shortfalls": executor.hotplug.shortage.page(),
         "counters": executor.telemetry.registry.page(),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.node_events import ModeChanged
 from proxy.executor.rejections import FORGET_S, LIMIT, Rejections
 from proxy.executor.status_data import node_page
 from proxy.model.mode import NodeMode
@@ -179,11 +180,23 @@ def test_the_status_counts_the_tries_of_a_rejected_container(live: Any, mode: No
     live(day, mode=mode)
 
 
+def test_the_status_says_to_what_the_plan_is_applied_now(live: Any) -> None:
+    async def day(w: Any) -> None:
+        await rival(w)
+        (row,) = node_page(w.executor)["rejections"]
+        assert row["applied"] is True
+        w.executor.store.handle(ModeChanged(NodeMode.OBSERVE))
+        (row,) = node_page(w.executor)["rejections"]
+        assert row["applied"] is False
+
+    live(day)
+
+
 def test_a_pod_of_the_same_name_begins_to_count_again() -> None:
     found = telemetry([])
     rejections = Rejections(found, lambda: 1.0, lambda: 5.0)
     verdict = Verdict(9, "CPUsInUse", "cannot place ns/web: CPUs 0-1 are owned by another pod")
     for uid in ("a", "a", "b"):
         rejections.rejected(Pod("", uid, "ns", "web"), "c", verdict)
-    (row,) = rejections.page()
+    (row,) = rejections.page(lambda pod: True)
     assert (row["uid"], row["count"], row["first"], row["message"]) == ("b", 1, 5.0, verdict.message)
