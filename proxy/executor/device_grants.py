@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from proxy.engine.call_answers import AskPreference
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
-from proxy.engine.device_book import PODS, record_of
+from proxy.engine.device_book import PODS, holds_all, record_of
 from proxy.engine.events import LedgerWritten
 from proxy.engine.node_effects import PlanDecided, PodDecided
 from proxy.engine.node_events import DevicesImported
@@ -125,6 +125,8 @@ class DeviceGrants:
         answers = await asyncio.shield(task)
         if isinstance(answers, DevicePluginError):
             raise answers
+        if not holds_all(self._context.state, container):
+            return answers  # another pod may hold its devices by now; the create is refused when it goes on
         for resource, ids in container.placement.devices:
             if self._plugins.needs_pre_start(resource):
                 await self._plugins.pre_start(resource, ids)

@@ -237,7 +237,7 @@ def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(live: Any) -> None:
 
 
 def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_before(live: Any) -> None:
-    plugins = PlayedPlugins()
+    plugins = PlayedPlugins(pre_start=True)
 
     async def story(w: Any) -> None:
         register(w)
@@ -257,7 +257,9 @@ def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_befor
         calls = await asyncio.gather(first, second, third)
         assert calls[0].refused is not None
         assert [paths(call) for call in calls[1:]] == [["/dev/nic0"], ["/dev/nic1"]]
-        assert [ids for _, ids in plugins.log] == [("nic0",), ("nic0",), ("nic1",)]
+        assert [ids for what, ids in plugins.log if what == "allocate"] == [("nic0",), ("nic0",), ("nic1",)]
+        starts = sorted(ids for what, ids in plugins.log if what == "start")
+        assert starts == [("nic0",), ("nic1",)], "nothing is prepared for the create that is refused"
 
     live(story, sources=sources(), plugins=plugins)
 
