@@ -10,8 +10,8 @@ has ended. So a plug-in registers when
 - its own socket is gone, or is not the one that it has made, and is made again;
 - no manager has followed its devices for ``UNWATCHED_S``.
 
-The directory is looked at once a second: inotify would need a watch on each part of the path, and none tells
-when a mount is put over it.
+The directory is looked at once a second: inotify would need a watch on each part of the path, and does not
+report a mount over it.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ def place(
     verdict = Verdict()
     why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
     if shrink:
-        who, more = moved_containers(state, after, shrink)
-        why = structs.replace(why, moved=who, more_moved=more)
+        moved, more_moved = moved_containers(state, after, shrink)
+        why = structs.replace(why, moved=moved, more_moved=more_moved)
     limit = breach.rule if breach is not None else drafted.limit
     return Plan(verdict, after, container, shrink, found.problem, why, limit)
 

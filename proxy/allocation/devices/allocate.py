@@ -157,9 +157,11 @@ def allocate(
     return DeviceGrant(state, given, tuple(reasons))
 
 
-def _check(state: DeviceState, resource: str, count: int, held: frozenset[str], who: str) -> None:
+def _check(state: DeviceState, resource: str, count: int, held: frozenset[str], container: str) -> None:
     if held and len(held) != count:
-        raise DeviceRefused(f'{who} changed request for resource "{resource}" from {len(held)} to {count}')
+        raise DeviceRefused(
+            f'{container} changed request for resource "{resource}" from {len(held)} to {count}'
+        )
     if resource not in state.registered:
         raise DeviceRefused(f"cannot allocate unregistered device {resource}")
     healthy = state.healthy(resource)
