@@ -7,13 +7,14 @@ driver has prepared one of its devices for a claim. Both are looked at when a pl
 has given it up. Containers keep the devices that they have.
 
 What kubelet has assigned and can no longer assign, as after its plug-in has ended, is not a conflict: that is
-how a resource moves from kubelet to topoproxy. Where kubelet is not asked (``kubelet.podResources``) or does
-not answer, no conflict is known.
+how a resource moves from kubelet to topoproxy. Where kubelet is not asked (``kubelet.podResources``), no
+conflict is known; while it does not answer, what is known stays.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
@@ -23,6 +24,8 @@ from proxy.executor.context import NodeContext
 
 PERIOD_S: Final = 30.0
 """Seconds between two looks at what the other managers have."""
+LISTED_S: Final = 1.0
+"""Seconds within which the first list of a resource is noticed."""
 PROBLEM: Final = "cannot manage a resource that has another manager"
 
 
@@ -38,8 +41,8 @@ class ManagedElsewhere(Struct, frozen=True):
     claimed: Mapping[str, str] = field(default_factory=dict)
 
 
-Read = Callable[[], ManagedElsewhere]
-"""Asks the other managers; may block."""
+Read = Callable[[], ManagedElsewhere | None]
+"""Asks the other managers; may block. None where they do not answer."""
 
 
 def conflict_of(resource: str, ids: Collection[str], elsewhere: ManagedElsewhere) -> str:
@@ -78,6 +81,8 @@ class OtherManagers:
         self._read = read
         self._withdraw = withdraw
         self._refused: dict[str, str] = {}
+        self._ids: dict[str, Collection[str]] = {}  # devices of what is refused: no plug-in lists them now
+        self._compared: set[str] = set()
 
     def page(self) -> list[dict[str, object]]:
         """Return the resources that are refused, with the reasons."""
@@ -85,17 +90,31 @@ class OtherManagers:
 
     async def conflict(self, resource: str) -> str:
         """Say why a plug-in that registers a resource is refused; empty where it is not."""
-        return self._said(resource, await asyncio.to_thread(self._read))
+        elsewhere = await asyncio.to_thread(self._read)
+        return self._refused.get(resource, "") if elsewhere is None else self._said(resource, elsewhere)
 
     async def run(self) -> None:
-        """Look at the other managers again and again."""
+        """Look at the other managers again and again, and soon after the first list of a resource."""
         while True:
-            await asyncio.sleep(PERIOD_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._listed()
             await self.look()
+
+    async def _listed(self) -> None:
+        """Wait for devices of a resource that have not been compared."""
+        while not self._lists() - self._compared:
+            await asyncio.sleep(LISTED_S)
+
+    def _lists(self) -> set[str]:
+        return {resource for resource, ids in self._node.store.state.devices.registered.items() if ids}
 
     async def look(self) -> None:
         """Withdraw what has another manager by now."""
+        self._compared = self._lists()
         elsewhere = await asyncio.to_thread(self._read)
+        if elsewhere is None:
+            return
         registered = set(self._node.store.state.devices.registered)
         for resource in sorted(registered | self._refused.keys()):
             reason = self._said(resource, elsewhere)
@@ -104,10 +123,11 @@ class OtherManagers:
 
     def _said(self, resource: str, elsewhere: ManagedElsewhere) -> str:
         telemetry = self._node.telemetry
-        ids = self._node.store.state.devices.registered.get(resource, ())
+        ids = self._node.store.state.devices.registered.get(resource) or self._ids.get(resource, ())
         if reason := conflict_of(resource, ids, elsewhere):
             telemetry.problem(PROBLEM, resource=resource, err=reason)
-            self._refused[resource] = reason
+            self._refused[resource], self._ids[resource] = reason, tuple(ids)
         elif self._refused.pop(resource, ""):
+            del self._ids[resource]
             telemetry.resolved(PROBLEM, resource=resource)
         return reason

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.node_events import DevicesChanged
+from proxy.executor import device_claims
 from proxy.executor.device_claims import PROBLEM, ManagedElsewhere, OtherManagers, conflict_of
 
 VF, GPU = "example.com/vf", "example.com/gpu"
@@ -46,7 +49,7 @@ class Others:
     """Other managers, and what was withdrawn here because of them."""
 
     def __init__(self, w: Any) -> None:
-        self.elsewhere = ManagedElsewhere()
+        self.elsewhere: ManagedElsewhere | None = ManagedElsewhere()
         self.withdrawn: list[tuple[str, str]] = []
         self.telemetry = w.executor.telemetry
         self._store = w.executor.store
@@ -92,6 +95,57 @@ def test_a_resource_that_kubelet_has_later_is_withdrawn_once(live: Any) -> None:
         assert w.executor.state.devices.registered.keys() == {GPU}
         (problem,) = others.problems()
         assert (problem["resource"], problem["err"]) == (VF, others.withdrawn[0][1])
+
+    live(day)
+
+
+def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(live: Any) -> None:
+    async def day(w: Any) -> None:
+        others = Others(w)
+        others.register(VF, FUNCTION)
+        others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
+        await others.managers.look()
+        await others.managers.look()
+        assert CLAIM in await others.managers.conflict(VF)
+        assert [each["resource"] for each in others.problems()] == [VF]
+        assert len(others.withdrawn) == 1
+        others.elsewhere = ManagedElsewhere()
+        assert await others.managers.conflict(VF) == ""
+        others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
+        assert await others.managers.conflict(VF) == "", "its plug-in may list others"
+
+    live(day)
+
+
+def test_other_managers_that_do_not_answer_end_no_refusal(live: Any) -> None:
+    async def day(w: Any) -> None:
+        others = Others(w)
+        others.register(VF, "a")
+        others.elsewhere = None
+        assert await others.managers.conflict(VF) == ""
+        others.elsewhere = ManagedElsewhere({VF: {"a"}})
+        await others.managers.look()
+        others.elsewhere = None
+        await others.managers.look()
+        assert "kubelet's device manager" in await others.managers.conflict(VF)
+        assert [each["resource"] for each in others.problems()] == [VF]
+
+    live(day)
+
+
+def test_the_first_list_of_a_resource_is_compared_at_once(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_claims, "LISTED_S", 0.01)
+
+    async def day(w: Any) -> None:
+        others = Others(w)
+        others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
+        others.register(VF)
+        watching = asyncio.create_task(others.managers.run())
+        await asyncio.sleep(0.1)
+        assert others.withdrawn == [], "it has not listed its devices"
+        others.register(VF, FUNCTION)
+        await w.until(lambda: others.withdrawn)
+        watching.cancel()
 
     live(day)
 

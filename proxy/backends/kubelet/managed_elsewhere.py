@@ -39,13 +39,13 @@ class OtherManagersReader:
         self._functions = functions
         self._telemetry = telemetry
 
-    def read(self) -> ManagedElsewhere:
-        """Return what kubelet says; nothing where it does not answer."""
+    def read(self) -> ManagedElsewhere | None:
+        """Return what kubelet says; None where it does not answer."""
         try:
             devices, pods = self._kubelet.devices(), self._kubelet.pods()
         except KubeletError as error:
             self._telemetry.problem(PROBLEM, err=error)
-            return ManagedElsewhere()
+            return None
         self._telemetry.resolved(PROBLEM)
         plugged: dict[str, set[str]] = {}
         for group in devices.devices:
