@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,9 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.node_events import DevicesChanged
 from proxy.executor import device_claims
 from proxy.executor.device_claims import PROBLEM, ManagedElsewhere, OtherManagers, conflict_of
+
+if TYPE_CHECKING:
+    import pytest
 
 VF, GPU = "example.com/vf", "example.com/gpu"
 FUNCTION = "0000:5e:00.2"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MESSAGE_LIMIT: Final = 4 << 20
 """Bytes of a message, as of kubelet's client (the default of grpc-go)."""
 ANSWER_LIMIT: Final = 256 << 10
-"""Bytes of an answer to Allocate: it becomes a part of a request, and is kept."""
+"""Bytes of an answer: that to Allocate becomes a part of a request, and is kept."""
 DEVICES_LIMIT: Final = 16_384
 """Devices of a resource."""
 ID_LIMIT: Final = 256
@@ -74,10 +74,11 @@ def read_options(content: bytes) -> tuple[bool, bool]:
     """Read the options of a plug-in: whether it has preferences, and whether it is called before starts.
 
     Raises:
-        PluginAnswerError: The answer cannot be decoded.
+        PluginAnswerError: The answer is too large, or cannot be decoded.
     """
     from proxy.api.kubelet import deviceplugin_pb2 as pb
 
+    _bounded(content, ANSWER_LIMIT)
     options = _decoded(pb.DevicePluginOptions, content)
     return options.get_preferred_allocation_available, options.pre_start_required
 
@@ -98,10 +99,11 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
     """Read the preference of a plug-in; empty where it has none.
 
     Raises:
-        PluginAnswerError: It names devices that were not offered, one twice, or too many.
+        PluginAnswerError: It is too large, or names devices that were not offered, one twice, or too many.
     """
     from proxy.api.kubelet import deviceplugin_pb2 as pb
 
+    _bounded(content, max(ANSWER_LIMIT, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
     answers = _decoded(pb.PreferredAllocationResponse, content).container_responses
     if len(answers) > 1:
         raise PluginAnswerError(f"it answers for {len(answers)} containers, and was asked for one")
@@ -138,8 +140,7 @@ def read_allocation(content: bytes) -> AllocateAnswer:
     """
     from proxy.api.kubelet import deviceplugin_pb2 as pb
 
-    if len(content) > ANSWER_LIMIT:
-        raise PluginAnswerError(f"its answer has {len(content)} bytes (the most is {ANSWER_LIMIT})")
+    _bounded(content, ANSWER_LIMIT)
     answers = _decoded(pb.AllocateResponse, content).container_responses
     if len(answers) != 1:
         raise PluginAnswerError(f"it answers for {len(answers)} containers, and was asked for one")
@@ -200,6 +201,12 @@ def _cdi_name(name: str) -> str:
             f"its answer has the CDI name {quoted(name)}, not one as vendor.com/class=name"
         )
     return name
+
+
+def _bounded(content: bytes, most: int) -> None:
+    """Refuse what would take long to decode."""
+    if len(content) > most:
+        raise PluginAnswerError(f"its answer has {len(content)} bytes (the most is {most})")
 
 
 def _decoded(kind: type[M], content: bytes) -> M:

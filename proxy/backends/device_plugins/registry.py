@@ -136,6 +136,8 @@ class DevicePluginRegistry:
 
     def _admit(self, resource: str) -> None:
         now = self._loop.time()
+        if len(self._pauses) > 2 * RESOURCES_LIMIT:
+            self._pauses = {name: each for name, each in self._pauses.items() if name in self._resources}
         pause = self._pauses.setdefault(resource, RegisterPause())
         cause = ""
         if resource in self._connecting:
@@ -148,8 +150,6 @@ class DevicePluginRegistry:
             raise DevicePluginError(resource, f"cannot register {resource}: {cause}")
         pause.until = now + pause.delays.next(now - pause.last)
         pause.last = now
-        if len(self._pauses) > 2 * RESOURCES_LIMIT:
-            self._pauses = {name: each for name, each in self._pauses.items() if name in self._resources}
 
     def _take(self, resource: str, endpoint: PluginEndpoint) -> None:
         task = self._loop.create_task(tended(endpoint.run, self._context.restarted))
@@ -171,13 +171,17 @@ class DevicePluginRegistry:
         """Drop the plug-in of a resource, and withdraw the resource; containers keep the devices they have.
 
         Args:
-            resource: The resource; nothing happens where no plug-in has registered it.
+            resource: The resource; nothing happens where no plug-in has registered it, in this run or before.
             reason: Why, for the log.
         """
         if (managed := self._resources.get(resource)) is not None:
             self._report(managed, None)
             self._drop(resource)
-            self._context.telemetry.event("resource is withdrawn", resource=resource, reason=reason)
+        elif resource in self._context.state.devices.registered:
+            self._context.store.handle(DevicesChanged(resource, None))
+        else:
+            return
+        self._context.telemetry.event("resource is withdrawn", resource=resource, reason=reason)
 
     def close(self) -> None:
         """Drop all plug-ins; the node keeps what it knows."""
@@ -212,10 +216,13 @@ class DevicePluginRegistry:
             self._report(managed, {name: structs.replace(d, healthy=False) for name, d in known.items()})
 
     def _report(self, managed: ManagedResource, devices: Mapping[str, RegisteredDevice] | None) -> None:
-        if devices != managed.reported:
+        resource = managed.endpoint.resource
+        # The resource may be from an earlier run of the daemon: nothing was reported in this one.
+        left = devices is None and resource in self._context.state.devices.registered
+        if devices != managed.reported or left:
             managed.reported = devices
             self._context.telemetry.count(metrics.DEVICE_CHANGES)
-            self._context.store.handle(DevicesChanged(managed.endpoint.resource, devices))
+            self._context.store.handle(DevicesChanged(resource, devices))
 
     def _withdraw(self, resource: str) -> None:
         """Withdraw a resource whose plug-in has not served for the whole grace; keep one that still lists."""
@@ -226,6 +233,8 @@ class DevicePluginRegistry:
             self._context.telemetry.event(
                 "device plug-in has gone: its resource is withdrawn", resource=resource
             )
+        else:
+            managed.withdrawal = self._loop.call_later(self._grace_s, self._withdraw, resource)
 
     def _drop(self, resource: str) -> None:
         """Forget the plug-in of a resource."""

@@ -62,6 +62,8 @@ def test_options() -> None:
     assert messages.read_options(both.SerializeToString()) == (True, True)
     assert messages.read_options(b"\x08\x01") == (False, True)
     assert messages.read_options(b"") == (False, False)
+    with pytest.raises(PluginAnswerError, match="300000 bytes"):
+        messages.read_options(b"\x00" * 300_000)
 
 
 def preferred(*ids: str, times: int = 1) -> bytes:
@@ -77,6 +79,10 @@ def test_preferences() -> None:
     assert messages.read_preference(preferred("b", "a"), {"a", "b"}, 2) == ("b", "a")
     assert messages.read_preference(preferred("b"), {"a", "b"}, 2) == ("b",)
     assert messages.read_preference(b"", {"a"}, 1) == ()
+    long = [f"{number:0255}" for number in range(2000)]
+    assert messages.read_preference(preferred(*long), long, 2000) == tuple(long)
+    with pytest.raises(PluginAnswerError, match="bytes"):
+        messages.read_preference(preferred(*long), long, 2)
 
 
 @pytest.mark.parametrize(

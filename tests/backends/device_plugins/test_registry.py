@@ -38,10 +38,17 @@ class Node:
         self.events: list[Any] = []
         self.faults: list[BaseException] = []
         self.telemetry = Telemetry(CapturedLog(), time.monotonic)
-        self.store = SimpleNamespace(handle=self.events.append)
+        self.store = SimpleNamespace(handle=self._handle)
+        self.state = SimpleNamespace(devices=SimpleNamespace(registered={}))
         self.state = SimpleNamespace(devices=SimpleNamespace(registered={}))
         self.plugins: list[PlayedPlugin] = []
         self.registry: Any = None
+
+    def _handle(self, event: Any) -> None:
+        self.events.append(event)
+        self.state.devices.registered.pop(event.resource, None)
+        if event.devices is not None:
+            self.state.devices.registered[event.resource] = event.devices
 
     def broken(self, error: BaseException) -> None:
         self.faults.append(error)
@@ -276,6 +283,49 @@ def test_an_isolated_plugin_is_withdrawn_after_the_grace_and_comes_back(node: No
     play(node, scenario, timeout=0.2, grace=0.5)
 
 
+def test_a_plugin_that_ends_after_its_resource_was_withdrawn_is_dropped(node: Node) -> None:
+    plugin = node.plugin()
+
+    async def scenario() -> None:
+        await node.serve(plugin)
+        plugin.hanging.clear()
+        await asyncio.gather(*(node.refused(node.registry.allocate(NAME, ("a",))) for _ in range(5)))
+        await until(lambda: node.devices is None)
+        assert node.row()["state"] == "isolated"
+        await asyncio.to_thread(plugin.stop)
+        await until(lambda: node.registry.page() == [])
+        assert node.telemetry.problems() == []
+
+    play(node, scenario, timeout=0.2, grace=0.5)
+
+
+def test_a_resource_of_an_earlier_run_is_withdrawn_although_its_plugin_has_never_listed(node: Node) -> None:
+    silent = node.plugin(name="silent.sock")
+    never = threading.Event()
+    silent._list = lambda _, context: iter(lambda: never.wait(30) and None, None)  # type: ignore[method-assign]
+    silent.start()
+    node.state.devices.registered[NAME] = {}
+
+    async def scenario() -> None:
+        await node.registry.register(NAME, silent.path)
+        never.set()
+        await asyncio.to_thread(silent.stop)
+        await until(lambda: node.registry.page() == [])
+        assert [event.devices for event in node.events] == [None]
+
+    play(node, scenario, grace=0.5)
+
+
+def test_a_resource_of_an_earlier_run_can_be_withdrawn_for_a_reason(node: Node) -> None:
+    node.state.devices.registered[NAME] = {}
+
+    async def scenario() -> None:
+        await node.registry.withdraw(NAME, "kubelet manages it too")
+        assert [event.devices for event in node.events] == [None]
+
+    play(node, scenario)
+
+
 def test_errors_that_a_plugin_answers_with_do_not_isolate_it(node: Node) -> None:
     plugin = node.plugin()
 
@@ -415,6 +465,11 @@ def test_the_number_of_resources_is_limited(node: Node, monkeypatch: pytest.Monk
         words = await node.refused(node.registry.register("example.com/c", plugin.path))
         assert "2 resources already" in words
         await node.registry.register("example.com/a", plugin.path)
+        for number in range(20):
+            assert "2 resources already" in await node.refused(
+                node.registry.register(f"example.com/{number}", plugin.path)
+            )
+        assert len(node.registry._pauses) <= 2 * registry.RESOURCES_LIMIT + 1
 
     play(node, scenario)
 
