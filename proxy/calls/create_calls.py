@@ -6,6 +6,7 @@ from msgspec import structs
 
 from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
+from proxy.calls.unreported_pods import UnreportedPods
 from proxy.engine.admission_context import asks_for_devices
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import (
@@ -45,6 +46,7 @@ class CreateCalls:
         self.requests = {"CreateContainer": self._create}
         self.finished = {"CreateContainer": self._create_done}
         self._hold = hold
+        self._unreported = UnreportedPods(executor)
 
     def _create(self, call: HeldCall) -> None:
         asked, executor = call.create_request(), self.executor
@@ -99,6 +101,11 @@ class CreateCalls:
                 pod = structs.replace(pod, asks=found.asks, source=found.source)
             if pod.sandbox_id in executor.state.pods:
                 executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
+            if self._unreported.includes(pod, asked.name) and executor.options.refuse_on_error:
+                if not call.done:
+                    words = "kubelet has not given its pod, and it may ask for devices"
+                    call.refuse(GrpcStatus.UNAVAILABLE, f"cannot place {pod.ref}/{asked.name}: {words}")
+                return
         if given is not NO_DEVICES and executor.fact_lookup.knows_devices(given):
             asked.resources = await executor.fact_lookup.devices(pod, asked.name, given, asked.resources)
             pod = executor.state.pods.get(pod.sandbox_id) or pod
@@ -113,6 +120,8 @@ class CreateCalls:
         if executor.store.state.mode.is_leaving:
             call.release()
             return
+        if self._unreported.refs:
+            self._unreported.end_others()
         executor.sandboxes.moved_on(pod, asked.name)
         grants, state = executor.device_grants, executor.store.state
         if grants is not None and asks_for_devices(state, pod, asked.name) and applies_to(state, pod):

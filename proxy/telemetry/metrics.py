@@ -259,6 +259,10 @@ DEVICE_PLUGIN_REGISTRATIONS = Counter(
     ("result",),
     status_key="device_plugin_registrations_{result}",
 )
+CREATES_DEVICES_UNKNOWN = Counter(
+    "creates_devices_unknown",
+    "Creates for which kubelet has not given the pod, so that it is not known whether they ask for devices.",
+)
 DEVICE_LISTS = Counter("device_lists", "Device lists that device plug-ins have sent.")
 DEVICE_CHANGES = Counter("device_changes", "Changes of the devices that device plug-ins report.")
 DEVICE_PLUGIN_CALLS = Counter("device_plugin_calls", "Calls to device plug-ins.", ("method",))

@@ -513,3 +513,41 @@ def test_a_request_that_devices_cannot_be_added_to_is_refused(live: Any) -> None
         w.wire.finished(call, None)
 
     live(story, sources=sources(), plugins=PlayedPlugins())
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_pod_that_kubelet_does_not_give_is_a_problem(live: Any, *, refuses: bool) -> None:
+    kubelet, plugins = sources(), PlayedPlugins()
+
+    async def story(w: Any) -> None:
+        def problems() -> list[Any]:
+            found = w.executor.telemetry.problems()
+            return [each["what"] for each in found if "asks for devices" in str(each["what"])]
+
+        answer, kubelet[0].asks = kubelet[0].asks, lambda *_: None
+        one = await w.pod("a", kube="burstable")
+        call = await w.begin(one)
+        assert (call.refused, problems()) == (None, []), "nothing is registered"
+        register(w)
+        call = await w.begin(one)
+        assert len(problems()) == 1
+        if refuses:
+            words = "cannot place ns/a/c: kubelet has not given its pod, and it may ask for devices"
+            assert call.refused == (14, words)
+        else:
+            assert paths(call) == []
+        w.wire.finished(call, None)
+        kubelet[0].asks = answer
+        assert paths(await w.begin(one)) == ["/dev/nic0"]
+        assert problems() == []
+        kubelet[0].asks = lambda *_: None
+        two = await w.pod("b", kube="burstable")
+        w.wire.finished(await w.begin(two), None)
+        assert len(problems()) == 1
+        w.executor.sandboxes.stopped(two)
+        kubelet[0].asks = answer
+        w.wire.finished(await w.begin(await w.pod("d", kube="burstable")), None)
+        assert problems() == [], "its pod is gone"
+        w.logged.clear()
+
+    live(story, sources=kubelet, plugins=plugins, refuse_on_error=refuses)
