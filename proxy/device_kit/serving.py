@@ -65,10 +65,15 @@ class PluginServer:
         for thread in self._threads:
             thread.start()
 
+    def end_soon(self) -> None:
+        """Register no more; ``stop`` then has less to wait for."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """Close the socket: the manager finds the plug-in gone."""
         self._stopping.set()
-        self._threads[1].join()  # the author's ``devices`` may hang; the other thread does not
+        self._socket.wanted = False
+        self._threads[1].join(STOP_S)  # a manager may leave a registration unanswered
         self._socket.close()
 
     def _poll(self) -> None:
@@ -116,5 +121,7 @@ def serve(*plugins: DevicePlugin, directory: Path = DIRECTORY) -> None:
     for server in servers:
         server.start()
     ended.wait()
+    for server in servers:
+        server.end_soon()
     for server in servers:
         server.stop()

@@ -94,6 +94,33 @@ def load_record(record: Mapping[str, Any]) -> PodDevices:
         raise ValueError(str(error)) from error
 
 
+def salvaged(record: Mapping[str, Any]) -> tuple[PodDevices, bool]:
+    """Read what can be read of a record that ``load_record`` refuses.
+
+    Devices of running containers are not free because an answer of a plug-in is damaged.
+
+    Returns:
+        The devices, with an empty answer where it cannot be read, and whether all devices could be read.
+    """
+    found, whole = dict[str, dict[str, DeviceRecord]](), True
+    for name, container in record.items():
+        if not isinstance(container, Mapping):
+            whole = False
+            continue
+        for resource, raw in container.items():
+            try:
+                ids = msgspec.convert(raw["ids"], tuple[str, ...])
+            except (TypeError, LookupError, msgspec.ValidationError):
+                whole = False
+                continue
+            try:
+                one = msgspec.convert(raw, DeviceRecord)
+            except msgspec.ValidationError:
+                one = DeviceRecord(ids, AllocateAnswer())
+            found.setdefault(name, {})[resource] = one
+    return found, whole
+
+
 def restored(devices: DeviceState, pods: Mapping[str, PodDevices], resources: tuple[str, ...]) -> DeviceState:
     """Return the books as an earlier run of the daemon left them.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.engine.adoption import overcommitted_memory
-from proxy.engine.device_book import PODS, RESOURCES, PodDevices, load_record
+from proxy.engine.device_book import PODS, RESOURCES, PodDevices, load_record, salvaged
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.node_events import EnforcementRead, LedgerRead
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from proxy.executor.partitions.owners import PartitionSync
 
 UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
+ANSWER_LOST = (
+    "its containers keep their devices, but what the device plug-ins answered is lost: recreate the pod"
+)
+LOST = "devices in it cannot be read, and may be given to other containers: recreate the pod"
 
 
 class LedgerRecovery:
@@ -112,8 +116,9 @@ class LedgerRecovery:
                 try:
                     found[key.removeprefix(PODS)] = load_record(value)
                 except ValueError:
+                    found[key.removeprefix(PODS)], whole = salvaged(value)
                     self._context.telemetry.problem(
-                        "cannot use a record of the ledger", record=key, err=UNREADABLE
+                        "cannot use a record of the ledger", record=key, err=ANSWER_LOST if whole else LOST
                     )
         return found, tuple(resources)
 

@@ -250,6 +250,21 @@ def test_a_list_of_a_thousand_devices_is_sent_once_if_nothing_changes(
     assert versions == {1}
 
 
+def test_a_manager_that_leaves_a_registration_unanswered_does_not_delay_the_end(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as manager:
+        manager.bind(str(tmp_path / "kubelet.sock"))
+        manager.listen()
+        server = testing.PluginServer(Cards(), tmp_path, telemetry(), tick_s=0.05)
+        server.start()
+        manager.settimeout(10)
+        connection, _ = manager.accept()
+        begun = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begun < 10
+        assert not (tmp_path / "example.com_card.sock").exists()
+        connection.close()
+
+
 def test_a_devices_method_that_hangs_keeps_neither_calls_nor_the_end_waiting(
     manager: DeviceManager, tmp_path: Path
 ) -> None:

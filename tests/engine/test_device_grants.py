@@ -18,7 +18,7 @@ from proxy.engine.container_events import (
     CreateWithoutDevices,
     DevicesAllocated,
 )
-from proxy.engine.device_book import DeviceRecord, load_record, record_of
+from proxy.engine.device_book import DeviceRecord, load_record, record_of, salvaged
 from proxy.engine.handle import handle
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
@@ -383,3 +383,16 @@ def test_named_cpus_and_devices_together() -> None:
 def test_records_that_are_none(broken: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         load_record(broken)
+    assert salvaged(broken) == ({}, False)
+
+
+def test_devices_of_a_damaged_record_stay_held() -> None:
+    whole = {"ids": ["nic2"], "answer": {"envs": {"NIC": "nic2"}}}
+    broken = {"c": {NIC: {"ids": ["nic0"], "answer": 5}, GPU: {"ids": 3}}, "d": {NIC: whole}, "e": 1}
+    found, complete = salvaged(broken)
+    assert not complete
+    answer = AllocateAnswer(envs={"NIC": "nic2"})
+    assert found == {
+        "c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())},
+        "d": {NIC: DeviceRecord(("nic2",), answer)},
+    }

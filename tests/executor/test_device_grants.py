@@ -13,6 +13,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.engine.device_book import DeviceRecord
 from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.executor.device_ports import DevicePluginError
+from proxy.executor.ledger_recovery import ANSWER_LOST, LOST
 from proxy.frontends.hook_bridge.calls import _conflict
 from proxy.hooks.hook import Outcome
 from proxy.model.devices import AllocateAnswer, DeviceNode
@@ -404,6 +405,25 @@ def test_a_hook_and_a_plug_in_that_set_the_same_thing(name: str) -> None:
         words == f"hook tuner and the device plug-in of x/nic both set {next(f for f in fields if name in f)}"
     )
     assert _conflict(fields, Outcome(owners={"envs[B]": "tuner"})) == ""
+
+
+@pytest.mark.parametrize(("record", "words"), [({"answer": 5}, ANSWER_LOST), ({"ids": 5}, LOST)])
+def test_a_restart_with_a_damaged_record(live: Any, record: dict[str, object], words: str) -> None:
+    async def story(w: Any) -> None:
+        register(w)
+        await w.create(await w.pod("a", kube="burstable"))
+        await w.executor.journal.flush()
+        await w.executor.close()
+        w.ledger.entries["d/a"] = {"c": {NIC: {**w.ledger.entries["d/a"]["c"][NIC], **record}}}
+        w.boot()
+        await w.sync.once()
+        register(w)
+        call = await w.begin(await w.pod("b", kube="burstable"))
+        assert paths(call) == ["/dev/nic0" if words == LOST else "/dev/nic1"]
+        (problem,) = w.executor.telemetry.problems()
+        assert (problem["keys"]["record"], problem["keys"]["err"]) == ("d/a", words)
+
+    live(story, sources=sources(), plugins=PlayedPlugins())
 
 
 def test_a_restart_of_the_daemon(live: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -138,9 +139,10 @@ class RegistrationServer:
             TopoproxyError: The socket cannot be made again.
         """
         self._socket.close()
-        for path in self._forwarded:
-            path.unlink(missing_ok=True)
-        self._forwarded.clear()
+        gone, self._forwarded = self._forwarded, set()
+        for path in list(gone):
+            with contextlib.suppress(OSError):  # that plug-in keeps its socket; the others are served again
+                path.unlink(missing_ok=True)
         self._socket.open()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.allocation.devices.allocate import DeviceRefused, allocate
+from proxy.allocation.devices.allocate import DeviceRefused, _Taking, allocate
 from proxy.allocation.devices.hints import container_hints, family, pod_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
@@ -182,3 +182,22 @@ def test_two_resources_of_one_container() -> None:
         allocate(got.state, PodRequests("q", asks.containers), "c", near(1))
     with pytest.raises(KeyError):
         allocate(state, asks, "d", OPEN)
+
+
+def test_taking_many_devices_compares_each_of_them_once() -> None:
+    compared = 0
+
+    class Id(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    taking = _Taking(1000)
+    assert not taking.take([Id(number) for number in range(500)], "first")
+    assert taking.take([Id(number) for number in range(1000)], "then")
+    assert sorted(map(int, taking.taken)) == list(range(1000))
+    assert compared < 5000

@@ -196,6 +196,29 @@ def test_plugins_register_again_when_kubelet_has_started_again(
     run(node.serving(), again)
 
 
+def test_a_socket_that_cannot_be_removed_does_not_close_the_shim(
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+) -> None:
+    daemon: Any = node.serving()
+    socket = node.shim / "kubelet.sock"
+
+    async def scenario() -> None:
+        await until(socket.exists)
+        plugins[THEIRS].start()
+        await asyncio.to_thread(plugins[THEIRS].register, socket)
+        before = socket.stat().st_mtime_ns
+        await asyncio.to_thread(plugins[THEIRS].stop)
+        plugins[THEIRS].path.unlink(missing_ok=True)
+        plugins[THEIRS].path.mkdir()
+        kubelet.stop()
+        await asyncio.to_thread(kubelet.start)
+        await until(lambda: socket.exists() and socket.stat().st_mtime_ns != before)
+        plugins[OURS].start()
+        await asyncio.to_thread(plugins[OURS].register, socket)
+
+    run(daemon, scenario)
+
+
 def test_without_kubelet_only_what_is_taken_over_can_register(
     node: ShimNode, plugins: dict[str, PlayedPlugin]
 ) -> None:
