@@ -13,6 +13,7 @@ import click
 
 from proxy.cli.settings import read_config, setting_options
 from proxy.config import Config, as_yaml, check_against
+from proxy.config.checks import ineffective
 from proxy.config.files import exposed
 from proxy.config.load import untrusted
 from proxy.model.errors import HookError, TopologyError
@@ -90,10 +91,10 @@ def _runtime(config: Config) -> str:
 
 
 def _files(file: Path | None, config: Config) -> Iterator[str]:
-    """Report files that are open to other users."""
+    """Report files that are open to other users, and settings that can have no effect."""
     if lack := untrusted(file):
         yield f"note: serve refuses this file as it is: {lack}"
-    yield from (f"note: {sentence}" for sentence in exposed(config))
+    yield from (f"note: {sentence}" for sentence in (*exposed(config), *ineffective(config)))
 
 
 def _hooks(config: Config) -> Iterator[str]:

@@ -51,14 +51,28 @@ def check_start(config: Config, machine: Machine) -> list[str]:
     there when the settings were made. A daemon that did not start then would cost the node its proxy.
 
     Returns:
-        What is away, one sentence each.
+        What is away, and what can have no effect, one sentence each.
 
     Raises:
         ConfigError: As ``check_against``.
     """
     if problems := list(_unfit(config, machine)):
         raise refuse(config.source, problems)
-    return [f"{what}: that counts when it is back" for what in _away(config, machine)]
+    return [
+        *(f"{what}: that counts when it is back" for what in _away(config, machine)),
+        *ineffective(config),
+    ]
+
+
+def ineffective(config: Config) -> list[str]:
+    """Name what is set and can have no effect, one sentence each."""
+    sources = config.kubelet.pods, config.kubelet.pods_api, config.cluster_facts.directory
+    if not config.device_plugins.enabled or any(sources):
+        return []
+    unset = "kubelet.pods, kubelet.podsApi and clusterFacts.directory are not set"
+    return [
+        f"devicePlugins.enabled: no container gets devices, since the pods' limits are not known: {unset}"
+    ]
 
 
 def _unfit(config: Config, machine: Machine) -> Iterator[str]:

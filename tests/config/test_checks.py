@@ -327,3 +327,17 @@ def test_the_directories_of_device_plugins_are_not_kubelets() -> None:
     assert "is kubelet's own" in refused(section(f"shim: [a.b/c], shimDirectory: {kubelets}/x"))
     same = section("shim: [a.b/c], shimDirectory: /a, socketDirectory: /a")
     assert "nothing is handed on" in refused(same)
+
+
+def test_device_plugins_without_a_source_of_pods_are_named() -> None:
+    machine = NODES
+    text = "devicePlugins: {enabled: true}\n"
+    (words,) = check_start(parse(text, "f.yaml"), machine)
+    assert words.startswith("devicePlugins.enabled: no container gets devices")
+    for source in (
+        "kubelet: {podsApi: /p}",
+        "kubelet: {pods: 'https://127.0.0.1:10250'}",
+        "clusterFacts: {directory: /d}",
+    ):
+        assert check_start(parse(f"{text}{source}\n", "f.yaml"), machine) == []
+    assert check_start(parse("devicePlugins: {enabled: false}\n", "f.yaml"), machine) == []
