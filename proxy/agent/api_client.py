@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import httpx2
 import msgspec
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.core.exceptions import ConfigError
 
 from proxy.model.errors import TopoproxyError, UnavailableError
 
@@ -36,6 +37,9 @@ MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
 JsonObject = dict[str, Any]
+_BROKEN = (httpx2.HTTPError, httpx2.StreamError, OSError)
+_FAULTS = (*_BROKEN, httpx2.InvalidURL, ValueError, LookupError, AssertionError, ConfigError)
+"""What a request may raise before it is answered; lightkube reads tokens and runs commands then."""
 
 
 class ApiServerError(TopoproxyError):
@@ -116,8 +120,10 @@ class ApiClient:
             more = {"continue": following} if following else {}
             paged = {**params, "limit": str(PAGE), **more}
             page = await self._request("GET", path, paged, headers={"Accept": accept})
+            if not _is_list(page):
+                raise ApiUnreachableError(f"cannot list {path} at the API server: the answer is not a list")
             yield page
-            following = (page.get("metadata") or {}).get("continue") or ""
+            following = page["metadata"].get("continue") or ""
             if not following:
                 return
 
@@ -194,20 +200,22 @@ class ApiClient:
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``, also while iterating.
         """
-        http = self._open()
         limits = httpx2.Timeout(REQUEST_S, read=silence)
-        asked = http.build_request(
-            "GET", path, params={**params, "watch": "true"}, timeout=limits, headers={"Accept": accept}
-        )
+        asked, headers = {**params, "watch": "true"}, {"Accept": accept}
         try:
-            answer = await http.send(asked, stream=True)
+            http = self._open()
+            request = http.build_request("GET", path, params=asked, timeout=limits, headers=headers)
+            answer = await http.send(request, stream=True)
+        except _FAULTS as error:
+            raise _unreachable("watch", path, error) from error
+        try:
             try:
                 if answer.status_code >= 400:
                     await self._raise(answer.status_code, await answer.aread(), "watch", path)
                 yield answer.aiter_lines()
             finally:
                 await answer.aclose()
-        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        except _BROKEN as error:
             raise _unreachable("watch", path, error) from error
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -228,19 +236,19 @@ class ApiClient:
         kind: str = JSON,
         headers: Mapping[str, str] | None = None,
     ) -> JsonObject:
-        http = self._open()
         content = None if value is None else msgspec.json.encode(value)
         headers = {**(headers or {}), **({"Content-Type": kind} if content else {})}
         self.writes += method != "GET"
         try:
+            http = self._open()
             answer = await http.request(method, path, params=params, content=content, headers=headers)
-        except (httpx2.HTTPError, OSError) as error:
+        except _FAULTS as error:
             raise _unreachable(method, path, error) from error
         if answer.status_code >= 400:
             await self._raise(answer.status_code, answer.content, method, path)
         try:
             found = msgspec.json.decode(answer.content)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ApiUnreachableError(
                 f"cannot {method} {path} at the API server: the answer is no JSON"
             ) from error
@@ -252,7 +260,7 @@ class ApiClient:
         try:
             said = msgspec.json.decode(content)
             message, reason = str(said["message"])[:MESSAGE_LIMIT], str(said.get("reason", ""))
-        except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        except (msgspec.DecodeError, LookupError, TypeError, AttributeError, RecursionError):
             pass
         if status == 401:
             await self.close()
@@ -260,5 +268,17 @@ class ApiClient:
 
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:
-    cause = str(error) or type(error).__name__
+    said = str(error) if isinstance(error, _BROKEN) else ""  # other texts may quote a credential
+    cause = said or type(error).__name__
     return ApiUnreachableError(f"cannot {method} {path} at the API server: {cause}")
+
+
+def _is_list(page: JsonObject) -> bool:
+    """Return whether an answer is a page of a list; a proxy may answer 200 with something else."""
+    metadata, items = page.get("metadata"), page.get("items")
+    return (
+        isinstance(metadata, dict)
+        and bool(metadata.get("resourceVersion"))
+        and str(page.get("kind")).endswith("List")
+        and (items is None or (isinstance(items, list) and all(isinstance(item, dict) for item in items)))
+    )

@@ -13,13 +13,16 @@ from proxy.agent.credentials import node_name, read_credentials
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.facts.reading import read_facts
 from proxy.agent.publisher import publish
-from proxy.agent.rejections.ending import end_rejected_pods
+from proxy.agent.rejections.ending import EndingHistory, end_rejected_pods
 from proxy.agent.session import AgentSession, Part, run_parts
 from proxy.config.schema import Config
 from proxy.notify import SystemdNotifier
 
-PARTS: tuple[Part, ...] = (publish, read_facts, end_rejected_pods, follow_config)
-"""What the agent does, side by side."""
+
+def _parts() -> tuple[Part, ...]:
+    """Return what the agent does, side by side."""
+    history = EndingHistory()
+    return publish, read_facts, lambda session: end_rejected_pods(session, history), follow_config
 
 
 async def _run(config: Config) -> None:
@@ -35,7 +38,7 @@ async def _run(config: Config) -> None:
     )
     systemd = SystemdNotifier()
     systemd.ready(f"publishing node {session.node}")
-    await run_parts(session, PARTS, end)
+    await run_parts(session, _parts(), end)
     systemd.stopping()
 
 

@@ -42,6 +42,7 @@ SILENCE_S = 130.0
 """A bookmark comes about once a minute."""
 LASTS_S = 300
 """Seconds after which the server ends a watch."""
+_UNREADABLE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class Watcher(Generic[T]):
@@ -174,18 +175,20 @@ class Watcher(Generic[T]):
         try:
             event = msgspec.json.decode(line)
             kind, item = event["type"], event["object"]
-        except (msgspec.DecodeError, LookupError, TypeError) as error:
+            if kind == "ERROR":
+                raise self._error(item)
+            version, key = str(item["metadata"]["resourceVersion"]), _key(item)
+        except _UNREADABLE as error:
             raise ApiUnreachableError(f"cannot watch {self._path} at the API server: {error!r}") from error
-        if kind == "ERROR":
-            raise ApiServerError(
-                f"cannot watch {self._path} at the API server: {item.get('message', '')}",
-                int(item.get("code") or 500),
-                str(item.get("reason", "")),
-            )
-        self._version = item["metadata"]["resourceVersion"]
+        self._version = version
         if kind == "BOOKMARK":
             return
-        self._set(_key(item), None if kind == "DELETED" else self._digested(item))
+        self._set(key, None if kind == "DELETED" else self._digested(item))
+
+    def _error(self, status: JsonObject) -> ApiServerError:
+        """Return the error that a watch has given."""
+        message = f"cannot watch {self._path} at the API server: {status.get('message', '')}"
+        return ApiServerError(message, int(status.get("code") or 500), str(status.get("reason", "")))
 
     def _answers(self) -> None:
         self._contact, self._forbidden = -1.0, 0
@@ -218,5 +221,7 @@ class Watcher(Generic[T]):
 
 
 def _key(item: JsonObject) -> Key:
-    metadata = item.get("metadata") or {}
+    metadata = item.get("metadata")
+    if not isinstance(metadata, dict):
+        return "", ""
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")

@@ -218,7 +218,9 @@ class FakeApi(httpx2.AsyncBaseTransport):
         end = start + min(self.page, int(request.url.params.get("limit", self.page)))
         more = {"continue": str(end)} if end < len(items) else {}
         metadata = {"resourceVersion": str(self.version), **more}
-        return httpx2.Response(200, json={"metadata": metadata, "items": items[start:end]})
+        return httpx2.Response(
+            200, json={"kind": "ThingList", "metadata": metadata, "items": items[start:end]}
+        )
 
     def _watch(self, request: httpx2.Request) -> httpx2.Response:
         path, since = request.url.path, int(request.url.params["resourceVersion"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx2
 import pytest
+from lightkube.core.exceptions import ConfigError
 
 from proxy import logs
 from proxy.agent import watcher as module
@@ -195,6 +198,118 @@ def test_an_object_that_cannot_be_read_counts_as_absent_and_is_reported() -> Non
         assert "cannot read an object of the cluster" in str(it.telemetry.problems())
 
     follow(test, api)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        [],
+        {"kind": "Status", "metadata": {"resourceVersion": "9"}},
+        {"kind": "PodList", "metadata": {}, "items": []},
+        {"kind": "PodList", "metadata": "x", "items": []},
+        {"kind": "PodList", "metadata": {"resourceVersion": "9"}, "items": {"a": 1}},
+        {"kind": "PodList", "metadata": {"resourceVersion": "9"}, "items": ["a"]},
+    ],
+)
+def test_an_answer_that_is_not_a_list_keeps_the_copy(answer: Any) -> None:
+    api = FakeApi(PODS)
+    put(api, "a", 1)
+
+    async def test(it: Followed) -> None:
+        await it.until(lambda: api.watches == 1)
+        serve, asked = api._list, 0
+
+        def answered(request: httpx2.Request) -> httpx2.Response:
+            nonlocal asked
+            asked += 1
+            return httpx2.Response(200, json=answer)
+
+        api._list = answered  # type: ignore[method-assign]
+        api.error(PODS, 410)
+        await it.until(lambda: asked >= 2)
+        assert it.values == {"ns/a": 1}
+        assert "the answer is not a list" in str(it.telemetry.problems())
+        api._list = serve  # type: ignore[method-assign]
+        put(api, "b", 2)
+        await it.until(lambda: it.values == {"ns/a": 1, "ns/b": 2})
+
+    follow(test, api)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "MODIFIED", "object": {}},
+        {"type": "MODIFIED", "object": {"metadata": "x"}},
+        {"type": "MODIFIED", "object": 5},
+        {"type": "ERROR", "object": []},
+        {"type": "ERROR", "object": {"code": "x"}},
+    ],
+)
+def test_an_event_that_cannot_be_read_ends_the_watch_and_not_the_part(event: Any) -> None:
+    async def test(it: Followed) -> None:
+        await it.until(lambda: it.api.watches == 1)
+        it.api._send(PODS, event)
+        it.api.end_watches()
+        await it.until(lambda: it.api.watches == 1)
+        put(it.api, "a", 1)
+        await it.until(lambda: it.values == {"ns/a": 1})
+
+    follow(test)
+
+
+FAULTS = [
+    ConfigError("secret"),
+    AssertionError("secret"),
+    ValueError("secret"),
+    KeyError("secret"),
+    ssl.SSLError("bad certificate"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["list", "watch"])
+def test_a_fault_below_a_request_is_reported_and_tried_again(fault: Exception, method: str) -> None:
+    api = FakeApi(PODS)
+    put(api, "a", 1)
+    serve, failures = api.handle_async_request, 0
+
+    async def handle(request: httpx2.Request) -> httpx2.Response:
+        nonlocal failures
+        if failures < 2 and ("watch" in request.url.params) == (method == "watch"):
+            failures += 1
+            raise fault
+        return await serve(request)
+
+    api.handle_async_request = handle  # type: ignore[method-assign]
+
+    async def test(it: Followed) -> None:
+        await it.until(lambda: bool(it.telemetry.problems()))
+        said = str(it.telemetry.problems())
+        assert type(fault).__name__ in said or "bad certificate" in said
+        assert "secret" not in said
+        await it.until(lambda: it.values == {"ns/a": 1} and api.watches == 1)
+        assert it.telemetry.problems() == []
+
+    follow(test, api)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_credentials_that_cannot_be_used_are_reported_and_read_again(fault: Exception) -> None:
+    async def test(it: Followed) -> None:
+        original, failures = it.watcher._api._credentials, [fault, fault]
+
+        def read() -> Any:
+            if failures:
+                raise failures.pop()
+            return original()
+
+        it.watcher._api._credentials = read
+        await it.until(it.watcher.listed.is_set)
+        assert failures == []
+
+    follow(test)
 
 
 def test_credentials_are_read_again_after_401() -> None:

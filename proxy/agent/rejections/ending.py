@@ -44,9 +44,21 @@ CANNOT_END, CANNOT_MARK = "cannot end a rejected pod", "cannot mark the node"
 _REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "RejectedPodFailed"}
 
 
-async def end_rejected_pods(session: AgentSession) -> None:
+class EndingHistory:
+    """What was done to rejected pods: a part that is restarted keeps to the limits.
+
+    Attributes:
+        done: What was done.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing done."""
+        self.done = EndedPods()
+
+
+async def end_rejected_pods(session: AgentSession, history: EndingHistory) -> None:
     """Do with rejected pods what the operator wants, until cancelled; ends at once where that is nothing."""
-    ending = RejectedPodEnding(session)
+    ending = RejectedPodEnding(session, history)
     await ending.recover()
     if session.config.rejected_pods.policy is not RejectedPolicy.RETRY:
         await ending.run()
@@ -58,6 +70,7 @@ class RejectedPodEnding:
     def __init__(
         self,
         session: AgentSession,
+        history: EndingHistory,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -65,6 +78,7 @@ class RejectedPodEnding:
 
         Args:
             session: The node, the daemon, the API server.
+            history: What was done before.
             clock: Seconds that only grow.
             wall: Seconds since the epoch.
         """
@@ -74,7 +88,7 @@ class RejectedPodEnding:
         self._wall = wall
         self._changed = asyncio.Event()
         self._page: NodePage | None = None
-        self._done = EndedPods()
+        self._history = history
         self._left: dict[str, str] = {}
         self._pods: dict[str, tuple[PodAtServer | None, float]] = {}
         self._mark: NodeMark | None = None
@@ -159,13 +173,15 @@ class RejectedPodEnding:
         self._left = {uid: why for uid, why in self._left.items() if uid in rejected}
         self._pods = {uid: known for uid, known in self._pods.items() if uid in rejected}
         wanted = due(page.rejections, self._settings) if page.published else []
-        wanted = [each for each in wanted if each.uid not in self._left and each.uid not in self._done.said]
+        wanted = [
+            each for each in wanted if each.uid not in self._left and each.uid not in self._history.done.said
+        ]
         later = [] if await self._read(wanted) else [PAUSES.first]
-        if page.published and rejected - self._left.keys() - self._done.said:
+        if page.published and rejected - self._left.keys() - self._history.done.said:
             later.append(RECHECK_S)
         pods = {uid: pod for uid, (pod, _) in self._pods.items() if pod is not None}
-        decided = decide(wanted, pods, self._settings, self._done, self._clock())
-        self._done = decided.done
+        decided = decide(wanted, pods, self._settings, self._history.done, self._clock())
+        self._history.done = decided.done
         for left in decided.left:
             self._left[left.rejection.uid] = left.why
             self._session.telemetry.event(

@@ -92,7 +92,7 @@ def from_annotation(text: str) -> NodeMark | None:
         found = json.loads(text)
         free = {int(node): int(count) for node, count in found["free"].items()}
         return NodeMark(float(found["since"]), int(found["cpus"]), free)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -14,7 +14,13 @@ from msgspec import structs
 from proxy.agent import node_follower
 from proxy.agent.objects.node_page import NodePage, Policies, Rejection
 from proxy.agent.rejections import ending as ending_module
-from proxy.agent.rejections.ending import KNOWN_S, RECHECK_S, RejectedPodEnding, end_rejected_pods
+from proxy.agent.rejections.ending import (
+    KNOWN_S,
+    RECHECK_S,
+    EndingHistory,
+    RejectedPodEnding,
+    end_rejected_pods,
+)
 from proxy.agent.rejections.node_mark import KEY
 from proxy.agent.session import AgentSession
 from proxy.config.rejected_pods import KeepAway, RejectedPodsConfig, RejectedPolicy
@@ -55,7 +61,8 @@ class World:
             self.api.client(),
             telemetry(self.lines),
         )
-        self.ending = RejectedPodEnding(self.session, lambda: self.now, lambda: self.now)
+        self.history = EndingHistory()
+        self.ending = RejectedPodEnding(self.session, self.history, lambda: self.now, lambda: self.now)
 
     def pod(self, uid: str = "u1", owners: Any = (OWNER,), **status: Any) -> None:
         limits = {"limits": {"cpu": "4", "memory": "1Gi"}}
@@ -294,7 +301,7 @@ def test_a_change_of_the_node_by_others_at_the_same_time_is_no_fault() -> None:
 def test_an_agent_that_restarts_goes_on_with_the_mark() -> None:
     async def day(w: World) -> None:
         await w.ending.step(page(rejection()))
-        again = RejectedPodEnding(w.session, lambda: w.now, lambda: w.now)
+        again = RejectedPodEnding(w.session, EndingHistory(), lambda: w.now, lambda: w.now)
         await again.recover()
         await again.step(page())
         assert w.taints == ["other", KEY]
@@ -304,15 +311,26 @@ def test_an_agent_that_restarts_goes_on_with_the_mark() -> None:
     live(World(), day)
 
 
+def test_a_part_that_is_restarted_keeps_to_the_limits() -> None:
+    async def day(w: World) -> None:
+        await w.ending.step(page(rejection()))
+        w.pod("u2")
+        again = RejectedPodEnding(w.session, w.history, lambda: w.now, lambda: w.now)
+        await again.step(page(rejection(uid="u2")))
+        assert w.there, "another pod of the same controller has to wait"
+
+    live(World(), day)
+
+
 def test_the_mark_comes_off_when_the_operator_wants_retries_again() -> None:
     async def day(w: World) -> None:
         await w.ending.step(page(rejection()))
         assert w.taints == ["other", KEY]
         session = replace(w.session, config=Config())
-        await asyncio.wait_for(end_rejected_pods(session), 5)
+        await asyncio.wait_for(end_rejected_pods(session, EndingHistory()), 5)
         assert w.taints == ["other"]
         writes = w.session.api.writes
-        await asyncio.wait_for(end_rejected_pods(session), 5)
+        await asyncio.wait_for(end_rejected_pods(session, EndingHistory()), 5)
         assert w.session.api.writes == writes
 
     live(World(), day)
@@ -331,7 +349,7 @@ def test_taking_the_mark_off_is_tried_until_it_succeeds() -> None:
             return original(method, collection, name, body)
 
         w.api._one = one  # type: ignore[method-assign]
-        await asyncio.wait_for(end_rejected_pods(replace(w.session, config=Config())), 5)
+        await asyncio.wait_for(end_rejected_pods(replace(w.session, config=Config()), EndingHistory()), 5)
         assert w.taints == ["other"]
 
     live(World(), day)
@@ -419,7 +437,7 @@ def test_nothing_is_decided_on_what_a_daemon_said_that_does_not_answer_any_more(
         daemon = DaemonThatStops(1)
         w.api.down = True  # what the daemon said could not be acted on
         session = replace(w.session, daemon=daemon)  # type: ignore[arg-type]
-        ending = RejectedPodEnding(session, lambda: w.now, lambda: w.now)
+        ending = RejectedPodEnding(session, EndingHistory(), lambda: w.now, lambda: w.now)
 
         def stopped() -> bool:
             w.api.down = daemon.refusals < 5
@@ -438,7 +456,7 @@ def test_a_mark_comes_off_after_its_time_also_without_the_daemon() -> None:
         assert w.taints == ["other", KEY]
         daemon = DaemonThatStops(0)
         session = replace(w.session, daemon=daemon)  # type: ignore[arg-type]
-        again = RejectedPodEnding(session, lambda: w.now, lambda: w.now)
+        again = RejectedPodEnding(session, EndingHistory(), lambda: w.now, lambda: w.now)
         await again.recover()
         await run_until(w, again.run(), lambda: daemon.refusals >= 10)
         assert w.taints == ["other", KEY]
@@ -451,7 +469,7 @@ def test_a_mark_comes_off_after_its_time_also_without_the_daemon() -> None:
 def test_the_part_follows_the_daemon() -> None:
     async def day(w: World) -> None:
         session = replace(w.session, daemon=ScriptedDaemon())  # type: ignore[arg-type]
-        task = asyncio.ensure_future(end_rejected_pods(session))
+        task = asyncio.ensure_future(end_rejected_pods(session, EndingHistory()))
         async with asyncio.timeout(10):
             while w.there:
                 await asyncio.sleep(0.02)

@@ -54,11 +54,14 @@ def test_a_mark_counts_the_smallest_pod_and_the_newest_time() -> None:
     assert marked(first, [2], {0: 2}, 20.0).cpus == 2
 
 
+INFINITE = '{"since": 1, "cpus": Infinity, "free": {}}'
+
+
 def test_a_mark_survives_in_its_annotation() -> None:
     assert from_annotation(as_annotation(MARK)) == MARK
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"since": "x", "cpus": 1, "free": {}}', "[" * 5000])
+@pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"since": "x", "free": {}}', INFINITE, "[" * 5000])
 def test_an_annotation_of_others_is_no_mark(text: str) -> None:
     assert from_annotation(text) is None
 
