@@ -88,6 +88,7 @@ class Publisher:
         self._node_path = f"{NODES}/{session.node}"
         self._named = {"fieldSelector": f"metadata.name={session.node}"}
         self._uid = ""
+        self._is_silent = False
         self._amounts: Amounts = {}, {}
         self._advertised: set[str] = set()
         self._groups: dict[str, list[str]] = {}
@@ -181,13 +182,22 @@ class Publisher:
         if uid != self._uid:
             self._uid, self._condition = uid, None
             self.writer.forget(f"{self._node_path}/status")
+            if not uid:
+                self._forget()
             self._publish()
         elif self.follower.page is not None:
             self._count_devices(self.follower.page)
 
+    def _forget(self) -> None:
+        """Write nothing of a Node object that is gone: the API server deletes what it owned."""
+        for path in self.writer.paths:
+            self.writer.forget(path)
+        self._annotated.clear()
+
     # -- what the daemon says -----------------------------------------------------------------------------
 
     def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
+        self._is_silent = False
         self._publish()
         if not self._settings.events or not page.published:
             return
@@ -200,6 +210,7 @@ class Publisher:
                 self._event(said, 1)
 
     def _silent(self) -> None:
+        self._is_silent = True
         self._want_condition(UNREACHABLE)
 
     def _events_of_rejections(self, page: NodePage) -> None:
@@ -219,8 +230,7 @@ class Publisher:
         page = self.follower.page
         if page is None or not self._uid:
             return
-        if self._settings.node_condition:
-            self._want_condition(condition_of(page))
+        self._want_condition(UNREACHABLE if self._is_silent else condition_of(page))
         self._count_devices(page)
         if not page.published:
             self.withdraw()

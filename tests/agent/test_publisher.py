@@ -246,6 +246,37 @@ def test_a_silent_daemon_is_a_condition_and_leaves_the_objects() -> None:
     publish(test)
 
 
+def test_a_silent_daemon_stays_the_condition_of_a_node_that_is_made_again() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        it.daemon.down = True
+        await it.until(lambda: it.get(NODES)["status"]["conditions"][0]["status"] == "Unknown")
+        it.api.put(NODES, "n1", metadata={"uid": "another"}, status={"conditions": []})
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        await asyncio.sleep(0.2)
+        assert it.get(NODES)["status"]["conditions"][0]["status"] == "Unknown"
+
+    publish(test)
+
+
+def test_what_a_node_owned_is_not_made_again_when_the_node_is_gone() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY))
+        await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"] and it.api.watches >= 3)
+        it.api.remove(NODES, "n1")
+        await it.until(lambda: not it.publisher._uid)
+        it.api.remove(VOLCANO, "n1")
+        it.api.remove(TOPOLOGY, "n1")
+        await asyncio.sleep(1.5)
+        assert it.get(VOLCANO) is None
+        assert it.get(TOPOLOGY) is None
+        it.api.put(NODES, "n1", metadata={"uid": "another"}, status={"conditions": []})
+        await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY))
+        assert it.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "another"
+
+    publish(test)
+
+
 def test_devices_are_counted_at_the_node_and_again_after_kubelet() -> None:
     async def test(it: Published) -> None:
         gpus = [{"name": "x/gpu", "capacity": "4", "allocatable": "3", "available": "1"}]
