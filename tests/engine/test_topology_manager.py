@@ -9,6 +9,7 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admit import admit
 from proxy.engine.create import Plan, place
+from proxy.engine.device_book import granted
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import refusal_verdict
@@ -250,10 +251,13 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
         assert plan.container.placement.exclusive <= NODE1
         assert plan.explanation is not None
         assert plan.explanation.devices == ("gpu=b", "gpu=c")
-        second = arrives(plan.state, changed_copy(known, sandbox_id="s", uid="q"), whole(2))
+        held = granted(plan.state.with_pod(known), plan.container)
+        second = arrives(held, changed_copy(known, sandbox_id="s", uid="q"), whole(2))
         assert second.verdict.reason == "TopologyAffinityError"
     plan = arrives(empty(devices=devices), known, whole(2))
-    more = arrives(plan.state.with_pod(known), changed_copy(known, sandbox_id="s", uid="q"), whole(2))
+    assert plan.container is not None
+    held = granted(plan.state.with_pod(known), plan.container)
+    more = arrives(held, changed_copy(known, sandbox_id="s", uid="q"), whole(2))
     assert more.verdict.message == (
         "UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for gpu. "
         "Requested: 2, Available: 1, which is unexpected (ns/p/c)"
